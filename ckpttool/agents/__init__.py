@@ -1,0 +1,1 @@
+"""Restored agents: networks, backends, environments, rollouts."""

@@ -1,0 +1,94 @@
+"""The one table of element types: our name, its size, and what every format calls it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpttool.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class DType(NamedTuple):
+    """One element type.
+
+    `itemsize` is in bytes (0: elements have no fixed size). `tensorflow` is the number in
+    tensorflow/core/framework/types.proto. `storage` is torch's typed storage class (absent for types
+    that torch saves as untyped storage), `torch` the attribute of the torch module, `safetensors` the
+    code in a safetensors header. `extension` says that numpy needs ml_dtypes for it.
+    """
+
+    name: str
+    itemsize: int
+    tensorflow: int | None = None
+    storage: str | None = None
+    torch: str | None = None
+    safetensors: str | None = None
+    extension: bool = False
+
+
+TABLE: tuple[DType, ...] = (
+    DType("float32", 4, 1, "FloatStorage", "float32", "F32"),
+    DType("float64", 8, 2, "DoubleStorage", "float64", "F64"),
+    DType("int32", 4, 3, "IntStorage", "int32", "I32"),
+    DType("uint8", 1, 4, "ByteStorage", "uint8", "U8"),
+    DType("int16", 2, 5, "ShortStorage", "int16", "I16"),
+    DType("int8", 1, 6, "CharStorage", "int8", "I8"),
+    DType("string", 0, 7),
+    DType("complex64", 8, 8, "ComplexFloatStorage", "complex64", "C64"),
+    DType("int64", 8, 9, "LongStorage", "int64", "I64"),
+    DType("bool", 1, 10, "BoolStorage", "bool", "BOOL"),
+    DType("qint8", 1, 11, "QInt8Storage", "qint8"),
+    DType("quint8", 1, 12, "QUInt8Storage", "quint8"),
+    DType("qint32", 4, 13, "QInt32Storage", "qint32"),
+    DType("bfloat16", 2, 14, "BFloat16Storage", "bfloat16", "BF16", extension=True),
+    DType("qint16", 2, 15),
+    DType("quint16", 2, 16),
+    DType("uint16", 2, 17, None, "uint16", "U16"),
+    DType("complex128", 16, 18, "ComplexDoubleStorage", "complex128"),
+    DType("float16", 2, 19, "HalfStorage", "float16", "F16"),
+    DType("resource", 0, 20),
+    DType("variant", 0, 21),
+    DType("uint32", 4, 22, None, "uint32", "U32"),
+    DType("uint64", 8, 23, None, "uint64", "U64"),
+    DType("float8_e5m2", 1, 24, None, "float8_e5m2", "F8_E5M2", extension=True),
+    DType("float8_e4m3fn", 1, 25, None, "float8_e4m3fn", "F8_E4M3", extension=True),
+    DType("float8_e4m3fnuz", 1, 26, None, "float8_e4m3fnuz", None, extension=True),
+    DType("float8_e4m3b11fnuz", 1, 27, extension=True),
+    DType("float8_e5m2fnuz", 1, 28, None, "float8_e5m2fnuz", None, extension=True),
+    DType("float8_e8m0fnu", 1, None, None, "float8_e8m0fnu", "F8_E8M0", extension=True),
+)
+
+BY_NAME: dict[str, DType] = {row.name: row for row in TABLE}
+BY_TENSORFLOW: dict[int, DType] = {r.tensorflow: r for r in TABLE if r.tensorflow is not None}
+BY_STORAGE: dict[str, DType] = {r.storage: r for r in TABLE if r.storage is not None}
+BY_TORCH: dict[str, DType] = {r.torch: r for r in TABLE if r.torch is not None}
+BY_TORCH.update(half=BY_NAME["float16"], float=BY_NAME["float32"], double=BY_NAME["float64"])
+BY_TORCH.update(short=BY_NAME["int16"], int=BY_NAME["int32"], long=BY_NAME["int64"])
+BY_TORCH.update(chalf=DType("complex32", 4), cfloat=BY_NAME["complex64"])
+BY_TORCH.update(cdouble=BY_NAME["complex128"])
+
+_QUANTIZED = {"qint8": "int8", "quint8": "uint8", "qint16": "int16", "quint16": "uint16"}
+_QUANTIZED["qint32"] = "int32"
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """Return the little-endian numpy dtype of our type `name`; raise UnsupportedError if none fits."""
+    import numpy as np
+
+    row = BY_NAME.get(name)
+    if row is None or not row.itemsize:
+        raise UnsupportedError(f"tensors of type {name} have no fixed-size elements to read as numbers")
+    if row.extension:
+        import ml_dtypes
+
+        extension: np.dtype = np.dtype(getattr(ml_dtypes, name))
+        return extension
+    return np.dtype(_QUANTIZED.get(name, name)).newbyteorder("<")
+
+
+def component_size(name: str) -> int:
+    """Return the size in bytes of what a byte swap turns around: half an element for complex types."""
+    size = BY_NAME[name].itemsize
+    return size // 2 if name.startswith("complex") else size

@@ -1,0 +1,144 @@
+"""The family of errors: what was being read, where, what was expected, what was found, what helps.
+
+    CkpttoolError                 anything the caller must hear about; the command exits with 2
+    |-- UsageError                the request makes no sense (unknown format, impossible option)
+    |-- NotFoundError             nothing is at the path
+    |-- NotACheckpointError       something is at the path, and it is no checkpoint that we know
+    |-- FormatError               the bytes break the rules of their own format
+    |   |-- TruncatedError        the bytes end before the format says they do
+    |   `-- ChecksumError         the bytes are there, their checksum says they are not the ones written
+    |-- UnsupportedError          legal in its format, but not something that this version can do
+    |-- ChangedError              a file is no longer the one that was listed
+    |-- MappingError              a conversion cannot be known from what the checkpoint says
+    |-- TargetExistsError         a target is in the way and --force was not given
+    |-- MissingExtraError         the job needs a library that is not installed
+    |-- EnvironmentMismatchError  the environment and the agent do not fit together
+    `-- WorkerError               a framework's own process failed
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CkpttoolError(Exception):
+    """Say in one sentence what is wrong; every fact in the sentence is an attribute too."""
+
+    kind: ClassVar[str] = "error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | None = None,
+        path: str | None = None,
+        offset: int | None = None,
+        expected: str | None = None,
+        found: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        """Keep the facts: `file` on disk, `path` in the tree, `offset` in bytes from the file's start."""
+        super().__init__(message)
+        self.message = message
+        self.file = file
+        self.path = path
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """Return `file: message (at byte N, expected X, found Y)` without the hint."""
+        facts = [
+            f"in {self.path}" if self.path else "",
+            f"at byte {self.offset}" if self.offset is not None else "",
+            f"expected {self.expected}" if self.expected else "",
+            f"found {self.found}" if self.found else "",
+        ]
+        detail = ", ".join(fact for fact in facts if fact)
+        head = f"{self.file}: " if self.file else ""
+        return f"{head}{self.message}" + (f" ({detail})" if detail else "")
+
+    def located(self, *, file: str | None = None, path: str | None = None) -> CkpttoolError:
+        """Fill in the file or the tensor path where the raiser could not know it; return self."""
+        self.file = self.file or file
+        self.path = self.path or path
+        return self
+
+
+class UsageError(CkpttoolError):
+    """The request makes no sense: an unknown format, an impossible combination of options."""
+
+    kind = "usage"
+
+
+class NotFoundError(CkpttoolError):
+    """Nothing is at the path."""
+
+    kind = "not_found"
+
+
+class NotACheckpointError(CkpttoolError):
+    """Something is at the path, and it is no checkpoint that we know."""
+
+    kind = "not_a_checkpoint"
+
+
+class FormatError(CkpttoolError):
+    """The bytes break the rules of their own format."""
+
+    kind = "format"
+
+
+class TruncatedError(FormatError):
+    """The bytes end before the format says they do, or a file of the set is missing."""
+
+    kind = "truncated"
+
+
+class ChecksumError(FormatError):
+    """The bytes are there, but their checksum says that they are not the ones written."""
+
+    kind = "checksum"
+
+
+class UnsupportedError(CkpttoolError):
+    """Legal in its format, but not something that this version can do."""
+
+    kind = "unsupported"
+
+
+class ChangedError(CkpttoolError):
+    """A file is no longer the one that was listed."""
+
+    kind = "changed"
+
+
+class MappingError(CkpttoolError):
+    """A conversion cannot be known from what the checkpoint says."""
+
+    kind = "mapping"
+
+
+class TargetExistsError(CkpttoolError):
+    """A target is in the way and nobody said that it may be replaced."""
+
+    kind = "target_exists"
+
+
+class MissingExtraError(CkpttoolError):
+    """The job needs a library that is not installed."""
+
+    kind = "missing_extra"
+
+
+class EnvironmentMismatchError(CkpttoolError):
+    """The environment and the agent do not fit together."""
+
+    kind = "environment"
+
+
+class WorkerError(CkpttoolError):
+    """A framework's own process failed."""
+
+    kind = "worker"

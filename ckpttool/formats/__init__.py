@@ -1,0 +1,1 @@
+"""One file per on-disk encoding: claims, reads and (where it can) writes."""

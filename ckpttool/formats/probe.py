@@ -1,0 +1,91 @@
+"""The few facts that a format may look at to decide whether a path is its own."""
+
+from __future__ import annotations
+
+import os
+import stat
+from functools import cached_property
+from typing import Literal, Protocol
+
+from ckpttool.checkpoint import Checkpoint
+
+HEAD = 1024
+TAIL = 64
+
+
+class Probe:
+    """A path, what is there, its first and last bytes, and its neighbours' names."""
+
+    def __init__(self, path: str) -> None:
+        """Look at nothing yet."""
+        self.path = path
+
+    @cached_property
+    def kind(self) -> Literal["file", "folder", "special", "missing"]:
+        """What is at the path; "special" is a socket, a device or a FIFO, which nobody opens."""
+        try:
+            mode = os.stat(self.path).st_mode
+        except OSError:
+            return "missing"
+        if stat.S_ISREG(mode):
+            return "file"
+        return "folder" if stat.S_ISDIR(mode) else "special"
+
+    @cached_property
+    def size(self) -> int:
+        """The file's size in bytes; 0 for anything else."""
+        return os.stat(self.path).st_size if self.kind == "file" else 0
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first bytes of a file."""
+        return self._bytes(0, HEAD)
+
+    @cached_property
+    def tail(self) -> bytes:
+        """The last bytes of a file."""
+        return self._bytes(max(0, self.size - TAIL), TAIL)
+
+    @cached_property
+    def folder(self) -> str:
+        """The folder itself, or the one that the path is in."""
+        return self.path if self.kind == "folder" else os.path.dirname(self.path) or "."
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names in `folder`."""
+        try:
+            return frozenset(os.listdir(self.folder))
+        except OSError:
+            return frozenset()
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return os.path.basename(os.path.normpath(self.path))
+
+    def _bytes(self, offset: int, length: int) -> bytes:
+        if self.kind != "file":
+            return b""
+        try:
+            with open(self.path, "rb") as stream:
+                stream.seek(offset)
+                return stream.read(length)
+        except OSError:
+            return b""
+
+
+class Format(Protocol):
+    """What every format module offers; its names are module-level."""
+
+    NAME: str
+    TITLE: str
+    WRITES: bool
+
+    def claims(self, probe: Probe) -> str | None:
+        """Return the location to read if the probe is ours (a prefix for its `.index`), else None."""
+        ...
+
+    def read(self, location: str) -> Checkpoint:
+        """List everything at the location; raise FormatError when the bytes break the format's rules."""
+        ...

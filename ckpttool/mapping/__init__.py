@@ -1,0 +1,1 @@
+"""Invertible rules that take unread leaves from one tree to another."""

@@ -1,0 +1,1 @@
+"""The verbs: each opens, works, returns a frozen record and prints nothing."""

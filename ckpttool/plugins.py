@@ -1,0 +1,87 @@
+"""The registry: our formats, layouts and backends in plain sight, other people's by entry point."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+from typing import Literal, NamedTuple
+
+from ckpttool.errors import MissingExtraError, UsageError
+
+Kind = Literal["formats", "layouts", "backends"]
+
+
+class Plugin(NamedTuple):
+    """A name, the module behind it, and the libraries (of the extra) that it needs to work."""
+
+    name: str
+    module: str
+    extra: str | None = None
+    requires: tuple[str, ...] = ()
+    owner: str = "ckpttool"
+
+    def available(self) -> bool:
+        """Say whether everything that the plugin needs is installed."""
+        return all(importlib.util.find_spec(name) is not None for name in self.requires)
+
+    def load(self) -> ModuleType:
+        """Import the module; raise MissingExtraError when a library that it needs is not installed."""
+        if not self.available():
+            missing = [n for n in self.requires if importlib.util.find_spec(n) is None]
+            raise MissingExtraError(
+                f"{self.name} needs {', '.join(missing)}, which is not installed",
+                hint=f"pip install 'ckpttool[{self.extra}]'" if self.extra else None,
+            )
+        return importlib.import_module(self.module)
+
+
+BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
+    "formats": (
+        Plugin("tensor_bundle", "ckpttool.formats.tensor_bundle"),
+        Plugin("pytorch", "ckpttool.formats.pytorch"),
+        Plugin("pytorch_set", "ckpttool.formats.pytorch_set"),
+    ),
+    "layouts": (
+        Plugin("td3_torch", "ckpttool.layouts.td3_torch"),
+        Plugin("td3_tf", "ckpttool.layouts.td3_tf"),
+        Plugin("fujimoto", "ckpttool.layouts.fujimoto"),
+    ),
+    "backends": (
+        Plugin("numpy", "ckpttool.agents.backends.numpy"),
+        Plugin("torch", "ckpttool.agents.backends.torch", "torch", ("torch",)),
+        Plugin("tensorflow", "ckpttool.agents.backends.tensorflow", "tensorflow", ("tensorflow",)),
+    ),
+}
+
+
+def installed(kind: Kind) -> tuple[Plugin, ...]:
+    """Return ours and the entry points of group `ckpttool.<kind>`; a name claimed twice is an error."""
+    # Scanning installed packages takes as long as importing numpy: only those who need strangers pay.
+    from importlib.metadata import entry_points
+
+    found = {plugin.name: plugin for plugin in BUILT_IN[kind]}
+    for point in entry_points(group=f"ckpttool.{kind}"):
+        owner = point.dist.name if point.dist is not None else point.value
+        if point.name in found:
+            raise UsageError(
+                f"two packages offer {kind[:-1]} {point.name!r}: {found[point.name].owner} and {owner}",
+                hint="uninstall one of them",
+            )
+        found[point.name] = Plugin(point.name, point.value, owner=owner)
+    return tuple(found.values())
+
+
+def find(kind: Kind, name: str) -> Plugin:
+    """Return the plugin of that name; raise UsageError with the known names when there is none."""
+    for plugin in BUILT_IN[kind]:
+        if plugin.name == name:
+            return plugin
+    known = installed(kind)
+    for plugin in known:
+        if plugin.name == name:
+            return plugin
+    raise UsageError(
+        f"no {kind[:-1]} is called {name!r}",
+        hint=f"there are {', '.join(plugin.name for plugin in known)}",
+    )

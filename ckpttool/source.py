@@ -1,0 +1,286 @@
+"""The source algebra: small picklable values that say where a leaf's bytes come from.
+
+Every source answers `read()` with the contiguous, C-ordered, little-endian bytes of its leaf; reading is
+the only I/O, and nothing stays open afterwards. Bytes that carry a checksum are checked when they are read.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import zlib
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ckpttool import dtypes
+from ckpttool.errors import ChangedError, ChecksumError, FormatError, NotFoundError, TruncatedError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Buffer = bytes | bytearray | memoryview
+Shape = tuple[int, ...]
+
+
+class Source(Protocol):
+    """Where a leaf's bytes come from."""
+
+    def read(self) -> Buffer:
+        """Return the leaf's contiguous little-endian bytes."""
+        ...
+
+
+class Op(Protocol):
+    """One change of an array that a Transformed source applies when it is read (see mapping.rules)."""
+
+    def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
+        """Return the dtype and shape that `apply` makes of such an array."""
+        ...
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return the changed array."""
+        ...
+
+
+class File(NamedTuple):
+    """A file's name and the identity it had when it was listed: size in bytes, mtime, inode."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def stamp(cls, path: str) -> File:
+        """Look at the file now; raise NotFoundError when it is not there."""
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise NotFoundError(f"cannot be opened: {error.strerror}", file=path) from error
+        return cls(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset`; raise ChangedError if the file is not the one stamped."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise TruncatedError(
+                "the file ends before its data does",
+                file=self.path,
+                offset=offset,
+                expected=f"{length:,} bytes",
+                found=f"{max(0, self.size - max(0, offset)):,}",
+            )
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise NotFoundError(f"cannot be opened: {error.strerror}", file=self.path) from error
+        try:
+            now = os.fstat(descriptor)
+            if (now.st_size, now.st_mtime_ns, now.st_ino) != self[1:]:
+                raise ChangedError("the file changed after it was listed", file=self.path)
+            return _read_exactly(descriptor, offset, length, self.path)
+        finally:
+            os.close(descriptor)
+
+
+def _read_exactly(descriptor: int, offset: int, length: int, path: str) -> bytes:
+    data = os.pread(descriptor, length, offset)
+    if len(data) == length:
+        return data
+    # One call returns at most 2 GiB on Linux; larger tensors arrive in pieces.
+    pieces = [data]
+    done = len(data)
+    while done < length:
+        piece = os.pread(descriptor, length - done, offset + done)
+        if not piece:
+            raise ChangedError("the file became shorter while it was read", file=path)
+        pieces.append(piece)
+        done += len(piece)
+    return b"".join(pieces)
+
+
+class Checksum(NamedTuple):
+    """A stored checksum: `kind` is "crc32c" (TensorFlow, unmasked) or "crc32" (zip)."""
+
+    kind: str
+    value: int
+
+    def check(self, data: Buffer, file: str, offset: int) -> None:
+        """Raise ChecksumError unless `data` has this checksum."""
+        if self.kind == "crc32":
+            found = zlib.crc32(data)
+        else:
+            import google_crc32c
+
+            found = google_crc32c.value(bytes(data) if isinstance(data, bytearray) else data)
+        if found != self.value:
+            raise ChecksumError(
+                f"the {self.kind} checksum of {len(data):,} bytes does not match: the file is damaged",
+                file=file,
+                offset=offset,
+                expected=f"{self.value:08x}",
+                found=f"{found:08x}",
+            )
+
+
+class Span(NamedTuple):
+    """A run of bytes in a file: the simplest source."""
+
+    file: File
+    offset: int
+    length: int
+    checksum: Checksum | None = None
+
+    def read(self) -> bytes:
+        """Return the bytes, checked against their checksum where there is one."""
+        data = self.file.read(self.offset, self.length)
+        if self.checksum is not None:
+            self.checksum.check(data, self.file.path, self.offset)
+        return data
+
+    def part(self, start: int, stop: int) -> Buffer:
+        """Return bytes `start` to `stop` of the span; the whole span's checksum is verified once."""
+        if (start, stop) == (0, self.length):
+            return self.read()
+        _verify_once(self)
+        return self.file.read(self.offset + start, stop - start)
+
+
+@functools.lru_cache(maxsize=65536)
+def _verify_once(span: Span) -> None:
+    # Thousands of views may share one storage; its checksum covers all of it and needs one look.
+    if span.checksum is not None:
+        span.read()
+
+
+class Inline(NamedTuple):
+    """Bytes that are small enough to keep."""
+
+    data: bytes
+
+    def read(self) -> bytes:
+        """Return the bytes."""
+        return self.data
+
+
+class Deflated(NamedTuple):
+    """A raw DEFLATE stream of known size (a compressed zip member); `base` is its compressed span."""
+
+    base: Span
+    length: int
+    checksum: Checksum | None = None
+
+    def read(self) -> bytes:
+        """Return the decompressed bytes; raise FormatError unless there are exactly `length` of them."""
+        engine = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            # One byte more than declared is enough to see that a stream lies about its size.
+            data = engine.decompress(self.base.read(), self.length + 1)
+        except zlib.error as error:
+            raise FormatError(
+                f"a compressed member cannot be decompressed: {error}",
+                file=self.base.file.path,
+                offset=self.base.offset,
+            ) from error
+        if len(data) != self.length:
+            raise FormatError(
+                "a compressed member is not as long as declared",
+                file=self.base.file.path,
+                offset=self.base.offset,
+                expected=f"{self.length:,} bytes",
+                found=f"{'more' if len(data) > self.length else format(len(data), ',')}",
+            )
+        if self.checksum is not None:
+            self.checksum.check(data, self.base.file.path, self.base.offset)
+        return data
+
+    def part(self, start: int, stop: int) -> Buffer:
+        """Return bytes `start` to `stop` of the decompressed data."""
+        return memoryview(self.read())[start:stop]
+
+
+Storage = Span | Deflated
+
+
+class Swapped(NamedTuple):
+    """Big-endian data: every `width` bytes of `base` are turned around."""
+
+    base: Span
+    width: int
+
+    def read(self) -> Buffer:
+        """Return the bytes in little-endian order."""
+        import numpy as np
+
+        data = np.frombuffer(self.base.read(), dtype=np.dtype(f"V{self.width}"))
+        flat = data.view(np.uint8).reshape(-1, self.width)[:, ::-1]
+        return np.ascontiguousarray(flat).reshape(-1).data
+
+
+class Strided(NamedTuple):
+    """A view of a storage: `offset` and `strides` count elements of `itemsize` bytes, as torch does.
+
+    `width` is the unit of a byte swap for storages of big-endian machines, 0 for little-endian ones.
+    """
+
+    storage: Storage
+    itemsize: int
+    shape: Shape
+    strides: Shape
+    offset: int
+    width: int = 0
+
+    def reach(self) -> tuple[int, int]:
+        """Return the first byte and the byte after the last one that the view touches."""
+        if 0 in self.shape:
+            return 0, 0
+        last = self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        return self.offset * self.itemsize, (last + 1) * self.itemsize
+
+    def contiguous(self) -> bool:
+        """Say whether the view's elements lie in C order without gaps."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return 0 in self.shape
+            expected *= size
+        return True
+
+    def read(self) -> Buffer:
+        """Return the view's elements in C order, reading no more of the storage than the view spans."""
+        first, stop = self.reach()
+        data = self.storage.part(first, stop)
+        if self.contiguous() and self.width <= 1:
+            return data
+        import numpy as np
+
+        flat = np.frombuffer(data, dtype=np.uint8)
+        if self.width > 1:
+            flat = np.ascontiguousarray(flat.reshape(-1, self.width)[:, ::-1]).reshape(-1)
+        elements = flat.view(np.dtype(f"V{self.itemsize}"))
+        steps = tuple(stride * self.itemsize for stride in self.strides)
+        view = np.lib.stride_tricks.as_strided(elements, self.shape, steps, writeable=False)
+        return np.ascontiguousarray(view).reshape(-1).view(np.uint8).data
+
+
+class Transformed(NamedTuple):
+    """Another source's array (of `dtype` and `shape`) after one operation."""
+
+    base: Source
+    dtype: str
+    shape: Shape
+    op: Op
+
+    def read(self) -> Buffer:
+        """Return the changed array's bytes."""
+        import numpy as np
+
+        array = as_array(self.base.read(), self.dtype, self.shape)
+        dtype, _ = self.op.output(self.dtype, self.shape)
+        changed = np.ascontiguousarray(self.op.apply(array), dtype=dtypes.numpy_dtype(dtype))
+        return changed.reshape(-1).view(np.uint8).data
+
+
+def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:
+    """Return the bytes as a numpy array of our type `dtype`; no copy is made."""
+    import numpy as np
+
+    return np.frombuffer(data, dtype=dtypes.numpy_dtype(dtype)).reshape(shape)

@@ -1,0 +1,1 @@
+"""Bytes only: encodings that know no word about checkpoints."""
