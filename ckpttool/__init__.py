@@ -1,1 +1,87 @@
-"""Read, convert, check and play reinforcement-learning checkpoints without the program that wrote them."""
+"""Read, convert, check and play reinforcement-learning checkpoints, without the program that wrote them.
+
+    import ckpttool
+    checkpoint = ckpttool.open("runs/ckpt-15000")
+    for path, leaf in checkpoint.tree.tensors():
+        print(ckpttool.display(path), leaf.dtype, leaf.shape)
+
+Importing the package loads no framework and not even numpy; names arrive when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.version import __version__
+
+if TYPE_CHECKING:
+    from ckpttool import errors
+    from ckpttool.checkpoint import Checkpoint
+    from ckpttool.errors import CkpttoolError
+    from ckpttool.formats.resolve import open_checkpoint as open  # noqa: A004  # ckpttool.open(path)
+    from ckpttool.leaf import Leaf, ValueLeaf, display
+    from ckpttool.ops.convert import convert
+    from ckpttool.ops.digest import digest
+    from ckpttool.ops.evaluate import Protocol, evaluate
+    from ckpttool.ops.save import save
+    from ckpttool.ops.summary import summary
+    from ckpttool.ops.verify import verify
+    from ckpttool.sidecar import Sidecar
+    from ckpttool.tree import Tree
+
+__all__ = [
+    "Checkpoint",
+    "CkpttoolError",
+    "Leaf",
+    "Protocol",
+    "Sidecar",
+    "Tree",
+    "ValueLeaf",
+    "__version__",
+    "convert",
+    "digest",
+    "display",
+    "errors",
+    "evaluate",
+    "open",
+    "save",
+    "summary",
+    "verify",
+]
+
+_HOMES = {
+    "Checkpoint": "checkpoint",
+    "CkpttoolError": "errors",
+    "Leaf": "leaf",
+    "Protocol": "ops.evaluate",
+    "Sidecar": "sidecar",
+    "Tree": "tree",
+    "ValueLeaf": "leaf",
+    "convert": "ops.convert",
+    "digest": "ops.digest",
+    "display": "leaf",
+    "evaluate": "ops.evaluate",
+    "open": "formats.resolve",
+    "save": "ops.save",
+    "summary": "ops.summary",
+    "verify": "ops.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name's home when the name is first used."""
+    if name == "errors":
+        return importlib.import_module("ckpttool.errors")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ckpttool' has no attribute {name!r}")
+    stored = "open_checkpoint" if name == "open" else name
+    value = getattr(importlib.import_module(f"ckpttool.{home}"), stored)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted(__all__)

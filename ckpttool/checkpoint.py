@@ -6,9 +6,9 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import IO, Literal
+from typing import IO, Literal, NamedTuple
 
 from ckpttool.errors import CkpttoolError, TargetExistsError, UsageError
 from ckpttool.source import File
@@ -56,43 +56,68 @@ def require_new(target: str, sources: tuple[File, ...] = (), *, force: bool = Fa
     if os.path.isdir(target):
         raise TargetExistsError("the target is a folder", file=target)
     if not force:
-        raise TargetExistsError(
-            "the target exists already", file=target, hint="--force replaces it"
-        )
+        raise TargetExistsError("the target exists already", file=target, hint="--force replaces it")
 
 
-def write_atomically(
-    target: str,
-    write: Callable[[IO[bytes]], None],
-    *,
-    check: Callable[[str], None] | None = None,
-    force: bool = False,
-    sync: bool = True,
-) -> None:
-    """Write `target` through a temporary sibling, so that it is always absent, old, or whole.
+class Output(NamedTuple):
+    """One file to write: `write` fills it, `check` may reopen the temporary file by name and raise."""
 
-    `write` fills the temporary file; `check` may reopen it by name and raise. Without `force` a target
-    that appears meanwhile wins and TargetExistsError is raised. `sync` flushes file and folder to disk.
-    On any failure, Ctrl-C included, the temporary file is removed and the target is as it was.
+    target: str
+    write: Callable[[IO[bytes]], None]
+    check: Callable[[str], None] | None = None
+
+
+def write_atomically(outputs: Sequence[Output], *, force: bool = False, sync: bool = True) -> None:
+    """Write files through temporary siblings, so that each is always absent, old, or whole.
+
+    All are written and checked before the first one gets its name; they get their names in order, an
+    index or a receipt last. Without `force` a target that appears meanwhile wins and TargetExistsError
+    is raised. `sync` flushes files and folders to disk. On any failure, Ctrl-C included, the temporary
+    files are removed, and so are the targets that this call has made.
     """
-    folder, name = os.path.split(os.path.abspath(target))
-    temporary = os.path.join(folder, f".{name[:180]}{TEMPORARY}{secrets.token_hex(6)}")
+    temporaries = [_temporary(output.target) for output in outputs]
+    published: list[str] = []
+    target = outputs[0].target
     try:
-        with open(temporary, "xb") as stream:
-            write(stream)
-            stream.flush()
-            if sync:
-                os.fsync(stream.fileno())
-        if check is not None:
-            check(temporary)
-        _publish(temporary, target, force=force)
+        for output, temporary in zip(outputs, temporaries, strict=True):
+            target = output.target
+            _fill(output, temporary, sync=sync)
+        for output, temporary in zip(outputs, temporaries, strict=True):
+            target = output.target
+            _publish(temporary, target, force=force)
+            published.append(target)
         if sync:
-            _sync_folder(folder)
-    except OSError as error:
-        raise _explained(error, target) from error
+            for folder in {os.path.dirname(temporary) for temporary in temporaries}:
+                _sync_folder(folder)
+    except BaseException as error:
+        if not force:
+            _remove(published)
+        if isinstance(error, OSError):
+            raise _explained(error, target) from error
+        raise
     finally:
+        _remove(temporaries)
+
+
+def _temporary(target: str) -> str:
+    folder, name = os.path.split(os.path.abspath(target))
+    return os.path.join(folder, f".{name[:180]}{TEMPORARY}{secrets.token_hex(6)}")
+
+
+def _fill(output: Output, temporary: str, *, sync: bool) -> None:
+    with open(temporary, "xb") as stream:
+        output.write(stream)
+        stream.flush()
+        if sync:
+            os.fsync(stream.fileno())
+    if output.check is not None:
+        output.check(temporary)
+
+
+def _remove(files: Sequence[str]) -> None:
+    for file in files:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(file)
 
 
 def _publish(temporary: str, target: str, *, force: bool) -> None:

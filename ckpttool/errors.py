@@ -1,19 +1,19 @@
 """The family of errors: what was being read, where, what was expected, what was found, what helps.
 
-    CkpttoolError                 anything the caller must hear about; the command exits with 2
-    |-- UsageError                the request makes no sense (unknown format, impossible option)
-    |-- NotFoundError             nothing is at the path
-    |-- NotACheckpointError       something is at the path, and it is no checkpoint that we know
-    |-- FormatError               the bytes break the rules of their own format
-    |   |-- TruncatedError        the bytes end before the format says they do
-    |   `-- ChecksumError         the bytes are there, their checksum says they are not the ones written
-    |-- UnsupportedError          legal in its format, but not something that this version can do
-    |-- ChangedError              a file is no longer the one that was listed
-    |-- MappingError              a conversion cannot be known from what the checkpoint says
-    |-- TargetExistsError         a target is in the way and --force was not given
-    |-- MissingExtraError         the job needs a library that is not installed
-    |-- EnvironmentMismatchError  the environment and the agent do not fit together
-    `-- WorkerError               a framework's own process failed
+CkpttoolError                 anything the caller must hear about; the command exits with 2
+|-- UsageError                the request makes no sense (unknown format, impossible option)
+|-- NotFoundError             nothing is at the path
+|-- NotACheckpointError       something is at the path, and it is no checkpoint that we know
+|-- FormatError               the bytes break the rules of their own format
+|   |-- TruncatedError        the bytes end before the format says they do
+|   `-- ChecksumError         the bytes are there, their checksum says they are not the ones written
+|-- UnsupportedError          legal in its format, but not something that this version can do
+|-- ChangedError              a file is no longer the one that was listed
+|-- MappingError              a conversion cannot be known from what the checkpoint says
+|-- TargetExistsError         a target is in the way and --force was not given
+|-- MissingExtraError         the job needs a library that is not installed
+|-- EnvironmentMismatchError  the environment and the agent do not fit together
+`-- WorkerError               a framework's own process failed
 """
 
 from __future__ import annotations

@@ -71,6 +71,15 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
             return named
         return {path: n if counts[n] == 1 else exact(path) for path, n in named.items()}
 
+    def alias_name(self, alias: Alias) -> str:
+        """Return an alias's display name, spelled exactly if a leaf has that name already."""
+        shown = display(alias.path)
+        return exact(alias.path) if shown in self._shown else shown
+
+    @cached_property
+    def _shown(self) -> frozenset[str]:
+        return frozenset(self.names.values())
+
     def below(self, prefix: Path) -> Tree:
         """Return the subtree under `prefix`, with paths that start there."""
         cut = len(prefix)

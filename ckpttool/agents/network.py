@@ -34,9 +34,10 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """A function of every element."""
+    """A function of every element; `slope` is leaky_relu's alone (PyTorch 0.01, Keras layers 0.3)."""
 
     name: ActivationName
+    slope: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSlot:
-    """What a recurrent network carries between steps: its shape without the batch, the value that feeds it."""
+    """What a recurrent network carries from step to step.
+
+    `shape` is without the batch, `value` the number of the value that becomes the next state.
+    """
 
     name: str
     shape: tuple[int, ...]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import stat
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import IO, Literal, Protocol
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.tree import Tree
 
 HEAD = 1024
 TAIL = 64
@@ -76,11 +77,15 @@ class Probe:
 
 
 class Format(Protocol):
-    """What every format module offers; its names are module-level."""
+    """What every format module offers; its names are module-level.
+
+    `FRAMEWORK` is the backend that runs what the format usually holds.
+    """
 
     NAME: str
     TITLE: str
     WRITES: bool
+    FRAMEWORK: str
 
     def claims(self, probe: Probe) -> str | None:
         """Return the location to read if the probe is ours (a prefix for its `.index`), else None."""
@@ -88,4 +93,12 @@ class Format(Protocol):
 
     def read(self, location: str) -> Checkpoint:
         """List everything at the location; raise FormatError when the bytes break the format's rules."""
+        ...
+
+
+class WritingFormat(Format, Protocol):
+    """A format module that can also write one file (its `WRITES` is true)."""
+
+    def write(self, tree: Tree, stream: IO[bytes]) -> None:
+        """Write the tree, one leaf in memory at a time; raise UnsupportedError for what it cannot hold."""
         ...

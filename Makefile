@@ -1,0 +1,39 @@
+# `make demo` and `make test` need python3 and make; everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+.PHONY: demo test lint types tests bench docs clean
+
+# The demo needs no framework to look and convert; it plays and verifies with both.
+demo: $(VENV)/.installed
+	$(BIN)/python examples/demo.py
+
+test: lint types tests
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+tests: $(VENV)/.installed
+	$(BIN)/pytest
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/generate.py
+
+# constraints.txt holds the versions that were tested; torch among them must be the CPU build there is.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --constraint constraints.txt torch
+	$(PIP) install --constraint constraints.txt --editable '.[all,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo_out build dist *.egg-info

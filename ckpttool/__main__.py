@@ -1,0 +1,5 @@
+"""Runs the command line as `python -m ckpttool`."""
+
+from ckpttool.cli import main
+
+main()

@@ -1,0 +1,150 @@
+"""The numpy backend: no framework, least overhead per step, and the float64 reference of `verify`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ckpttool.agents.execute import Feeds, assemble, choose
+from ckpttool.agents.network import (
+    Activation,
+    Affine,
+    Clip,
+    Concat,
+    Dense,
+    Flatten,
+    Layer,
+    LayerNorm,
+    Network,
+)
+from ckpttool.agents.policy import Observation, State
+from ckpttool.errors import UsageError
+
+NAME = "numpy"
+
+Function = Callable[..., np.ndarray]
+
+
+def versions() -> dict[str, str]:
+    """Return numpy's version."""
+    return {"numpy": np.__version__}
+
+
+def build(network: Network, device: str = "cpu") -> NumpyPolicy:
+    """Copy the network's arrays and return its policy; raise UsageError for any device but the CPU."""
+    if device not in {"cpu", "auto"}:
+        raise UsageError(f"the numpy backend has no device {device!r}", hint="it computes on cpu")
+    return NumpyPolicy(network)
+
+
+class NumpyPolicy:
+    """A network as closures over numpy arrays."""
+
+    device = "cpu"
+
+    def __init__(self, network: Network) -> None:
+        self._feeds = Feeds(network)
+        self._run = assemble(network, _lower)
+
+    def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+        """Return the output [batch, n] and the next state."""
+        action, *after = self._run(self._feeds(obs, state))
+        return action, tuple(after)
+
+
+def _lower(layer: Layer) -> Function:
+    return choose(LAYERS, type(layer), "numpy backend")(layer)
+
+
+def _own(array: np.ndarray) -> np.ndarray:
+    """Copy to native byte order and C order: files may change under a mapped array."""
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
+def _dense(layer: Dense) -> Function:
+    kernel = _own(layer.kernel)
+    if layer.bias is None:
+        return lambda x: np.dot(x, kernel)
+    bias = _own(layer.bias)
+
+    def dense(x: np.ndarray) -> np.ndarray:
+        y: np.ndarray = np.dot(x, kernel)
+        y += bias
+        return y
+
+    return dense
+
+
+def _layer_norm(layer: LayerNorm) -> Function:
+    scale, offset, epsilon = _own(layer.scale), _own(layer.offset), float(layer.epsilon)
+
+    def layer_norm(x: np.ndarray) -> np.ndarray:
+        centred: np.ndarray = x - x.mean(axis=-1, keepdims=True)
+        variance = np.square(centred).mean(axis=-1, keepdims=True)
+        scaled: np.ndarray = centred / np.sqrt(variance + epsilon) * scale + offset
+        return scaled
+
+    return layer_norm
+
+
+def _affine(layer: Affine) -> Function:
+    scale, shift = _own(layer.scale), _own(layer.shift)
+    return lambda x: x * scale + shift
+
+
+def _clip(layer: Clip) -> Function:
+    low, high = _own(layer.low), _own(layer.high)
+    return lambda x: np.minimum(np.maximum(x, low), high)
+
+
+def _activation(layer: Activation) -> Function:
+    return choose(ACTIVATIONS, layer.name, "numpy backend")(layer)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    # Through tanh, which cannot overflow.
+    return 0.5 * np.tanh(0.5 * x) + 0.5
+
+
+# numpy has no error function; math.erf is right to the last bit, and gelu is rare in agents.
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    erf = np.asarray(_erf(x * math.sqrt(0.5)), x.dtype)
+    return 0.5 * x * (1.0 + erf)
+
+
+def _elu(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0.0)))
+
+
+def _leaky_relu(layer: Activation) -> Function:
+    slope = float(layer.slope)
+    return lambda x: np.where(x > 0, x, x * slope)
+
+
+ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
+    "relu": lambda _: lambda x: np.maximum(x, 0.0),
+    "tanh": lambda _: np.tanh,
+    "sigmoid": lambda _: _sigmoid,
+    "elu": lambda _: _elu,
+    "leaky_relu": _leaky_relu,
+    "gelu": lambda _: _gelu,
+    "silu": lambda _: lambda x: x * _sigmoid(x),
+    "softplus": lambda _: lambda x: np.logaddexp(x, 0.0),
+    "linear": lambda _: lambda x: x,
+}
+
+LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
+    Dense: _dense,
+    LayerNorm: _layer_norm,
+    Activation: _activation,
+    Concat: lambda _: lambda *xs: np.concatenate(xs, axis=-1),
+    Flatten: lambda _: lambda x: x.reshape(len(x), math.prod(x.shape[1:])),
+    Affine: _affine,
+    Clip: _clip,
+}

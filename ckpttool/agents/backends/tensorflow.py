@@ -1,0 +1,210 @@
+"""The TensorFlow backend: one traced function for any batch, its weights constants on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from ckpttool.agents.execute import Feeds, assemble, choose
+from ckpttool.agents.network import (
+    Activation,
+    Affine,
+    Clip,
+    Concat,
+    Dense,
+    Flatten,
+    Layer,
+    LayerNorm,
+    Network,
+)
+from ckpttool.agents.policy import Observation, State
+from ckpttool.errors import UsageError
+
+NAME = "tensorflow"
+
+# TensorFlow carries no types.
+Tensor = Any
+Function = Callable[..., Tensor]
+
+
+def versions() -> dict[str, str]:
+    """Return TensorFlow's version."""
+    import tensorflow as tf
+
+    return {"tensorflow": str(tf.__version__)}
+
+
+def build(network: Network, device: str = "cpu") -> TensorFlowPolicy:
+    """Put the network on "cpu", "cuda", "cuda:N" or "auto" (a GPU if there is any)."""
+    return TensorFlowPolicy(network, _place(device))
+
+
+class TensorFlowPolicy:
+    """A network as one concrete function over [None, width] tensors."""
+
+    def __init__(self, network: Network, place: str) -> None:
+        self.device = place
+        self._feeds = Feeds(network)
+        self._run = _trace(network, self._feeds, place)
+
+    def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+        """Return the output [batch, n] and the next state, both in the host's memory."""
+        with _full_precision():
+            action, *after = [value.numpy() for value in self._run(self._feeds(obs, state))]
+        return action, tuple(after)
+
+
+def _place(device: str) -> str:
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    offered = {"cpu": "cpu:0", "auto": "gpu:0" if gpus else "cpu:0"}
+    offered |= {"cuda": "gpu:0"} if gpus else {}
+    offered |= {f"cuda:{n}": f"gpu:{n}" for n in range(len(gpus))}
+    if device not in offered:
+        raise UsageError(
+            f"tensorflow {tf.__version__} has no device {device!r} here",
+            hint=f"there are {', '.join(offered)}",
+        )
+    for gpu in gpus:
+        # Else TensorFlow takes all of the GPU's memory. Once it runs, this was its owner's decision.
+        with suppress(RuntimeError):
+            tf.config.experimental.set_memory_growth(gpu, True)
+    return offered[device]
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Keep TF32, which is TensorFlow's default, out of float32 products; restore the caller's setting."""
+    import tensorflow as tf
+
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+def _trace(network: Network, feeds: Feeds, place: str) -> Callable[[Sequence[np.ndarray]], list[Tensor]]:
+    """Return the traced graph as a function of the inputs' arrays."""
+    import tensorflow as tf
+
+    with tf.device(place):
+        run = assemble(network, _lower)
+    signature = [tf.TensorSpec([None, *shape], feeds.dtype) for shape in feeds.shapes]
+
+    def on_device(*given: Tensor) -> list[Tensor]:
+        with tf.device(place):
+            return run(given)
+
+    traced = tf.function(on_device, input_signature=signature, autograph=False).get_concrete_function()
+    return lambda given: traced(*[tf.constant(array) for array in given])
+
+
+def _lower(layer: Layer) -> Function:
+    return choose(LAYERS, type(layer), "tensorflow backend")(layer)
+
+
+def _put(array: np.ndarray) -> Tensor:
+    """Copy to a constant on the device of the enclosing tf.device block."""
+    import tensorflow as tf
+
+    return tf.constant(array.astype(array.dtype.newbyteorder("=")))
+
+
+def _dense(layer: Dense) -> Function:
+    import tensorflow as tf
+
+    kernel = _put(layer.kernel)
+    if layer.bias is None:
+        return lambda x: tf.matmul(x, kernel)
+    bias = _put(layer.bias)
+    return lambda x: tf.nn.bias_add(tf.matmul(x, kernel), bias)
+
+
+def _layer_norm(layer: LayerNorm) -> Function:
+    import tensorflow as tf
+
+    scale, offset = _put(layer.scale), _put(layer.offset)
+
+    def layer_norm(x: Tensor) -> Tensor:
+        centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+        return centred / tf.sqrt(variance + layer.epsilon) * scale + offset
+
+    return layer_norm
+
+
+def _affine(layer: Affine) -> Function:
+    scale, shift = _put(layer.scale), _put(layer.shift)
+    return lambda x: x * scale + shift
+
+
+def _clip(layer: Clip) -> Function:
+    import tensorflow as tf
+
+    low, high = _put(layer.low), _put(layer.high)
+    return lambda x: tf.minimum(tf.maximum(x, low), high)
+
+
+def _concat(_layer: Concat) -> Function:
+    import tensorflow as tf
+
+    return lambda *xs: tf.concat(xs, axis=-1)
+
+
+def _flatten(_layer: Flatten) -> Function:
+    import tensorflow as tf
+
+    return lambda x: tf.reshape(x, [-1, math.prod(x.shape[1:])])
+
+
+def _activation(layer: Activation) -> Function:
+    return choose(ACTIVATIONS, layer.name, "tensorflow backend")(layer)
+
+
+def _named(name: str) -> Callable[[Activation], Function]:
+    """Return the row of an activation that tf.nn computes without parameters."""
+
+    def make(_layer: Activation) -> Function:
+        import tensorflow as tf
+
+        function: Function = getattr(tf.nn, name)
+        return function
+
+    return make
+
+
+def _leaky_relu(layer: Activation) -> Function:
+    import tensorflow as tf
+
+    return lambda x: tf.nn.leaky_relu(x, alpha=layer.slope)
+
+
+def _gelu(_layer: Activation) -> Function:
+    import tensorflow as tf
+
+    return lambda x: tf.nn.gelu(x, approximate=False)
+
+
+ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
+    **{name: _named(name) for name in ("relu", "tanh", "sigmoid", "elu", "silu", "softplus")},
+    "leaky_relu": _leaky_relu,
+    "gelu": _gelu,
+    "linear": lambda _layer: lambda x: x,
+}
+
+LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
+    Dense: _dense,
+    LayerNorm: _layer_norm,
+    Activation: _activation,
+    Concat: _concat,
+    Flatten: _flatten,
+    Affine: _affine,
+    Clip: _clip,
+}

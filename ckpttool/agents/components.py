@@ -1,0 +1,187 @@
+"""Turns a canonical agent's leaves into finished networks: the policy with its action map, the critics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import numpy as np
+
+from ckpttool.agents.network import (
+    Activation,
+    ActivationName,
+    Affine,
+    Clip,
+    Concat,
+    Dense,
+    Layer,
+    LayerNorm,
+    Network,
+    Node,
+)
+from ckpttool.errors import EnvironmentMismatchError, MappingError, UsageError
+from ckpttool.layouts import canonical
+from ckpttool.layouts.canonical import Part
+from ckpttool.leaf import Leaf
+from ckpttool.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What turns layers into a network where the checkpoint does not say.
+
+    `hidden` are the activations after the hidden layers (one repeats), `head` and the bounds make the
+    action (see HEADS), `obs_norm` holds mean, var, epsilon, clip of the observations.
+    """
+
+    hidden: tuple[str, ...]
+    head: str
+    epsilon: float
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+    obs_norm: Mapping[str, Any] | None = None
+
+
+def _tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    # The TD3 authors scale by one number, the first dimension's upper bound (TD3 main.py, max_action).
+    return [Activation("tanh"), Affine(np.full_like(high, high[0]), np.zeros_like(low))]
+
+
+def _affine(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    return [Activation("tanh"), Affine((high - low) / 2, (high + low) / 2)]
+
+
+def _identity(low: np.ndarray, high: np.ndarray) -> list[Layer]:  # noqa: ARG001
+    return []
+
+
+def _clip(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    return [Clip(low, high)]
+
+
+# How the last layer becomes an action: `tanh` times the first upper bound, `affine` from tanh's [-1, 1]
+# to [low, high], `identity` as it is, `clip` to the bounds.
+HEADS = {"tanh": _tanh, "affine": _affine, "identity": _identity, "clip": _clip}
+
+
+class _Builder:
+    """Collects nodes; a value's number is its place after the inputs."""
+
+    def __init__(self, inputs: Sequence[tuple[str, int]]) -> None:
+        self.inputs = tuple(inputs)
+        self.nodes: list[Node] = []
+        self.last = 0
+
+    def add(self, layer: Layer, *inputs: int) -> int:
+        self.nodes.append(Node(layer, inputs or (self.last,)))
+        self.last = len(self.inputs) + len(self.nodes) - 1
+        return self.last
+
+    def done(self) -> Network:
+        return Network(self.inputs, tuple(self.nodes), self.last)
+
+
+def widths(agent: Tree, part: Part) -> tuple[int, int]:
+    """Return the number of inputs of a network's first dense layer and of outputs of its last."""
+    shapes = [
+        leaf.shape
+        for position, layer in enumerate(part.layers)
+        if layer.kind == "dense"
+        and isinstance(leaf := agent.get(canonical.weight(part, position, "kernel")), Leaf)
+    ]
+    return shapes[0][0], shapes[-1][1]
+
+
+def policy_network(agent: Tree, part: Part, wiring: Wiring) -> Network:
+    """Return the policy: obs [batch, obs_dim] to an environment's action [batch, act_dim], float32."""
+    obs_dim, act_dim = widths(agent, part)
+    if len(wiring.action_low) != act_dim or len(wiring.action_high) != act_dim:
+        raise EnvironmentMismatchError(
+            "the policy and the action bounds have different sizes",
+            expected=f"{act_dim} actions",
+            found=f"{len(wiring.action_high)} bounds",
+        )
+    if wiring.head not in HEADS:
+        raise UsageError(f"no action map is called {wiring.head!r}", hint=f"there are {', '.join(HEADS)}")
+    builder = _Builder([("obs", obs_dim)])
+    _normalise(builder, wiring)
+    _layers(builder, agent, part, wiring, None)
+    low, high = (np.asarray(bound, np.float32) for bound in (wiring.action_low, wiring.action_high))
+    for layer in HEADS[wiring.head](low, high):
+        builder.add(layer)
+    return builder.done()
+
+
+def q_network(agent: Tree, part: Part, wiring: Wiring, obs_dim: int, act_dim: int) -> Network:
+    """Return a Q-function: obs and action to its value [batch, 1]; raise MappingError if neither fits.
+
+    The action joins the observation, or, in the older DDPG form, what the first layer gives.
+    """
+    builder = _Builder([("obs", obs_dim), ("action", act_dim)])
+    first, _ = widths(agent, part)
+    if first not in (obs_dim, obs_dim + act_dim):
+        raise MappingError(
+            f"{part.title} does not take this agent's observations and actions",
+            expected=f"{obs_dim + act_dim} or {obs_dim} inputs",
+            found=str(first),
+        )
+    _normalise(builder, wiring)
+    if first == obs_dim + act_dim:
+        builder.add(Concat(), builder.last, 1)
+    _layers(builder, agent, part, wiring, act_dim)
+    return builder.done()
+
+
+def _normalise(builder: _Builder, wiring: Wiring) -> None:
+    norm = wiring.obs_norm
+    if norm is None:
+        return
+    mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
+    if len(mean) != builder.inputs[0][1] or len(var) != len(mean):
+        raise EnvironmentMismatchError(
+            "the observation statistics have another size than the network",
+            expected=str(builder.inputs[0][1]),
+            found=str(len(mean)),
+        )
+    scale = 1 / np.sqrt(var + float(norm.get("epsilon", 1e-8)))
+    builder.add(Affine(scale.astype(np.float32), (-mean * scale).astype(np.float32)), 0)
+    if norm.get("clip") is not None:
+        limit = np.full(len(mean), float(norm["clip"]), np.float32)
+        builder.add(Clip(-limit, limit))
+
+
+def _layers(builder: _Builder, agent: Tree, part: Part, wiring: Wiring, act_dim: int | None) -> None:
+    dense = [position for position, layer in enumerate(part.layers) if layer.kind == "dense"]
+    width: int | None = None
+    for position, layer in enumerate(part.layers):
+        tensors = _tensors(agent, part, position)
+        if layer.kind == "dense":
+            kernel = tensors["kernel"]
+            if width is not None and act_dim is not None and kernel.shape[0] == width + act_dim:
+                builder.add(Concat(), builder.last, 1)
+            builder.add(Dense(kernel, tensors.get("bias")))
+            width = kernel.shape[1]
+        else:
+            builder.add(LayerNorm(tensors["scale"], tensors["offset"], wiring.epsilon))
+        before_norm = position + 1 < len(part.layers) and part.layers[position + 1].kind == "layer_norm"
+        if position < dense[-1] and not before_norm:
+            done = sum(1 for p in dense if p <= position) - 1
+            builder.add(_activation(wiring.hidden, done))
+
+
+def _activation(hidden: tuple[str, ...], number: int) -> Activation:
+    name = hidden[min(number, len(hidden) - 1)] if hidden else "linear"
+    if name not in get_args(ActivationName):
+        known = ", ".join(get_args(ActivationName))
+        raise UsageError(f"no activation is called {name!r}", hint=f"there are {known}")
+    return Activation(cast(ActivationName, name))
+
+
+def _tensors(agent: Tree, part: Part, position: int) -> dict[str, np.ndarray]:
+    found = {}
+    for name in ("kernel", "bias", "scale", "offset"):
+        leaf = agent.get(canonical.weight(part, position, name))
+        if isinstance(leaf, Leaf):
+            found[name] = leaf.array().astype(np.float32)
+    return found

@@ -1,0 +1,77 @@
+"""A network on its way to another process: a JSON document and an npz of its arrays, nothing pickled."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ckpttool.agents import network as kinds
+from ckpttool.agents.network import Layer, Network, Node, StateSlot
+from ckpttool.errors import FormatError
+
+LAYERS: dict[str, type[Layer]] = {
+    kind.__name__: kind
+    for kind in (
+        kinds.Dense,
+        kinds.LayerNorm,
+        kinds.Activation,
+        kinds.Concat,
+        kinds.Flatten,
+        kinds.Affine,
+        kinds.Clip,
+    )
+}
+
+
+def write(network: Network, file: BinaryIO) -> dict[str, Any]:
+    """Write the arrays to `file` as an npz; return the rest as a document for JSON."""
+    arrays: dict[str, np.ndarray] = {}
+    nodes = [_node(f"{number}.", node, arrays) for number, node in enumerate(network.nodes)]
+    np.savez(file, allow_pickle=False, **arrays)
+    return {
+        "inputs": [list(given) for given in network.inputs],
+        "nodes": nodes,
+        "output": network.output,
+        "states": [[slot.name, list(slot.shape), slot.value] for slot in network.states],
+    }
+
+
+def read(document: dict[str, Any], file: BinaryIO) -> Network:
+    """Return the network of a document and its npz; raise FormatError if they are no network."""
+    with np.load(file, allow_pickle=False) as arrays:
+        try:
+            return Network(
+                inputs=tuple((str(name), int(width)) for name, width in document["inputs"]),
+                nodes=tuple(Node(_layer(node, arrays), tuple(node["inputs"])) for node in document["nodes"]),
+                output=int(document["output"]),
+                states=tuple(
+                    StateSlot(name, tuple(shape), value) for name, shape, value in document["states"]
+                ),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"a network's document is incomplete: {error!r}") from None
+
+
+def _node(prefix: str, node: Node, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    values = {field.name: getattr(node.layer, field.name) for field in fields(node.layer)}
+    held = {prefix + name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    arrays.update(held)
+    plain = {name: _plain(value) for name, value in values.items() if prefix + name not in held}
+    return {
+        "layer": type(node.layer).__name__,
+        "inputs": list(node.inputs),
+        "plain": plain,
+        "arrays": {name.removeprefix(prefix): name for name in held},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of numpy's as Python's, which JSON knows."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _layer(node: dict[str, Any], arrays: Any) -> Layer:
+    held = {name: arrays[key] for name, key in node["arrays"].items()}
+    return LAYERS[node["layer"]](**node["plain"], **held)

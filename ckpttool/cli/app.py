@@ -1,0 +1,306 @@
+"""The commands: each parses its options, calls one operation, prints its record and returns its status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from ckpttool.cli import output
+from ckpttool.cli.progress import progress
+from ckpttool.errors import CkpttoolError, UsageError
+from ckpttool.version import __version__
+
+app = typer.Typer(
+    name="ckpttool",
+    no_args_is_help=True,
+    help="See, convert, prove and play reinforcement-learning checkpoints, without the program that "
+    "wrote them. Nothing in a checkpoint is ever executed.",
+    epilog="Start with: ckpttool inspect PATH",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+PathArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="A file, a TensorFlow prefix, or a folder.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what was asked for: no progress.")]
+Glob = Annotated[
+    str | None,
+    typer.Option(help="Only the tensors whose path matches: * in a segment, ** across them."),
+]
+LayoutOption = Annotated[
+    str | None, typer.Option(help="Read the source as this layout (see ckpttool layouts).")
+]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        output.write(f"ckpttool {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog="Example: ckpttool inspect runs/ckpt-15000 --glob 'actor/**'")
+def inspect(
+    path: PathArgument,
+    glob: Glob = None,
+    keys: Annotated[bool, typer.Option("--keys", help="Show the native keys as well.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Show what is inside: module tree, shapes, types, roles, totals, layout."""
+    from ckpttool.ops.summary import summary
+
+    found = summary(path, glob)
+    if as_json:
+        output.write(output.document(found.document()))
+    else:
+        from ckpttool.cli.tree import render
+
+        output.write(render(found, keys=keys, quiet=quiet))
+    return 0
+
+
+@app.command(epilog="Example: ckpttool digest agent.pt --json > saved.json, later --check saved.json")
+def digest(
+    path: PathArgument,
+    check: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Compare with a digest saved by --json, or with a sidecar."),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Print the sha256 of every tensor and of the whole; verify the format's checksums."""
+    from ckpttool.ops import digest as op
+
+    with progress("digest", quiet=quiet or as_json) as moving:
+        found = op.digest(path, moving)
+    compared = op.compare(found, check) if check is not None else None
+    if as_json:
+        output.write(output.document(_digest_document(found, compared)))
+    else:
+        from ckpttool.cli import tables
+
+        output.write(tables.digest(found, compared))
+    return 0 if compared is None or compared.equal else 1
+
+
+def _digest_document(found: Any, compared: Any) -> dict[str, Any]:
+    whole: dict[str, Any] = found.document()
+    if compared is not None:
+        whole["check"] = {
+            "equal": compared.equal,
+            "different": list(compared.different),
+            "only_here": list(compared.only_here),
+            "only_saved": list(compared.only_saved),
+        }
+    return whole
+
+
+@app.command(epilog="Example: ckpttool convert runs/ckpt-15000 agent.pt --to torch")
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="What to convert.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="DST", help="The file to write.", show_default=False)],
+    to: Annotated[str | None, typer.Option(help="What to write: torch. Guessed from DST's suffix.")] = None,
+    layout: LayoutOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace DST if it exists.")] = False,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Write even if something is unmapped.")
+    ] = False,
+    no_sync: Annotated[
+        bool, typer.Option("--no-sync", help="Do not flush to disk before the rename: faster.")
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Move a checkpoint to another framework: mapped by rule, written whole or not at all, read back."""
+    from ckpttool.ops import convert as op
+
+    with progress("convert", quiet=quiet or as_json) as moving:
+        done = op.convert(
+            source,
+            target,
+            to=to,
+            layout=layout,
+            allow_missing=allow_missing,
+            dry_run=dry_run,
+            force=force,
+            sync=not no_sync,
+            progress=moving,
+        )
+    if as_json:
+        output.write(output.document(done.document()))
+    else:
+        from ckpttool.cli import tables
+
+        output.write(tables.conversion(done, quiet=quiet, whole=dry_run))
+    return 0 if done.report.complete or allow_missing else 1
+
+
+@app.command(epilog="Example: ckpttool verify runs/ckpt-15000 agent.pt")
+def verify(
+    first: Annotated[str, typer.Argument(metavar="A", help="The source checkpoint.", show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="B", help="The converted one.", show_default=False)],
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest error of B against float64, relative to the output's scale. "
+            "Default: 2x the error of A's own framework, and at most 1e-5."
+        ),
+    ] = None,
+    layout: LayoutOption = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="INTERPRETER", help="The Python that runs the frameworks.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Run both checkpoints of one agent on fixed observations, each in its own framework's process."""
+    from ckpttool.ops import verify as op
+
+    with progress("verify", quiet=quiet or as_json) as moving:
+        found = op.verify(first, second, tolerance=tolerance, layout=layout, python=python, progress=moving)
+    if as_json:
+        output.write(output.document(found.document()))
+    else:
+        from ckpttool.cli import tables
+
+        output.write(tables.parity(found))
+    return 0 if found.within else 1
+
+
+@app.command("eval", epilog="Example: ckpttool eval agent.pt --env Pendulum-v1 --episodes 100")
+def evaluate(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Checkpoints to play.", show_default=False)
+    ],
+    env: Annotated[
+        str | None, typer.Option(metavar="ID", help="Gymnasium environment. Default: the sidecar's.")
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Episode i is reset with seed + i.")] = 1000,
+    num_envs: Annotated[
+        int | None, typer.Option(min=1, help="Environments at once. Default: up to 16.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "cpu",
+    backend: Annotated[str, typer.Option(help="numpy, torch or tensorflow.")] = "numpy",
+    network: Annotated[str, typer.Option(help="actor or actor_target.")] = "actor",
+    layout: LayoutOption = None,
+    min_return: Annotated[
+        float | None, typer.Option(help="Exit with 1 if a mean return is below this.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the JSON document to a new file as well.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Restore agents and play them: fixed seeds, deterministic policy, undiscounted returns."""
+    from ckpttool.ops import evaluate as op
+
+    protocol = op.Protocol(episodes, seed, num_envs, device, backend, network)
+    with progress("eval", quiet=quiet or as_json) as moving:
+        found = [op.evaluate(path, env, protocol, layout=layout, progress=moving) for path in paths]
+    documents = [each.document() for each in found]
+    content = documents[0] if len(found) == 1 else {"evaluations": documents}
+    if out is not None:
+        op.save(out, output.document(content))
+    if as_json:
+        output.write(output.document(content))
+    else:
+        from ckpttool.cli import tables
+
+        output.write(tables.evaluations(found))
+    if any(each.rollout.interrupted for each in found):
+        return 130
+    return 1 if min_return is not None and any(e.statistics.mean < min_return for e in found) else 0
+
+
+@app.command(epilog="Example: ckpttool formats --json")
+def formats(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
+    """List the formats: which can be read, which written."""
+    return _listing("formats", as_json=as_json)
+
+
+@app.command(epilog="Example: ckpttool layouts")
+def layouts(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
+    """List the agent layouts: which are recognised, which can be written."""
+    return _listing("layouts", as_json=as_json)
+
+
+@app.command(epilog="Example: ckpttool backends")
+def backends(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
+    """List the backends that play agents, and the extra that a missing one needs."""
+    return _listing("backends", as_json=as_json)
+
+
+def _listing(kind: Any, *, as_json: bool) -> int:
+    from ckpttool.ops.listing import listing
+
+    found = listing(kind)
+    if as_json:
+        output.write(output.document({kind: [row.document() for row in found]}))
+    else:
+        from ckpttool.cli import tables
+
+        output.write(tables.listing(kind, found))
+    return 0
+
+
+def run() -> None:
+    """Run the command line; every way out of the program passes here."""
+    signal.signal(signal.SIGTERM, _terminated)
+    as_json = "--json" in sys.argv
+    try:
+        status = typer.main.get_command(app)(standalone_mode=False)
+    except CkpttoolError as error:
+        output.fail(error, as_json=as_json)
+        status = 2
+    except BrokenPipeError:
+        output.silence_stdout()
+        status = 0
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    except Exception as error:  # noqa: BLE001  # the last line of defence: people never see a traceback
+        status = _other(error, as_json=as_json)
+    sys.exit(status or 0)
+
+
+def _terminated(signum: int, frame: object) -> None:  # noqa: ARG001
+    # Turned into an exception so that temporary files are removed on the way out.
+    raise SystemExit(128 + signum)
+
+
+def _other(error: Exception, *, as_json: bool) -> int:
+    # typer's own usage errors carry their text and status; their class moved between its versions.
+    message = getattr(error, "format_message", None)
+    if callable(message):
+        text = str(message()).strip()
+        if type(error).__name__ != "NoArgsIsHelpError":
+            output.fail(UsageError(text.rstrip("."), hint="ckpttool --help"), as_json=as_json)
+        else:
+            output.write(text)
+        return 2
+    if os.environ.get("CKPTTOOL_TRACEBACK"):
+        raise error
+    kind = type(error).__name__
+    unexpected = CkpttoolError(
+        f"an unexpected {kind}: {error}",
+        hint="this is a fault of ckpttool; CKPTTOOL_TRACEBACK=1 shows where it is",
+    )
+    output.fail(unexpected, as_json=as_json)
+    return 2

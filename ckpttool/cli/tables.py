@@ -1,0 +1,187 @@
+"""Tables and reports for people: each turns one record into text of at most 80 columns where it can."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from ckpttool.cli.output import clean
+from ckpttool.ops.convert import Conversion
+from ckpttool.ops.digest import Comparison, Digest
+from ckpttool.ops.evaluate import Evaluation
+from ckpttool.ops.listing import Row
+from ckpttool.ops.verify import Verification
+
+_SHOWN = 12
+
+
+def _drawn(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
+    """Draw a table; a column is its title and "left", "right" or "path" (which folds where it must)."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, kind in columns:
+        table.add_column(
+            title, justify="right" if kind == "right" else "left", no_wrap=kind != "path", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(clean(cell).replace("[", r"\[") for cell in row))
+    terminal = sys.stdout.isatty()
+    console = Console(file=io.StringIO(), width=None if terminal else 80, force_terminal=terminal)
+    console.print(table)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO given above
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def _listed(label: str, names: Sequence[str]) -> list[str]:
+    shown = [f"{label}: {clean(name)}" for name in names[:_SHOWN]]
+    return shown + ([f"{label}: and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])
+
+
+def digest(found: Digest, compared: Comparison | None) -> str:
+    """Return one line per tensor, as sha256sum prints them, then the whole and the comparison."""
+    lines = [f"{tensor.sha256}  {clean(tensor.path)}" for tensor in found.tensors]
+    lines += ["", f"{found.sha256}  {clean(found.path)}", f"checksums: {found.checksums}"]
+    if compared is not None:
+        lines += _listed("differs", compared.different)
+        lines += _listed("only here", compared.only_here)
+        lines += _listed("only in the saved digest", compared.only_saved)
+        lines.append("equal to the saved digest" if compared.equal else "not equal to the saved digest")
+    return "\n".join(lines)
+
+
+def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
+    """Return what was mapped (every line on a dry run), what was not, and what was assumed."""
+    report = done.report
+    lines: list[str] = []
+    if whole:
+        # Two lines an entry: two paths and a rule side by side do not fit a terminal.
+        for m in report.mapped:
+            shapes = _shapes(m.shape_in, m.shape_out)
+            lines += [clean(m.source), f"    -> {clean(m.target)}  {m.rule}  {shapes}".rstrip()]
+        lines.append("")
+    lines += _listed("unmapped", report.unused) + _listed("missing", report.missing)
+    if not quiet:
+        lines += _listed("assumed", report.assumed) + [f"note: {clean(note)}" for note in report.notes]
+    rules = sorted({m.rule for m in report.mapped})
+    counted = ", ".join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
+    lines.append(f"{len(report.mapped)} entries mapped: {counted}")
+    if done.written:
+        lines += [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
+    elif not report.complete:
+        lines.append("nothing was written: --allow-missing writes what is mapped")
+    else:
+        lines.append("nothing was written: this was a dry run")
+    return "\n".join(lines)
+
+
+def _shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
+    return str(list(before)) if before == after else f"{list(before)} -> {list(after)}"
+
+
+def parity(found: Verification) -> str:
+    """Return a row per network, then the verdict."""
+    rows = [
+        (
+            n.name,
+            str(n.n),
+            f"{n.max_abs:.2e}",
+            f"{n.max_rel:.2e}",
+            f"{n.error_a:.2e}",
+            f"{n.error_b:.2e}",
+            "yes" if n.within else "NO",
+        )
+        for n in found.networks
+    ]
+    columns = (
+        ("network", "left"),
+        ("n", "right"),
+        ("max |A-B|", "right"),
+        ("relative", "right"),
+        ("A-f64", "right"),
+        ("B-f64", "right"),
+        ("within", "left"),
+    )
+    lines = [
+        f"A {clean(found.first)} ({found.backends[0]})",
+        f"B {clean(found.second)} ({found.backends[1]})",
+        _drawn(columns, rows),
+        *_listed("assumed", found.assumed),
+        *_listed("note", found.notes),
+        f"tolerance: {found.tolerance}",
+        "the two are the same agent" if found.within else "the two are NOT the same agent",
+    ]
+    return "\n".join(lines)
+
+
+def evaluations(found: Sequence[Evaluation]) -> str:
+    """Return one report, or a row per checkpoint when there are several."""
+    if len(found) == 1:
+        return _report(found[0])
+    rows = [
+        (
+            e.checkpoint,
+            f"{e.statistics.mean:.1f}",
+            _number(e.statistics.std),
+            f"{e.statistics.iqm:.1f}",
+            str(len(e.rollout.returns)),
+        )
+        for e in found
+    ]
+    columns = (
+        ("checkpoint", "path"),
+        ("mean", "right"),
+        ("std", "right"),
+        ("IQM", "right"),
+        ("episodes", "right"),
+    )
+    shared = dict.fromkeys(line for e in found for line in (*_said(e),))
+    return "\n".join([_drawn(columns, rows), *shared])
+
+
+def _report(one: Evaluation) -> str:
+    played, result = one.rollout, one.statistics
+    spread = f"{result.ci95[0]:.2f} to {result.ci95[1]:.2f}" if result.ci95 else "needs two episodes"
+    seeds = f"{played.seeds[0]} to {played.seeds[-1]}"
+    lines = [
+        f"{clean(one.checkpoint)} in {clean(one.env)}",
+        f"return   {result.mean:.2f} +- {_number(result.std, 2)} (mean, std of {result.n} episodes)",
+        f"         95 % of the mean {spread} (bootstrap over episodes)",
+        f"         median {result.median:.2f}, IQM {result.iqm:.2f}, {result.min:.2f} to {result.max:.2f}",
+        f"length   {played.lengths.mean():.1f} steps; {int(played.terminated.sum())} terminated, "
+        f"{int(played.truncated.sum())} truncated",
+        f"speed    {played.steps_per_s:,.0f} steps/s ({played.steps:,} steps, {one.protocol.backend} on "
+        f"{one.device}, {played.num_envs} at once)",
+        f"seeds    {seeds}, deterministic {one.protocol.network}",
+        *_said(one),
+    ]
+    if played.interrupted:
+        lines.append(f"interrupted: {result.n} of {played.episodes} episodes were finished")
+    return "\n".join(lines)
+
+
+def _said(one: Evaluation) -> list[str]:
+    return _listed("assumed", one.assumed) + _listed("note", one.notes)
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def listing(kind: str, rows: Sequence[Row]) -> str:
+    """Return a row per format, layout or backend."""
+    if kind == "backends":
+        first = (("backend", "left"), ("installed", "left"), ("what", "path"))
+        return _drawn(first, ((r.name, _installed(r), r.title) for r in rows))
+    columns = ((kind[:-1], "left"), ("reads", "left"), ("writes", "left"), ("what", "path"))
+    return _drawn(columns, ((r.name, _yes(r.reads), _yes(r.writes), r.title) for r in rows))
+
+
+def _yes(value: bool | None) -> str:
+    return "yes" if value else "no"
+
+
+def _installed(row: Row) -> str:
+    return "yes" if row.available else f"no: pip install 'ckpttool[{row.extra}]'"

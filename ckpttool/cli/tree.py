@@ -1,0 +1,139 @@
+"""The module tree that `inspect` prints: plain lines, because a table of 8,000 rows would take seconds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import typer
+
+from ckpttool.cli.output import clean
+from ckpttool.ops.summary import Summary, TensorRow, ValueRow, shown_value
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_WIDEST_NAME = 44
+
+
+def size(nbytes: int) -> str:
+    """Return a number of bytes as people read it, in powers of a thousand."""
+    value, unit = float(nbytes), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{nbytes} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A module: its rows and the modules below it, by display name, in the order of the file."""
+
+    below: dict[str, _Branch] = field(default_factory=dict)
+    rows: dict[str, TensorRow | ValueRow] = field(default_factory=dict)
+
+    def totals(self) -> tuple[int, int, int]:
+        """Return tensors, trained parameters and bytes at and below the module."""
+        mine = [row.leaf for row in self.rows.values() if isinstance(row, TensorRow)]
+        sums = [branch.totals() for branch in self.below.values()]
+        return (
+            len(mine) + sum(s[0] for s in sums),
+            sum(leaf.size for leaf in mine if leaf.role == "parameter") + sum(s[1] for s in sums),
+            sum(leaf.nbytes for leaf in mine) + sum(s[2] for s in sums),
+        )
+
+
+def render(found: Summary, *, keys: bool = False, quiet: bool = False) -> str:
+    """Return the tree with a header and notes; `keys` adds native keys, `quiet` drops header and notes."""
+    root = _Branch()
+    rows: tuple[TensorRow | ValueRow, ...] = (*found.tensors, *found.values)
+    for row in rows:
+        branch = root
+        *modules, name = row.path.split("/")
+        for module in modules:
+            branch = branch.below.setdefault(module, _Branch())
+        branch.rows[name] = row
+    lines = list(_lines(root, "", keys=keys))
+    width = min(_WIDEST_NAME, max((len(left) for left, _ in lines), default=0))
+    fit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    body = [_fitted(f"{left:<{width}}  {right}".rstrip(), fit) for left, right in lines]
+    if quiet:
+        return "\n".join(body)
+    return "\n".join([*_header(found), "", *body, *_notes(found)])
+
+
+def _header(found: Summary) -> list[str]:
+    checkpoint, totals = found.checkpoint, found.totals
+    layout = found.layout or "none recognised"
+    checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
+    written = f", written by {clean(checkpoint.writer)}" if checkpoint.writer else ""
+    return [
+        typer.style(clean(checkpoint.path), bold=True),
+        f"format {checkpoint.format} ({checks}){written}",
+        f"layout {layout}" + (f": {clean(found.evidence)}" if found.evidence else ""),
+        f"{totals.tensors:,} tensors, {totals.parameters:,} parameters, {size(totals.nbytes)} "
+        f"({size(totals.stored_nbytes)} on disk)",
+    ]
+
+
+def _notes(found: Summary) -> list[str]:
+    return ["", *(f"note: {clean(note)}" for note in found.notes)] if found.notes else []
+
+
+def _lines(branch: _Branch, indent: str, *, keys: bool) -> Iterator[tuple[str, str]]:
+    entries = [*branch.rows.items(), *branch.below.items()]
+    for number, (name, entry) in enumerate(entries):
+        last = number == len(entries) - 1
+        tee, bar = ("└─ ", "   ") if last else ("├─ ", "│  ")
+        if not indent and len(entries) == 1:
+            tee, bar = "", ""
+        left = indent + tee + clean(name)
+        if isinstance(entry, _Branch):
+            yield left, _module(entry)
+            yield from _lines(entry, indent + bar, keys=keys)
+        else:
+            yield left, _row(entry, keys=keys)
+
+
+def _module(branch: _Branch) -> str:
+    tensors, parameters, nbytes = branch.totals()
+    counted = f"{parameters:,} parameters" if parameters else f"{tensors:,} tensors"
+    return typer.style(f"{counted}, {size(nbytes)}", dim=True)
+
+
+def _row(row: TensorRow | ValueRow, *, keys: bool) -> str:
+    if isinstance(row, ValueRow):
+        shown = shown_value(row.leaf)
+        text = clean(str(shown["value"]))[:40]
+        return (
+            f"= {text}"
+            if shown["type"] in ("int", "float", "bool", "NoneType")
+            else f"{shown['type']} {text}"
+        )
+    leaf = row.leaf
+    parts = [f"{leaf.dtype}{list(leaf.shape)}"]
+    if leaf.slot is not None and row.of is not None:
+        parts.append(typer.style(f"{leaf.slot} of {clean(row.of)}", dim=True))
+    elif leaf.role != "parameter":
+        parts.append(typer.style(leaf.role, dim=True))
+    parts += [typer.style(f"also {clean(row.aliases[0])}{_more(row)}", dim=True)] if _told(row) else []
+    parts += [clean(leaf.key)] if keys else []
+    return "  ".join(parts)
+
+
+def _told(row: TensorRow) -> bool:
+    # Every Keras weight is an alias of the optimizer's private list: only names that people gave count.
+    row_public = [alias for alias in row.aliases if "/_" not in alias]
+    return bool(row_public) and row_public[0] == row.aliases[0]
+
+
+def _more(row: TensorRow) -> str:
+    public = [alias for alias in row.aliases if "/_" not in alias]
+    return f" (+{len(public) - 1})" if len(public) > 1 else ""
+
+
+def _fitted(line: str, columns: int | None) -> str:
+    plain = len(line) - (line.count("\x1b[") * 4)
+    if columns is None or plain <= columns or os.environ.get("CKPTTOOL_WIDE"):
+        return line
+    return line[: columns - 1 + (len(line) - plain)] + "…"

@@ -1,0 +1,144 @@
+"""TensorFlow's stored graph of trackable objects: what each object holds, and what its edges are called.
+
+Field numbers are those of tensorflow/core/protobuf/trackable_object_graph.proto. Which paths the graph
+gives its variables is in object_paths, what optimizers and names say about them in object_roles.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ckpttool.errors import FormatError
+from ckpttool.leaf import Key
+from ckpttool.wire import protobuf
+
+KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+VALUE = "VARIABLE_VALUE"
+_MARK = "/.ATTRIBUTES/"
+
+
+class Attribute(NamedTuple):
+    """A value that an object saved: the attribute's name, the variable's own name, the bundle key."""
+
+    name: str
+    full_name: str
+    key: str
+
+
+class Slot(NamedTuple):
+    """An optimizer's variable `variable` of kind `name` that belongs to the variable `of` (node numbers)."""
+
+    of: int
+    name: str
+    variable: int
+
+
+class Node(NamedTuple):
+    """One object: its children by edge name in the order stored, its values, its slot variables.
+
+    `listlike` says that every child's name is a decimal index, as a list's are.
+    """
+
+    children: dict[str, int]
+    attributes: tuple[Attribute, ...]
+    slots: tuple[Slot, ...]
+    listlike: bool
+
+
+Graph = list[Node]
+
+
+def parse(data: bytes) -> Graph:
+    """Decode a TrackableObjectGraph; node 0 is the root. Raise FormatError when an id names no node."""
+    messages = [protobuf.message(value) for number, value in protobuf.fields(data) if number == 1]
+    return [_node(message, len(messages)) for message in messages]
+
+
+def _node(data: bytes, count: int) -> Node:
+    children: dict[str, int] = {}
+    attributes: list[Attribute] = []
+    slots: list[Slot] = []
+    for number, value in protobuf.fields(data):
+        if number == 1:
+            target, name = _child(protobuf.message(value), count)
+            if name in children:
+                raise FormatError(f"an object has two children called {name!r}", path=KEY)
+            children[name] = target
+        elif number == 2:
+            attributes.append(_attribute(protobuf.message(value)))
+        elif number == 3:
+            slots.append(_slot(protobuf.message(value), count))
+    listlike = bool(children) and all(map(_is_index, children))
+    return Node(children, tuple(attributes), tuple(slots), listlike)
+
+
+def _child(data: bytes, count: int) -> tuple[int, str]:
+    # An absent id is 0, the root, and the graph that holds this child has one.
+    target, name = 0, ""
+    for number, value in protobuf.fields(data):
+        if number == 1:
+            target = _id(value, count)
+        elif number == 2:
+            name = protobuf.text(value)
+    return target, name
+
+
+def _attribute(data: bytes) -> Attribute:
+    found = ["", "", ""]
+    for number, value in protobuf.fields(data):
+        if number <= 3:
+            found[number - 1] = protobuf.text(value)
+    return Attribute(*found)
+
+
+def _slot(data: bytes, count: int) -> Slot:
+    ids, name = {1: 0, 3: 0}, ""
+    for number, value in protobuf.fields(data):
+        if number in ids:
+            ids[number] = _id(value, count)
+        elif number == 2:
+            name = protobuf.text(value)
+    return Slot(ids[1], name, ids[3])
+
+
+def _id(value: int | bytes, count: int) -> int:
+    number = protobuf.number(value)
+    if not 0 <= number < count:
+        raise FormatError(
+            "the object graph names an object that it does not have",
+            path=KEY,
+            expected=f"a number below {count}",
+            found=str(number),
+        )
+    return number
+
+
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) < 10 and (name[0] != "0" or name == "0")
+
+
+def step(node: Node, edge: str) -> Key:
+    """Return the path's key for one of the node's edges."""
+    return Key("index", int(edge)) if node.listlike else Key("attr", edge)
+
+
+def path_of_key(key: str) -> tuple[Key, ...]:
+    """Return the path that a bundle key spells, for what no object in the graph names.
+
+    The key's edges are escaped by `.` -> `..` and `/` -> `.S`
+    (tensorflow/python/trackable/trackable_utils.py).
+    """
+    edges, mark, attribute = key.partition(_MARK)
+    steps = [Key("attr", _unescaped(edge)) for edge in edges.split("/")]
+    if mark and attribute != VALUE:
+        steps.append(Key("attr", _unescaped(attribute)))
+    return tuple(steps)
+
+
+def _unescaped(edge: str) -> str:
+    return edge.replace("..", "\0").replace(".S", "/").replace("\0", ".")
+
+
+def attribute_name(attribute: str) -> str:
+    """Return the name of an attribute as its object knows it (the proto holds it escaped)."""
+    return _unescaped(attribute)

@@ -1,0 +1,196 @@
+"""The join of an object graph with the keys of a bundle: one name, role and owner for every tensor."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ckpttool.formats import object_aliases, object_graph, object_paths, object_roles
+from ckpttool.formats.object_graph import Graph
+from ckpttool.leaf import Key, Leaf, Path, Role
+from ckpttool.source import Shape, Source
+from ckpttool.tree import Alias, Tree
+
+SHOWN = 3  # names in a note
+
+
+class Tensor(NamedTuple):
+    """What the bundle itself says about one tensor."""
+
+    dtype: str
+    shape: Shape
+    source: Source
+
+
+@dataclass(slots=True)
+class _Naming:
+    """The tree while it is being made; `used` are the bundle keys that have a leaf, by path."""
+
+    graph: Graph
+    canonical: dict[int, Path]
+    others: dict[int, tuple[Path, ...]]
+    roles: object_roles.Roles
+    tensors: Mapping[str, Tensor]
+    leaves: dict[Path, Leaf]
+    aliases: dict[Path, tuple[Alias, ...]]
+    used: dict[str, Path]
+    absent: list[str]
+
+
+def by_name(tensors: Mapping[str, Tensor]) -> Tree:
+    """Return the tree of a bundle without an object graph: paths are variable names split at `/`."""
+    leaves = {}
+    for key, tensor in tensors.items():
+        path = tuple(Key("attr", part) for part in key.split("/"))
+        role = object_roles.role(path, key, tensor.dtype, tensor.shape)
+        leaves[path] = Leaf(tensor.dtype, tensor.shape, tensor.source, key, role, name=key)
+    return Tree(leaves)
+
+
+def by_graph(data: bytes, tensors: Mapping[str, Tensor]) -> tuple[Tree, tuple[str, ...]]:
+    """Return the tree of a bundle whose object graph is `data`, and what a person should know about it."""
+    graph = object_graph.parse(data)
+    chosen = object_paths.canonical(graph)
+    valued = {number for number, node in enumerate(graph) if node.attributes}
+    aliases = object_aliases.find(graph, chosen, valued)
+    roles = object_roles.from_optimizers(graph)
+    naming = _Naming(graph, chosen.paths, aliases.paths, roles, tensors, {}, {}, {}, [])
+    for number, path in chosen.paths.items():
+        if number in valued:
+            _add(naming, number, path)
+    _add_slots(naming)
+    loose = _add_loose(naming)
+    _own_slots(naming)
+    return Tree(naming.leaves, naming.aliases), tuple(_notes(naming, loose, chosen, aliases))
+
+
+def _add(naming: _Naming, number: int, path: Path) -> None:
+    for attribute in naming.graph[number].attributes:
+        name = object_graph.attribute_name(attribute.name)
+        own = path if name == object_graph.VALUE else (*path, Key("attr", name))
+        if attribute.key in naming.tensors:
+            tail = own[len(path) :]
+            others = tuple((*alias, *tail) for alias in naming.others.get(number, ()))
+            _put(naming, number, own, attribute.key, attribute.full_name, others)
+        elif not _add_prefixed(naming, number, path, attribute):
+            naming.absent.append(attribute.key)
+
+
+def _add_prefixed(naming: _Naming, number: int, path: Path, attribute: object_graph.Attribute) -> bool:
+    # Lookup tables and iterators save `<key>-keys`, `<key>-values`, `<key>_STATE`: the graph has a prefix.
+    if attribute.name == object_graph.VALUE:
+        return False
+    keys = _keys_below(naming, attribute.key)
+    for key in keys:
+        name = object_graph.attribute_name(attribute.name) + key[len(attribute.key) :]
+        _put(naming, number, (*path, Key("attr", name)), key, attribute.full_name, (), role="other")
+    return bool(keys)
+
+
+def _keys_below(naming: _Naming, prefix: str) -> list[str]:
+    if not prefix:
+        return []
+    keys = list(naming.tensors)
+    found = []
+    for key in keys[bisect_left(keys, prefix) :]:
+        if not key.startswith(prefix):
+            break
+        found.append(key)
+    return found
+
+
+def _put(
+    naming: _Naming,
+    number: int,
+    path: Path,
+    key: str,
+    full_name: str,
+    others: tuple[Path, ...],
+    role: Role | None = None,
+) -> None:
+    if key in naming.used:
+        # Two objects that share one entry are one tensor under two names.
+        first = naming.used[key]
+        naming.aliases[first] = (*naming.aliases.get(first, ()), Alias(path), *map(Alias, others))
+        return
+    if path in naming.leaves:
+        path = (*path, Key("attr", ".ATTRIBUTES"))
+    naming.leaves[path] = _leaf(naming, number, path, key, full_name, role)
+    naming.used[key] = path
+    if others:
+        naming.aliases[path] = tuple(map(Alias, others))
+
+
+def _leaf(naming: _Naming, number: int, path: Path, key: str, full_name: str, role: Role | None) -> Leaf:
+    dtype, shape, source = naming.tensors[key]
+    trainable = of = kind = None
+    slot = naming.roles.slots.get(number)
+    if slot is not None:
+        role, kind = "slot", slot.kind or None
+        of = naming.canonical.get(slot.of) if slot.of is not None else None
+    elif number in naming.roles.trained:
+        role, trainable = "parameter", True
+    elif role is None:
+        setting = number in naming.roles.settings
+        role = object_roles.role(path, full_name, dtype, shape, setting=setting)
+    return Leaf(dtype, shape, source, key, role, of, kind, trainable, full_name or None)
+
+
+def _add_slots(naming: _Naming) -> None:
+    # Older optimizers hold their slots by no edge; the graph lists them beside the variable that they serve.
+    canonical = naming.canonical
+    for number, slot in naming.roles.slots.items():
+        if number in canonical or slot.of not in canonical or slot.optimizer not in canonical:
+            continue
+        path = object_roles.slot_path(canonical[slot.optimizer], slot.kind, canonical[slot.of])
+        _add(naming, number, path)
+
+
+def _own_slots(naming: _Naming) -> None:
+    # An owner is known by its canonical path, which is not where its leaf is if two objects share an entry.
+    for number, slot in naming.roles.slots.items():
+        for attribute in naming.graph[number].attributes:
+            path = naming.used.get(attribute.key)
+            leaf = None if path is None else naming.leaves[path]
+            if path is not None and leaf is not None and leaf.of not in naming.leaves:
+                naming.leaves[path] = replace(leaf, of=_elsewhere(naming, slot.of))
+
+
+def _elsewhere(naming: _Naming, number: int | None) -> Path | None:
+    if number is None or not naming.graph[number].attributes:
+        return None
+    return naming.used.get(naming.graph[number].attributes[0].key)
+
+
+def _add_loose(naming: _Naming) -> list[str]:
+    loose = [key for key in naming.tensors if key not in naming.used]
+    for key in loose:
+        path = object_graph.path_of_key(key)
+        while path in naming.leaves:
+            path = (*path, Key("attr", ".ATTRIBUTES"))
+        tensor = naming.tensors[key]
+        role = object_roles.role(path, "", tensor.dtype, tensor.shape)
+        naming.leaves[path] = Leaf(tensor.dtype, tensor.shape, tensor.source, key, role)
+        naming.used[key] = path
+    return loose
+
+
+def _notes(
+    naming: _Naming, loose: list[str], chosen: object_paths.Tree, aliases: object_aliases.Aliases
+) -> Iterator[str]:
+    if loose:
+        yield f"{_some(loose)}: named by no object of the graph, listed by key"
+    if naming.absent:
+        yield f"{_some(naming.absent)}: named by the object graph, not in the index"
+    if chosen.deep:
+        yield f"what lies more than {object_paths.MAX_DEPTH} edges deep in the object graph is listed by key"
+    if aliases.capped or not aliases.complete:
+        most = object_aliases.MAX_ALIASES
+        yield f"some variables have more paths than are listed (at most {most} besides the first)"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN:,} more"

@@ -1,0 +1,78 @@
+"""Several PyTorch files that are one agent: PREFIX_actor, PREFIX_critic and their optimizers.
+
+Source of the names: github.com/sfujim/TD3, TD3.py, `TD3.save`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats import pytorch
+from ckpttool.formats.probe import Probe
+from ckpttool.leaf import Leaf, Path, ValueLeaf, key
+from ckpttool.tree import Alias, Container, Tree
+
+NAME = "pytorch_set"
+TITLE = "PyTorch files of one agent with a common prefix"
+WRITES = False
+FRAMEWORK = "torch"
+
+_MEMBERS = ("actor", "actor_target", "actor_optimizer", "critic", "critic_target", "critic_optimizer")
+_SUFFIXES = ("", ".pth", ".pt")
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the prefix if no file has that name but `PREFIX_actor` and `PREFIX_critic` exist."""
+    if probe.kind != "missing":
+        return None
+    files = _files(probe.path, probe.names)
+    return probe.path if {"actor", "critic"} <= files.keys() else None
+
+
+def read(location: str) -> Checkpoint:
+    """List all files of the set as one tree: each file's entries under its member's name.
+
+    Native keys are `actor:l1.weight`.
+    """
+    folder = os.path.dirname(location) or "."
+    read_files = {
+        member: pytorch.read(file) for member, file in _files(location, frozenset(os.listdir(folder))).items()
+    }
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    aliases: dict[Path, tuple[Alias, ...]] = {}
+    containers: dict[Path, Container] = {(): Container("dict")}
+    for member, one in read_files.items():
+        top = key(member)
+        for path, leaf in one.tree.items():
+            leaves[top, *path] = _renamed(leaf, member)
+        for path, others in one.tree.aliases.items():
+            aliases[top, *path] = tuple(
+                Alias((top, *a.path), f"{member}:{a.key}" if a.key is not None else None) for a in others
+            )
+        containers |= {(top, *path): container for path, container in one.tree.containers.items()}
+    parts = tuple(read_files.values())
+    return Checkpoint(
+        path=location,
+        format=NAME,
+        tree=Tree(leaves, aliases, containers),
+        files=tuple(file for one in parts for file in one.files),
+        writer=parts[0].writer,
+        integrity="crc32" if all(one.integrity == "crc32" for one in parts) else "none",
+        notes=tuple(note for one in parts for note in one.notes),
+    )
+
+
+def _renamed(leaf: Leaf | ValueLeaf, member: str) -> Leaf | ValueLeaf:
+    return replace(leaf, key=f"{member}:{leaf.key}") if isinstance(leaf, Leaf) else leaf
+
+
+def _files(prefix: str, names: frozenset[str]) -> dict[str, str]:
+    folder, stem = os.path.split(prefix)
+    return {
+        member: os.path.join(folder, f"{stem}_{member}{suffix}")
+        for suffix in reversed(_SUFFIXES)
+        for member in _MEMBERS
+        if f"{stem}_{member}{suffix}" in names
+    }

@@ -1,0 +1,95 @@
+"""The one resolver: from whatever a person points at to the checkpoint that it stands for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple, cast
+
+from ckpttool import plugins
+from ckpttool.checkpoint import TEMPORARY, Checkpoint
+from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError, UsageError
+from ckpttool.formats import sniff
+from ckpttool.formats.probe import Format, Probe
+
+_SUGGESTIONS = 5
+_LOOKED_AT = 200
+
+
+class Resolved(NamedTuple):
+    """A format and the location that it reads (a prefix where a person named its `.index`)."""
+
+    format: Format
+    location: str
+
+
+def open_checkpoint(path: str) -> Checkpoint:
+    """List everything at the path without reading a tensor.
+
+    Raise NotFoundError, NotACheckpointError or UnsupportedError when there is nothing to list, and
+    FormatError when the bytes are damaged.
+    """
+    found = resolve(path)
+    return found.format.read(found.location)
+
+
+def resolve(path: str) -> Resolved:
+    """Return who reads the path; raise an error that says what is there instead."""
+    if "\0" in path or not path:
+        raise UsageError("a path is not empty and has no NUL byte", file=path.replace("\0", "\\0"))
+    probe = Probe(path)
+    if probe.kind == "special":
+        raise NotACheckpointError("a device, socket or pipe is not opened", file=path)
+    found = _claims(probe, plugins.BUILT_IN["formats"])
+    if not found:
+        ours = {plugin.name for plugin in plugins.BUILT_IN["formats"]}
+        found = _claims(probe, (p for p in plugins.installed("formats") if p.name not in ours))
+    if len(found) > 1:
+        names = " and ".join(each.format.NAME for each in found)
+        raise UsageError(f"formats {names} both claim the path", file=path)
+    if found:
+        return found[0]
+    raise _nothing(probe)
+
+
+def _claims(probe: Probe, asked: Iterable[plugins.Plugin]) -> list[Resolved]:
+    formats = (cast(Format, plugin.load()) for plugin in asked)
+    return [Resolved(f, location) for f in formats if (location := f.claims(probe)) is not None]
+
+
+def _nothing(probe: Probe) -> CkpttoolError:
+    if probe.kind == "missing":
+        if os.path.lexists(probe.path):
+            return NotFoundError("the link leads nowhere", file=probe.path)
+        return NotFoundError("there is no such checkpoint", file=probe.path, hint=_near(probe))
+    if probe.kind == "folder":
+        return NotACheckpointError("the folder is no checkpoint", file=probe.path, hint=_inside(probe))
+    if not os.access(probe.path, os.R_OK):
+        return NotFoundError("the file may not be read", file=probe.path)
+    return sniff.explain(probe)
+
+
+def _near(probe: Probe) -> str | None:
+    import difflib
+
+    close = difflib.get_close_matches(probe.name, sorted(probe.names), _SUGGESTIONS)
+    places = [os.path.join(os.path.dirname(probe.path), name) for name in close]
+    return _did_you_mean(places)
+
+
+def _inside(probe: Probe) -> str | None:
+    locations: dict[str, None] = {}
+    for name in sorted(probe.names)[:_LOOKED_AT]:
+        if TEMPORARY not in name and not name.startswith("."):
+            inner = Probe(os.path.join(probe.path, name))
+            if inner.kind == "file":
+                for each in _claims(inner, plugins.BUILT_IN["formats"]):
+                    locations.setdefault(each.location)
+    return _did_you_mean(list(locations))
+
+
+def _did_you_mean(places: list[str]) -> str | None:
+    if not places:
+        return None
+    more = f" (and {len(places) - _SUGGESTIONS} more)" if len(places) > _SUGGESTIONS else ""
+    return f"did you mean {', '.join(places[:_SUGGESTIONS])}{more}"

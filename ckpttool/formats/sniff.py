@@ -1,0 +1,58 @@
+"""Says what a file is that no format claims: the wrong download, another kind of archive, plain text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ckpttool.errors import CkpttoolError, NotACheckpointError, UnsupportedError
+from ckpttool.formats.probe import Probe
+
+
+class _Known(NamedTuple):
+    start: bytes
+    what: str
+    hint: str | None = None
+
+
+# First bytes, in the order of asking. Sources: the Git LFS pointer specification, RFC 1952, the HDF5
+# file format specification section II.A, torch/serialization.py (legacy magic number), APPNOTE.TXT.
+_WRONG = (
+    _Known(b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
+    _Known(b"<!doctype html", "an HTML page, not a checkpoint", "download the file itself"),
+    _Known(b"<html", "an HTML page, not a checkpoint", "download the file itself"),
+    _Known(b"\x1f\x8b", "a gzip archive", "unpack it first"),
+    _Known(b"BZh", "a bzip2 archive", "unpack it first"),
+    _Known(b"\xfd7zXZ\x00", "an xz archive", "unpack it first"),
+    _Known(b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it first"),
+)
+_LATER = (
+    _Known(b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras .h5)"),
+    _Known(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", "a PyTorch file of the form before 1.6"),
+    _Known(b"PK", "a zip archive without a data.pkl"),
+    _Known(b"\x93NUMPY", "a NumPy array file"),
+)
+_TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
+
+
+def explain(probe: Probe) -> CkpttoolError:
+    """Return the error that names what is at the path."""
+    head = probe.head
+    if not head:
+        return NotACheckpointError("the file is empty", file=probe.path)
+    start = head.lstrip()[:64].lower()
+    for known in _WRONG:
+        if head.startswith(known.start) or start.startswith(known.start):
+            return NotACheckpointError(f"this is {known.what}", file=probe.path, hint=known.hint)
+    for known in _LATER:
+        if head.startswith(known.start):
+            return UnsupportedError(f"this is {known.what}, which is not read yet", file=probe.path)
+    if probe.tail.endswith(_TABLE_MAGIC):
+        return UnsupportedError("this is a TensorFlow V1 checkpoint, which is not read yet", file=probe.path)
+    if _is_text(head):
+        return NotACheckpointError("this is a text file, not a checkpoint", file=probe.path)
+    shown = head[:8].hex(" ")
+    return NotACheckpointError("no format knows these bytes", file=probe.path, found=f"{shown} at the start")
+
+
+def _is_text(head: bytes) -> bool:
+    return all(byte >= 32 or byte in b"\t\n\r\f" for byte in head)

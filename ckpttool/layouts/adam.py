@@ -1,0 +1,249 @@
+"""How TensorFlow and PyTorch store Adam's state, and the way of each to the canonical optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ckpttool.layouts import canonical
+from ckpttool.layouts.table import Optimizer, OptimizerMoves
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, index, key
+from ckpttool.mapping.report import Move
+from ckpttool.mapping.rules import KEEP, Cast, Rule, ToTensor, ToValue
+from ckpttool.tree import Container, Tree
+
+# torch/optim/adam.py: names in `state`; the canonical slot names are TensorFlow's short ones.
+TORCH_SLOTS = {"exp_avg": "m", "exp_avg_sq": "v", "max_exp_avg_sq": "vhat"}
+TORCH_SETTINGS = {"lr": "learning_rate", "betas/0": "beta_1", "betas/1": "beta_2", "eps": "epsilon"}
+
+
+class Default(NamedTuple):
+    """A hyperparameter that no checkpoint of the other framework holds, and whose default it is."""
+
+    value: float | bool | None
+    whose: str
+
+
+# keras/src/optimizers/adam.py: only the learning rate is a variable; the rest are constructor defaults.
+KERAS_DEFAULTS: dict[str, Default] = {
+    "learning_rate": Default(0.001, "Keras"),
+    "beta_1": Default(0.9, "Keras"),
+    "beta_2": Default(0.999, "Keras"),
+    "epsilon": Default(1e-7, "Keras"),
+}
+# torch/optim/adam.py, Adam.__init__ and __setstate__: what load_state_dict takes from a param group.
+TORCH_DEFAULTS: dict[str, Default] = {
+    "weight_decay": Default(0, "torch"),
+    "amsgrad": Default(False, "torch"),
+    "maximize": Default(False, "torch"),
+    "foreach": Default(None, "torch"),
+    "capturable": Default(False, "torch"),
+    "differentiable": Default(False, "torch"),
+    "fused": Default(None, "torch"),
+    "decoupled_weight_decay": Default(False, "torch"),
+}
+
+_DICT, _LIST, _TUPLE = Container("dict"), Container("list"), Container("tuple")
+_BACK = {slot: theirs for theirs, slot in TORCH_SLOTS.items()}
+# The order in which torch.optim.Adam writes a param group; a slash leads into a tuple.
+_GROUP = ("lr", "betas/0", "betas/1", "eps", *TORCH_DEFAULTS)
+_MATTERS = ("lr", "betas/0", "betas/1", "eps", "weight_decay", "amsgrad")
+
+# Keras 3 and 2.11+ use a leading underscore, the legacy optimizer does not.
+_KERAS_SETTINGS = {
+    "_iterations": "step",
+    "iterations": "step",
+    "iter": "step",
+    "_learning_rate": "learning_rate",
+    "learning_rate": "learning_rate",
+    "beta_1": "beta_1",
+    "beta_2": "beta_2",
+    "epsilon": "epsilon",
+}
+
+
+def from_keras(optimizer: Optimizer) -> OptimizerMoves:
+    """Bind a Keras optimizer: the format has already paired each slot with its variable."""
+    weights = {source: (target, rule) for source, target, rule in optimizer.weights}
+    moves: list[Move] = []
+    for path, leaf in optimizer.tree.tensors():
+        segments = tuple(optimizer.tree.names[path].split("/"))
+        if leaf.role == "slot" and leaf.of in weights and leaf.slot in canonical.SLOTS:
+            target, rule = weights[leaf.of]
+            moves.append(Move(path, canonical.slot(optimizer.name, leaf.slot, target), rule))
+        elif segments[:-1] == optimizer.prefix and segments[-1] in _KERAS_SETTINGS:
+            setting = _KERAS_SETTINGS[segments[-1]]
+            moves.append(Move(path, canonical.setting(optimizer.name, setting), KEEP))
+    return OptimizerMoves(tuple(moves))
+
+
+def from_torch(optimizer: Optimizer) -> OptimizerMoves:
+    """Bind a torch optimizer's state_dict: the i-th state belongs to the i-th parameter of its group.
+
+    Source: torch/optim/optimizer.py, state_dict(). Several groups are left unmapped: their
+    hyperparameters may differ.
+    """
+    cut = len(optimizer.prefix)
+    mine = {
+        tuple(name.split("/"))[cut:]: path
+        for path, name in optimizer.tree.names.items()
+        if tuple(name.split("/"))[:cut] == optimizer.prefix
+    }
+    order = _parameter_order(mine, optimizer)
+    if order is None:
+        return OptimizerMoves(())
+    moves: list[Move] = []
+    of: dict[Path, Path] = {}
+    for number, (source, target, rule) in order.items():
+        for theirs, slot in TORCH_SLOTS.items():
+            path = mine.get(("state", number, theirs))
+            if path is not None:
+                moves.append(Move(path, canonical.slot(optimizer.name, slot, target), rule))
+                of[path] = source
+    steps, repeated = _steps(mine, optimizer)
+    moves += steps + _settings(mine, optimizer)
+    indices = frozenset(path for name, path in mine.items() if name[:3] == ("param_groups", "0", "params"))
+    return OptimizerMoves(tuple(moves), indices | repeated, of)
+
+
+def _parameter_order(
+    mine: Mapping[tuple[str, ...], Path], optimizer: Optimizer
+) -> dict[str, tuple[Path, Path, Rule]] | None:
+    listed = [p for name, p in mine.items() if name[:3] == ("param_groups", "0", "params")]
+    several = any(name[:2] == ("param_groups", "1") for name in mine)
+    if several or len(listed) != len(optimizer.weights):
+        return None
+    numbers = [leaf.value for p in listed if isinstance(leaf := optimizer.tree[p], ValueLeaf)]
+    return {str(n): weight for n, weight in zip(numbers, optimizer.weights, strict=True)}
+
+
+def _steps(mine: Mapping[tuple[str, ...], Path], optimizer: Optimizer) -> tuple[list[Move], frozenset[Path]]:
+    # torch counts updates once per parameter; one is moved, equal ones only repeat it.
+    paths = [path for name, path in mine.items() if name[:1] == ("state",) and name[2:] == ("step",)]
+    if not paths:
+        return [], frozenset()
+    first = _number(optimizer.tree[paths[0]])
+    equal = frozenset(path for path in paths[1:] if _number(optimizer.tree[path]) == first)
+    move = Move(paths[0], canonical.setting(optimizer.name, "step"), ToTensor("int64"))
+    return [move], equal
+
+
+def _number(leaf: Leaf | ValueLeaf) -> object:
+    changed = ToValue().leaf(leaf)
+    return changed.value if isinstance(changed, ValueLeaf) else None
+
+
+def _settings(mine: Mapping[tuple[str, ...], Path], optimizer: Optimizer) -> list[Move]:
+    moves = []
+    for name, path in mine.items():
+        if name[:2] == ("param_groups", "0") and name[2] != "params":
+            theirs = "/".join(name[2:])
+            ours = canonical.setting(optimizer.name, TORCH_SETTINGS.get(theirs, theirs))
+            moves.append(Move(path, ours, KEEP))
+    return moves
+
+
+class ToTorch:
+    """One canonical Adam as torch's state_dict; `weights` are its network's moves in parameter order."""
+
+    def __init__(self, name: str, weights: Sequence[Move], agent: Tree, told: Mapping[str, float]) -> None:
+        """Take the canonical optimizer `name` of the canonical `agent`."""
+        self.name = name
+        self.weights = weights
+        self.told = told
+        self.agent = agent
+        self.top = key(name)
+        self.group = (self.top, key("param_groups"), index(0))
+
+    def moves(self) -> list[Move]:
+        """Return every moment, the step once per parameter, and the hyperparameters that are known."""
+        step = canonical.setting(self.name, "step")
+        found = []
+        for number, weight in enumerate(self.weights):
+            place = (self.top, key("state"), key(number))
+            if self.started and step in self.agent:
+                found.append(Move(step, (*place, key("step")), Cast("float32")))
+            for slot in canonical.SLOTS:
+                source = canonical.slot(self.name, slot, weight.source)
+                if source in self.agent:
+                    found.append(Move(source, (*place, key(_BACK[slot])), weight.rule))
+        return found + [Move(s, t, ToValue()) for s, t in self._settings() if s in self.agent]
+
+    @property
+    def started(self) -> bool:
+        """Whether there are moments at all; torch keeps no state before the first update."""
+        return any(
+            canonical.slot(self.name, slot, w.source) in self.agent
+            for slot in canonical.SLOTS
+            for w in self.weights
+        )
+
+    def added(self) -> dict[Path, ValueLeaf]:
+        """Return the defaults of what the source does not hold, and the list of parameter numbers."""
+        values = {}
+        for source, target in self._settings():
+            if source not in self.agent:
+                values[target] = ValueLeaf(self._default(str(source[1].value)))
+        for number in range(len(self.weights)):
+            values[*self.group, key("params"), index(number)] = ValueLeaf(number)
+        return values
+
+    def containers(self) -> dict[Path, Container]:
+        """Return the dicts, lists and the tuple of a torch optimizer's state_dict."""
+        top = (self.top,)
+        found = {top: _DICT, (*top, key("state")): _DICT, (*top, key("param_groups")): _LIST}
+        found |= {self.group: _DICT, (*self.group, key("betas")): _TUPLE, (*self.group, key("params")): _LIST}
+        if self.started:
+            found |= {(*top, key("state"), key(n)): _DICT for n in range(len(self.weights))}
+        return found
+
+    def assumed(self) -> list[str]:
+        """Return a sentence for every default that training depends on."""
+        return [
+            f"{self.name} {source[1].value} = {self._default(str(source[1].value))} "
+            f"(default of {self._whose(str(source[1].value))}; the checkpoint does not hold it)"
+            for source, target in self._settings()
+            if source not in self.agent
+            and source[1].value not in self.told
+            and display(target[3:]) in _MATTERS
+        ]
+
+    def missing(self) -> list[str]:
+        """Return the moments that other weights of the network have and one lacks."""
+        kinds = [s for s in canonical.SLOTS if any(self._has(s, w) for w in self.weights)]
+        lost = [
+            f"{self.name}/state/{number}/{_BACK[slot]}"
+            for number, weight in enumerate(self.weights)
+            for slot in kinds
+            if not self._has(slot, weight)
+        ]
+        if self.started and canonical.setting(self.name, "step") not in self.agent:
+            lost.append(f"{self.name}/state/0/step")
+        return lost
+
+    def _has(self, slot: str, weight: Move) -> bool:
+        return canonical.slot(self.name, slot, weight.source) in self.agent
+
+    def _settings(self) -> list[tuple[Path, Path]]:
+        known = [TORCH_SETTINGS.get(theirs, theirs) for theirs in _GROUP]
+        others = [
+            str(path[1].value)
+            for path in self.agent
+            if path[0] == attr(self.name) and len(path) == 2 and path[1].value not in (*known, "step")
+        ]
+        names = [*zip(known, _GROUP, strict=True), *((other, other) for other in others)]
+        return [(canonical.setting(self.name, ours), self._target(theirs)) for ours, theirs in names]
+
+    def _target(self, theirs: str) -> Path:
+        name, _, position = theirs.partition("/")
+        return (*self.group, key(name), *((index(int(position)),) if position else ()))
+
+    def _default(self, ours: str) -> float | bool | None:
+        if ours in self.told:
+            return self.told[ours]
+        if ours == "amsgrad" and any(self._has("vhat", w) for w in self.weights):
+            return True
+        return (KERAS_DEFAULTS | TORCH_DEFAULTS)[ours].value
+
+    def _whose(self, ours: str) -> str:
+        return (KERAS_DEFAULTS | TORCH_DEFAULTS)[ours].whose

@@ -1,0 +1,153 @@
+"""Finds an agent's components, networks and layers in a tree by the names that its codebase uses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ckpttool.layouts.canonical import Part, PartLayer
+from ckpttool.leaf import Leaf, Path, display
+from ckpttool.mapping.kinds import Kind, recognise
+from ckpttool.tree import Tree
+
+# Edges that Keras puts between a model and its layers; nobody names a layer by them.
+_PRIVATE = re.compile(r"_functional|_operations|_layers|layers|_self_tracked_trackables")
+
+Segments = tuple[str, ...]
+
+
+class Entry(NamedTuple):
+    """A leaf with its name below the agent, cut into segments."""
+
+    path: Path
+    segments: Segments
+    leaf: Leaf
+
+
+class Module(NamedTuple):
+    """One layer of a component: its name below the component, its kind, its tensors by stored name."""
+
+    name: Segments
+    kind: Kind
+    tensors: Mapping[str, Entry]
+
+    @property
+    def width_in(self) -> int | None:
+        """The number of inputs of a dense layer."""
+        return self._kernel_shape()[0] if self.kind.name == "dense" else None
+
+    @property
+    def width_out(self) -> int | None:
+        """The number of outputs of a dense layer."""
+        return self._kernel_shape()[1] if self.kind.name == "dense" else None
+
+    def _kernel_shape(self) -> tuple[int, ...]:
+        first = self.kind.weights[0]
+        shape = self.tensors[first.name].leaf.shape
+        return shape if self.kind.framework == "tensorflow" else shape[::-1]
+
+
+def entries(tree: Tree) -> Iterator[Entry]:
+    """Go through all tensors under all their names, aliases included, in the order of the tree."""
+    for path, leaf in tree.tensors():
+        yield Entry(path, tuple(tree.names[path].split("/")), leaf)
+    for canonical, aliases in tree.aliases.items():
+        leaf_or_value = tree[canonical]
+        if isinstance(leaf_or_value, Leaf):
+            for alias in aliases:
+                yield Entry(canonical, tuple(display(alias.path).split("/")), leaf_or_value)
+
+
+def root_of(names: Sequence[Segments], components: Mapping[str, str], *, rooted: bool) -> Segments | None:
+    """Return the prefix under which most components lie (`policy`), or None when there are none.
+
+    `rooted` allows one object between the top and the components, as in `Checkpoint(policy=agent)`.
+    """
+    found: dict[Segments, set[str]] = {}
+    for segments in names:
+        for depth in range(2 if rooted else 1):
+            if len(segments) > depth + 1 and segments[depth] in components:
+                found.setdefault(segments[:depth], set()).add(segments[depth])
+    if not found:
+        return None
+    return max(found, key=lambda root: (len(found[root]), -len(root)))
+
+
+def modules(found: Sequence[Entry], cut: int, framework: str) -> tuple[Module, ...]:
+    """Group a component's tensors (whose names begin after `cut` segments) into layers, in order."""
+    groups: dict[Segments, dict[str, Entry]] = {}
+    seen: set[Path] = set()
+    for entry in found:
+        # A tensor's other names count only in a component that does not hold it by its own name.
+        if entry.leaf.role in ("parameter", "buffer") and entry.path not in seen:
+            seen.add(entry.path)
+            groups.setdefault(entry.segments[cut:-1], {})[entry.segments[-1]] = entry
+    kinds = {name: recognise({n: e.leaf for n, e in g.items()}, framework) for name, g in groups.items()}
+    layers = [Module(name, kind, groups[name]) for name, kind in kinds.items() if kind is not None]
+    return tuple(sorted(layers, key=lambda module: _natural(module.name)))
+
+
+def _natural(name: Segments) -> list[list[tuple[int, int, str]]]:
+    # l2 before l10, and an index before a name, whatever order the file has them in.
+    return [
+        [(0, int(s), "") if s.isdigit() else (1, 0, s) for s in re.findall(r"\d+|\D+", segment)]
+        for segment in name
+    ]
+
+
+def heads(found: tuple[Module, ...]) -> tuple[tuple[Module, ...], ...]:
+    """Split a critic into its Q-functions: by module where they have one each, else where a chain ends.
+
+    The flat form of the TD3 authors keeps both in one module as l1..l3 and l4..l6: a new Q-function
+    begins after a layer with one output.
+    """
+    by_owner: dict[Segments, list[Module]] = {}
+    for module in found:
+        by_owner.setdefault(_public(module.name)[:-1], []).append(module)
+    if len(by_owner) > 1:
+        return tuple(tuple(group) for group in by_owner.values())
+    chains: list[list[Module]] = [[]]
+    for module in found:
+        if chains[-1] and chains[-1][-1].width_out == 1:
+            chains.append([])
+        chains[-1].append(module)
+    return tuple(tuple(chain) for chain in chains if chain)
+
+
+def connected(chain: Sequence[Module], extra: int | None) -> bool:
+    """Say whether each layer takes what the one before gives (or that and `extra` action inputs)."""
+    width: int | None = None
+    for module in chain:
+        taken = module.width_in
+        if taken is None:
+            continue
+        if width is not None and taken != width and (extra is None or taken != width + extra):
+            return False
+        width = module.width_out
+    return width is not None
+
+
+def part(component: str, head: str | None, chain: Sequence[Module]) -> Part:
+    """Return the network's record, its layers named as a torch module would name them."""
+    names = [_public(module.name) for module in chain]
+    if all(name and name[-1].isdigit() for name in names) and chain[0].kind.framework == "tensorflow":
+        names = _sequential(names, chain)
+    layers = (PartLayer(name, m.kind.name) for name, m in zip(names, chain, strict=True))
+    return Part(component, head, tuple(layers))
+
+
+def _public(name: Segments) -> Segments:
+    kept = tuple(segment for segment in name if not _PRIVATE.fullmatch(segment))
+    return kept or name
+
+
+def _sequential(names: Sequence[Segments], chain: Sequence[Module]) -> list[Segments]:
+    # Keras counts layers that own weights (and an input layer); torch's Sequential counts the
+    # activation after each hidden layer too: Linear 0, ReLU 1, Linear 2, ...
+    renamed, position = [], 0
+    for number, name in enumerate(names):
+        renamed.append((*name[:-1], str(position)))
+        followed_by_norm = number + 1 < len(chain) and chain[number + 1].kind.name == "layer_norm"
+        position += 1 if followed_by_norm else 2
+    return renamed

@@ -1,0 +1,145 @@
+"""A layout as a table, and the one way in which every table binds a tree to the canonical agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckpttool.layouts import canonical
+from ckpttool.layouts.canonical import Binding, Facts, Part
+from ckpttool.layouts.modules import Entry, Module, connected, entries, heads, modules, part, root_of
+from ckpttool.leaf import Leaf, Path, attr
+from ckpttool.mapping.report import Move, Moves
+from ckpttool.mapping.rules import KEEP, Rule, ToTensor
+from ckpttool.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One codebase's naming of its agents.
+
+    `components`, `optimizers` and `counters` map its names to the canonical ones; `rooted` says that the
+    agent may be an attribute of what was saved; `optimizer` binds an optimizer's state; `seen` names the
+    real files on which the layout was tried.
+    """
+
+    name: str
+    title: str
+    framework: str
+    components: Mapping[str, str]
+    optimizers: Mapping[str, str]
+    counters: Mapping[str, str]
+    facts: Facts
+    optimizer: Callable[[Optimizer], OptimizerMoves]
+    rooted: bool = False
+    seen: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What an optimizer's binder may look at.
+
+    `name` is canonical; `prefix` the segments before its state; `weights` its network's tensors in the
+    order of the file, each with its canonical path and its rule.
+    """
+
+    name: str
+    prefix: tuple[str, ...]
+    tree: Tree
+    weights: tuple[tuple[Path, Path, Rule], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerMoves:
+    """An optimizer's moves, the leaves that only repeat others, and each slot's parameter."""
+
+    moves: tuple[Move, ...]
+    consumed: frozenset[Path] = frozenset()
+    of: Mapping[Path, Path] | None = None
+
+
+def bind(tree: Tree, table: Table) -> Binding | None:
+    """Return the tree's way to the canonical agent, or None when it is not of this layout."""
+    found = tuple(entries(tree))
+    root = root_of([entry.segments for entry in found], table.components, rooted=table.rooted)
+    if root is None:
+        return None
+    parts, moves = _networks(found, root, table)
+    if not parts:
+        return None
+    weights: dict[Path, Move] = {}
+    for move in moves:
+        weights.setdefault(move.source, move)
+    state = [_optimizer(tree, root, table, name, weights) for name in table.optimizers]
+    moves += tuple(move for found_state in state for move in found_state.moves)
+    moves += _counters(tree, root, table)
+    shown = "/".join((*root, "{" + ",".join(p for p in dict.fromkeys(q.component for q in parts)) + "}"))
+    return Binding(
+        layout=table.name,
+        moves=Moves(moves),
+        parts=parts,
+        facts=table.facts,
+        consumed=frozenset().union(*(found_state.consumed for found_state in state)),
+        evidence=f"networks {shown} with layers {parts[0].layers[0].name[-1]} ...",
+        of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
+    )
+
+
+def _networks(
+    found: Sequence[Entry], root: tuple[str, ...], table: Table
+) -> tuple[tuple[Part, ...], tuple[Move, ...]]:
+    parts: list[Part] = []
+    moves: list[Move] = []
+    cut = len(root) + 1
+    chains: dict[str, tuple[Module, ...]] = {}
+    for theirs, ours in table.components.items():
+        prefix = (*root, theirs)
+        mine = [entry for entry in found if entry.segments[:cut] == prefix]
+        chains.setdefault(ours, modules(mine, cut, table.framework))
+    actions = _last_width(chains.get("actor") or chains.get("actor_target") or ())
+    for component, layers in chains.items():
+        split = (layers,) if component.startswith("actor") else heads(layers)
+        if not layers or not all(connected(chain, actions) for chain in split):
+            continue
+        for number, chain in enumerate(split, start=1):
+            named = part(component, None if component.startswith("actor") else f"q{number}", chain)
+            parts.append(named)
+            moves.extend(_weights(named, chain))
+    return tuple(parts), tuple(moves)
+
+
+def _last_width(chain: Sequence[Module]) -> int | None:
+    widths = [module.width_out for module in chain if module.width_out is not None]
+    return widths[-1] if widths else None
+
+
+def _weights(named: Part, chain: Sequence[Module]) -> list[Move]:
+    return [
+        Move(module.tensors[w.name].path, canonical.weight(named, position, w.canonical), w.to_canonical)
+        for position, module in enumerate(chain)
+        for w in module.kind.weights
+        if w.name in module.tensors
+    ]
+
+
+def _optimizer(
+    tree: Tree, root: tuple[str, ...], table: Table, theirs: str, weights: Mapping[Path, Move]
+) -> OptimizerMoves:
+    ours = table.optimizers[theirs]
+    network = canonical.OPTIMIZED[ours]
+    mine = tuple(
+        (path, weights[path].target, weights[path].rule)
+        for path, _ in tree.tensors()
+        if path in weights and weights[path].target[0].value == network
+    )
+    return table.optimizer(Optimizer(ours, (*root, theirs), tree, mine))
+
+
+def _counters(tree: Tree, root: tuple[str, ...], table: Table) -> tuple[Move, ...]:
+    wanted = {(*root, theirs): ours for theirs, ours in table.counters.items()}
+    wanted |= {(theirs,): ours for theirs, ours in table.counters.items()}
+    return tuple(
+        Move(path, (attr(wanted[segments]),), KEEP if isinstance(leaf, Leaf) else ToTensor("int64"))
+        for path, leaf in tree.items()
+        if (segments := tuple(tree.names[path].split("/"))) in wanted
+    )

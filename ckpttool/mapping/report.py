@@ -1,0 +1,53 @@
+"""What a mapping did: which leaf went where by which rule, what stayed behind, what was assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckpttool.leaf import Path
+from ckpttool.mapping.rules import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One leaf's way: from a path, to a path, by a rule. A source may feed several targets."""
+
+    source: Path
+    target: Path
+    rule: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """A whole mapping: its moves in target order, and what it had to take for granted."""
+
+    moves: tuple[Move, ...]
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """One line of the report: display paths, the rule's name, shapes before and after."""
+
+    source: str
+    target: str
+    rule: str
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every source and where it went; `unused` sources and `missing` targets make a conversion fail."""
+
+    mapped: tuple[Mapped, ...]
+    unused: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def complete(self) -> bool:
+        """Say whether nothing was left over on either side."""
+        return not self.unused and not self.missing

@@ -1,0 +1,75 @@
+"""Opens a checkpoint as an agent: tree, layout, canonical agent and the sidecar that belongs to it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import cast
+
+from ckpttool import plugins, sidecar
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import UsageError
+from ckpttool.formats.probe import Format
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts.canonical import Binding, Part
+from ckpttool.layouts.recognise import recognise
+from ckpttool.leaf import Leaf, Path, ValueLeaf
+from ckpttool.mapping.report import Moves
+from ckpttool.ops.digest import digest_of
+from ckpttool.sidecar import Sidecar
+from ckpttool.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A checkpoint recognised as an agent; `tree` is the canonical one, its leaves unread."""
+
+    checkpoint: Checkpoint
+    binding: Binding
+    tree: Tree
+    sidecar: Sidecar | None
+    notes: tuple[str, ...]
+
+    @property
+    def framework(self) -> str:
+        """The backend that runs what this checkpoint's format usually holds."""
+        plugin = plugins.find("formats", self.checkpoint.format)
+        return cast(Format, plugin.load()).FRAMEWORK
+
+    def part(self, title: str) -> Part | None:
+        """Return the network of that title (`actor`, `critic/q1`), or None."""
+        return next((part for part in self.binding.parts if part.title == title), None)
+
+
+def restore(path: str, layout: str | None = None) -> Agent:
+    """Open the path as an agent; raise UsageError when no layout knows its naming."""
+    checkpoint = open_checkpoint(path)
+    binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
+    if binding is None:
+        raise UsageError(
+            "no layout recognises an agent in this checkpoint",
+            file=checkpoint.path,
+            hint="ckpttool inspect shows its tensors, ckpttool layouts the namings that are known",
+        )
+    found, notes = own_sidecar(checkpoint)
+    tree = canonical_tree(checkpoint.tree, binding.moves)
+    return Agent(checkpoint, binding, tree, found, notes)
+
+
+def canonical_tree(tree: Tree, moves: Moves) -> Tree:
+    """Return the canonical agent: every bound leaf under its canonical path, unread."""
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    for move in moves.moves:
+        leaf = move.rule.leaf(tree[move.source])
+        leaves[move.target] = replace(leaf, of=None) if isinstance(leaf, Leaf) else leaf
+    return Tree(leaves)
+
+
+def own_sidecar(checkpoint: Checkpoint) -> tuple[Sidecar | None, tuple[str, ...]]:
+    """Return the checkpoint's sidecar if it was written for these very weights, and a note if not."""
+    found = sidecar.load(checkpoint.path)
+    if found is None:
+        return None, ()
+    if found.target_sha256 != digest_of(checkpoint).sha256:
+        return None, ("the sidecar beside the checkpoint was written for other weights and is not used",)
+    return found, ()

@@ -1,0 +1,142 @@
+"""Writes a tree as a checkpoint: beside the target, read back, compared, then renamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import IO, NamedTuple, cast
+
+from ckpttool import plugins, sidecar
+from ckpttool.checkpoint import Checkpoint, Output, require_new, write_atomically
+from ckpttool.errors import FormatError, UsageError
+from ckpttool.formats.probe import WritingFormat
+from ckpttool.leaf import Leaf, Path, display
+from ckpttool.ops.digest import Digest, digest_of
+from ckpttool.ops.progress import Progress, silent
+from ckpttool.sidecar import Sidecar
+from ckpttool.source import Buffer, Source
+from ckpttool.tree import Tree
+
+
+class TargetKind(NamedTuple):
+    """What `--to` names: the format that writes it, and the layout that an agent gets there."""
+
+    format: str
+    layout: str
+
+
+TARGETS: dict[str, TargetKind] = {"torch": TargetKind("pytorch", "td3_torch")}
+_SUFFIXES = {".pt": "torch", ".pth": "torch"}
+
+
+def target_kind(target: str, to: str | None) -> TargetKind:
+    """Return what to write: what `to` names, else what the target's suffix means."""
+    chosen = to or _SUFFIXES.get(os.path.splitext(target)[1])
+    if chosen is None:
+        raise UsageError(
+            "the target's name does not say what to write",
+            file=target,
+            hint=f"--to {' or --to '.join(TARGETS)}",
+        )
+    if chosen not in TARGETS:
+        raise UsageError(f"{chosen} cannot be written", hint=f"--to takes {', '.join(TARGETS)}")
+    return TARGETS[chosen]
+
+
+def save(
+    tree: Tree,
+    target: str,
+    to: str | None = None,
+    *,
+    force: bool = False,
+    sync: bool = True,
+    progress: Progress = silent,
+) -> Digest:
+    """Write a tree as it is into a new file and return the digest of what was read back."""
+    kind = target_kind(target, to)
+    require_new(target, force=force)
+    return write(tree, target, kind, force=force, sync=sync, progress=progress)
+
+
+def write(
+    tree: Tree,
+    target: str,
+    kind: TargetKind,
+    *,
+    receipt: Callable[[Digest], Sidecar] | None = None,
+    force: bool = False,
+    sync: bool = True,
+    progress: Progress = silent,
+) -> Digest:
+    """Write the tree, and beside it the sidecar that `receipt` makes from the written file's digest."""
+    writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
+    copied = _Copied()
+    watched = copied.watch(tree, progress)
+    result: list[Digest] = []
+
+    def fill(stream: IO[bytes]) -> None:
+        writer.write(watched, stream)
+
+    def check(temporary: str) -> None:
+        written = writer.read(temporary)
+        copied.compare(written)
+        result.append(digest_of(written))
+
+    outputs = [Output(target, fill, check)]
+    if receipt is not None:
+        make = receipt
+        outputs.append(Output(sidecar.beside(target), lambda stream: _put(stream, make(result[0]))))
+    write_atomically(outputs, force=force, sync=sync)
+    return result[0]
+
+
+def _put(stream: IO[bytes], receipt: Sidecar) -> None:
+    stream.write(receipt.encode())
+
+
+class _Copied(dict[Path, int]):
+    """Remembers the CRC-32C of every leaf's bytes as the writer took them."""
+
+    def watch(self, tree: Tree, progress: Progress) -> Tree:
+        """Return the same tree whose leaves report what is read from them."""
+        total = sum(leaf.nbytes for _, leaf in tree.tensors())
+        done = 0
+
+        def seen(path: Path, data: Buffer) -> None:
+            import google_crc32c
+
+            nonlocal done
+            self[path] = google_crc32c.value(bytes(data))
+            done += len(data)
+            progress(done, total)
+
+        watched = {
+            path: replace(leaf, source=_Watched(leaf.source, path, seen)) if isinstance(leaf, Leaf) else leaf
+            for path, leaf in tree.items()
+        }
+        return Tree(watched, tree.aliases, tree.containers)
+
+    def compare(self, written: Checkpoint) -> None:
+        """Raise FormatError unless the written file holds exactly the bytes that were taken."""
+        import google_crc32c
+
+        for path, crc in self.items():
+            leaf = written.tree.get(path)
+            if not isinstance(leaf, Leaf) or google_crc32c.value(bytes(leaf.read())) != crc:
+                raise FormatError("what was written is not what was read", path=display(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A source that tells `seen` what was read from it."""
+
+    base: Source
+    path: Path
+    seen: Callable[[Path, Buffer], None]
+
+    def read(self) -> Buffer:
+        """Return the base's bytes."""
+        data = self.base.read()
+        self.seen(self.path, data)
+        return data

@@ -1,0 +1,137 @@
+"""The sidecar `PATH.ckpttool.json`: what a checkpoint lacks, and the receipt of a conversion.
+
+It is data: nothing in it makes code run. It is bound to its weights by their digest, and a sidecar of
+other weights is not used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpttool.errors import FormatError
+from ckpttool.version import __version__
+
+SUFFIX = ".ckpttool.json"
+SCHEMA = 1
+_LIMIT = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """Facts about an agent, each with its provenance: "read from ...", "given" or "assumed".
+
+    `env` holds `id` and `gymnasium`; `action_low` and `action_high` are per dimension; `head` is what
+    turns the policy's last layer into an action; `activations` follow the hidden layers; `obs_norm`
+    holds `mean`, `var`, `epsilon`, `clip`; `epsilon` holds `layer_norm` and `adam` where they are known.
+    """
+
+    target_sha256: str
+    source: Mapping[str, Any] | None = None
+    rules: Sequence[Mapping[str, Any]] = ()
+    env: Mapping[str, Any] | None = None
+    obs_dim: int | None = None
+    action_low: Sequence[float] | None = None
+    action_high: Sequence[float] | None = None
+    head: str | None = None
+    activations: Sequence[str] | None = None
+    obs_norm: Mapping[str, Any] | None = None
+    epsilon: Mapping[str, float] | None = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    residue: Sequence[Mapping[str, Any]] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document, in the order of docs/sidecar.md."""
+        return {
+            "schema": SCHEMA,
+            "tool": f"ckpttool {__version__}",
+            "source": self.source,
+            "target_sha256": self.target_sha256,
+            "rules": list(self.rules),
+            "env": self.env,
+            "obs_dim": self.obs_dim,
+            "action_low": self.action_low,
+            "action_high": self.action_high,
+            "head": self.head,
+            "activations": self.activations,
+            "obs_norm": self.obs_norm,
+            "epsilon": self.epsilon,
+            "provenance": dict(self.provenance),
+            "residue": list(self.residue),
+        }
+
+    def encode(self) -> bytes:
+        """Return the file's bytes; the same sidecar gives the same bytes."""
+        return (json.dumps(self.document(), indent=1, allow_nan=False) + "\n").encode()
+
+
+def beside(path: str) -> str:
+    """Return the name of the sidecar of the checkpoint at `path` (a file or a prefix)."""
+    return path + SUFFIX
+
+
+def load(path: str) -> Sidecar | None:
+    """Return the sidecar of the checkpoint at `path`, or None; raise FormatError if it is damaged."""
+    file = beside(path)
+    if not os.path.isfile(file):
+        return None
+    if os.path.getsize(file) > _LIMIT:
+        raise FormatError("the sidecar is larger than any sidecar", file=file)
+    try:
+        with open(file, "rb") as stream:
+            found = json.loads(stream.read())
+    except (ValueError, RecursionError) as error:
+        raise FormatError("the sidecar is not JSON", file=file) from error
+    return _checked(found, file)
+
+
+def _checked(found: object, file: str) -> Sidecar:
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        schema = found.get("schema") if isinstance(found, dict) else type(found).__name__
+        raise FormatError("the sidecar has another schema", file=file, expected="1", found=str(schema)[:40])
+    for name, allowed in _TYPES.items():
+        if found.get(name) is not None and not allowed(found[name]):
+            raise FormatError(f"the sidecar's {name} is not what it should be", file=file, path=name)
+    if not isinstance(found.get("target_sha256"), str):
+        raise FormatError("the sidecar names no target_sha256", file=file)
+    known = {name: found[name] for name in Sidecar.__dataclass_fields__ if found.get(name) is not None}
+    return Sidecar(**known)
+
+
+def _is_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(_is_number(item) for item in value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_words(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_env(value: object) -> bool:
+    return isinstance(value, dict) and all(v is None or isinstance(v, str) for v in value.values())
+
+
+def _is_norm(value: object) -> bool:
+    return isinstance(value, dict) and _is_numbers(value.get("mean")) and _is_numbers(value.get("var"))
+
+
+_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "source": lambda v: isinstance(v, dict),
+    "rules": lambda v: isinstance(v, list),
+    "env": _is_env,
+    "obs_dim": lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0,
+    "action_low": _is_numbers,
+    "action_high": _is_numbers,
+    "head": lambda v: isinstance(v, str),
+    "activations": _is_words,
+    "obs_norm": _is_norm,
+    "epsilon": lambda v: isinstance(v, dict) and all(map(_is_number, v.values())),
+    "provenance": lambda v: isinstance(v, dict),
+    "residue": lambda v: isinstance(v, list),
+}

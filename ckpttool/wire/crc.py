@@ -1,0 +1,28 @@
+"""CRC-32C, and the mask that LevelDB and TensorFlow put over a checksum that is stored among data."""
+
+from __future__ import annotations
+
+from ckpttool.source import Buffer
+
+# tsl/lib/hash/crc32c.h: "it is problematic to compute the CRC of a string that contains embedded CRCs".
+_DELTA = 0xA282EAD8
+_BITS = 0xFFFFFFFF
+
+
+def crc32c(data: Buffer, running: int = 0) -> int:
+    """Return the CRC-32C of `data`, or of everything before it (`running`) and `data`."""
+    import google_crc32c
+
+    found: int = google_crc32c.extend(running, bytes(data) if isinstance(data, bytearray) else data)
+    return found
+
+
+def mask(value: int) -> int:
+    """Return the masked form of a checksum."""
+    return ((value >> 15 | value << 17) + _DELTA) & _BITS
+
+
+def unmask(value: int) -> int:
+    """Return the checksum whose masked form is `value`."""
+    rotated = (value - _DELTA) & _BITS
+    return (rotated >> 17 | rotated << 15) & _BITS

@@ -1,0 +1,135 @@
+"""NumPy's arrays, scalars and dtypes as pickles store them; numpy itself is not needed to see them.
+
+Sources: numpy/_core/src/multiarray/methods.c (array_reduce, array_setstate), descriptor.c
+(arraydescr_reduce), scalartypes.c.src (gentype_reduce), numpy/_core/numeric.py (_frombuffer).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ckpttool.errors import FormatError
+from ckpttool.wire.pickle_values import Builder
+
+# The type codes that the formats here know, with struct's code where a scalar can become a number.
+_NAMES = {
+    "b1": "bool", "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128",
+    "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64",
+    "u1": "uint8", "u2": "uint16", "u4": "uint32", "u8": "uint64",
+}  # fmt: skip
+_SCALARS = {
+    "b1": "?", "f2": "e", "f4": "f", "f8": "d", "c8": "ff", "c16": "dd",
+    "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
+}  # fmt: skip
+
+
+@dataclass(eq=False, slots=True)
+class Type:
+    """A dtype; `state` is what BUILD adds, its second item the byte order."""
+
+    code: str
+    state: object = None
+
+    @property
+    def big(self) -> bool:
+        """Whether values are stored with the most significant byte first."""
+        return isinstance(self.state, tuple) and len(self.state) > 1 and self.state[1] == ">"
+
+    @property
+    def name(self) -> str | None:
+        """Our name of the type; None for objects, text, dates and records."""
+        return _NAMES.get(self.code)
+
+
+class Parts(NamedTuple):
+    """What an array holds: `data` is bytes, or a list for an array of objects."""
+
+    type: Type
+    shape: tuple[int, ...]
+    fortran: bool
+    data: bytes | list[Any]
+
+
+@dataclass(eq=False, slots=True)
+class Array:
+    """An array; `state` is what BUILD gives it (version, shape, dtype, order, data)."""
+
+    state: object = None
+
+    def parts(self) -> Parts | None:
+        """Return what the array holds, checked; None where nothing but its class is known."""
+        state = self.state
+        if not isinstance(state, tuple) or len(state) not in (4, 5):
+            return None
+        shape, kind, fortran, data = state[-4:]
+        if not isinstance(shape, tuple) or not isinstance(kind, Type):
+            return None
+        if not isinstance(data, bytes | list) or len(shape) > 64:
+            return None
+        return Parts(kind, _checked(shape, kind, data), bool(fortran), data)
+
+
+def _checked(shape: tuple[Any, ...], kind: Type, data: bytes | list[Any]) -> tuple[int, ...]:
+    count = 1
+    for extent in shape:
+        if type(extent) is not int or extent < 0:
+            raise FormatError("a pickled array has an impossible shape")
+        count *= extent
+    digits = kind.code[1:]
+    size = int(digits) if isinstance(data, bytes) and digits.isascii() and digits.isdigit() else 1
+    size *= 4 if kind.code[:1] == "U" else 1
+    if count * size != len(data):
+        raise FormatError(
+            "a pickled array's data do not fill its shape",
+            expected=f"{count * size:,} bytes",
+            found=f"{len(data):,}",
+        )
+    return shape
+
+
+def _type(args: tuple[Any, ...]) -> object:
+    known = args and isinstance(args[0], str) and len(args[0]) < 16
+    return Type(args[0].lstrip("<>=|")) if known else NotImplemented
+
+
+def _reconstruct(args: tuple[Any, ...]) -> object:  # noqa: ARG001 - the shape given here is always (0,)
+    return Array()
+
+
+def _from_buffer(args: tuple[Any, ...]) -> object:
+    if len(args) != 4 or not isinstance(args[1], Type):
+        return NotImplemented
+    data, kind, shape, order = args
+    return Array((1, shape, kind, order == "F", data))
+
+
+def _scalar(args: tuple[Any, ...]) -> object:
+    if len(args) != 2 or not isinstance(args[0], Type) or not isinstance(args[1], bytes):
+        return NotImplemented
+    kind, data = args
+    code = _SCALARS.get(kind.code)
+    if code is None:
+        return NotImplemented
+    layout = struct.Struct((">" if kind.big else "<") + code)
+    if layout.size != len(data):
+        raise FormatError("a pickled numpy scalar has the wrong size", found=f"{len(data):,} bytes")
+    values = layout.unpack(data)
+    return complex(*values) if len(values) == 2 else values[0]
+
+
+# Both spellings: the private module got its underscore in numpy 2.
+BUILDERS: Mapping[str, Builder] = {
+    "numpy.dtype": _type,
+    **{
+        f"numpy.{core}.{name}": build
+        for core in ("core", "_core")
+        for name, build in (
+            ("multiarray.scalar", _scalar),
+            ("multiarray._reconstruct", _reconstruct),
+            ("numeric._frombuffer", _from_buffer),
+        )
+    },
+}

@@ -1,0 +1,367 @@
+"""One contract for every backend, against a reference that computes number by number in float64."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from ckpttool import plugins
+from ckpttool.agents.network import (
+    Activation,
+    ActivationName,
+    Affine,
+    Clip,
+    Concat,
+    Dense,
+    Flatten,
+    Layer,
+    LayerNorm,
+    Network,
+    Node,
+    StateSlot,
+)
+from ckpttool.agents.policy import Backend, Policy
+from ckpttool.agents.worker import Worker
+from ckpttool.errors import EnvironmentMismatchError, UnsupportedError, UsageError
+
+ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
+
+SCALAR: dict[str, Callable[[float], float]] = {
+    "relu": lambda x: max(x, 0.0),
+    "tanh": math.tanh,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)) if x > -700 else 0.0,
+    "elu": lambda x: x if x > 0 else math.expm1(x),
+    "leaky_relu": lambda x: x if x > 0 else 0.25 * x,
+    "gelu": lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))),
+    "silu": lambda x: x / (1 + math.exp(-x)) if x > -700 else 0.0,
+    "softplus": lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x))),
+    "linear": lambda x: x,
+}
+
+
+def reference(network: Network, row: dict[str, Sequence[float]]) -> list[list[float]]:
+    """Return every value of the graph for one row, as lists of Python floats."""
+    values = [[float(x) for x in np.ravel(row[name])] for name, _ in network.inputs]
+    for node in network.nodes:
+        values.append(_apply(node.layer, [values[i] for i in node.inputs]))
+    return values
+
+
+def _apply(layer: Layer, given: list[list[float]]) -> list[float]:
+    x = given[0]
+    match layer:
+        case Dense(kernel, bias):
+            shift = np.zeros(kernel.shape[1]) if bias is None else bias
+            return [
+                math.fsum([float(b), *(xi * float(w) for xi, w in zip(x, column, strict=True))])
+                for column, b in zip(kernel.T, shift, strict=True)
+            ]
+        case LayerNorm(scale, offset, epsilon):
+            mean = math.fsum(x) / len(x)
+            root = math.sqrt(math.fsum((xi - mean) ** 2 for xi in x) / len(x) + epsilon)
+            return [
+                (xi - mean) / root * float(s) + float(o) for xi, s, o in zip(x, scale, offset, strict=True)
+            ]
+        case Activation(name):
+            return [SCALAR[name](xi) for xi in x]
+        case Concat():
+            return [xi for part in given for xi in part]
+        case Flatten():
+            return x
+        case Affine(scale, shift):
+            return [xi * float(s) + float(o) for xi, s, o in zip(x, scale, shift, strict=True)]
+        case Clip(low, high):
+            return [min(max(xi, float(a)), float(b)) for xi, a, b in zip(x, low, high, strict=True)]
+
+
+RANDOM = np.random.default_rng(7)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+def dense(rows: int, columns: int) -> Dense:
+    return Dense(normal(rows, columns) / np.float32(math.sqrt(rows)), normal(columns))
+
+
+def chain(width: int, *layers: Layer) -> Network:
+    return Network((("obs", width),), tuple(Node(x, (i,)) for i, x in enumerate(layers)), len(layers))
+
+
+ACTOR = chain(
+    17,
+    Affine(normal(17), normal(17)),
+    dense(17, 40),
+    LayerNorm(normal(40), normal(40), 1e-3),
+    Activation("relu"),
+    Dense(normal(40, 30) / 6),
+    Activation("elu"),
+    dense(30, 6),
+    Activation("tanh"),
+    Affine(normal(6), normal(6)),
+    Clip(np.full(6, -0.5, np.float32), np.full(6, 0.5, np.float32)),
+)
+
+# The critic of TD3's successors: the action joins after the first layer.
+CRITIC = Network(
+    inputs=(("obs", 5), ("action", 2)),
+    nodes=(
+        Node(dense(5, 8), (0,)),
+        Node(Activation("silu"), (2,)),
+        Node(Concat(), (3, 1)),
+        Node(dense(10, 1), (4,)),
+    ),
+    output=5,
+)
+
+# An Elman cell: h' = tanh([x, h] W + b), action = h' V; the state is the second input.
+CELL = Network(
+    inputs=(("obs", 3), ("h", 4)),
+    nodes=(
+        Node(Concat(), (0, 1)),
+        Node(dense(7, 4), (2,)),
+        Node(Activation("tanh"), (3,)),
+        Node(dense(4, 2), (4,)),
+    ),
+    output=5,
+    states=(StateSlot("h", (4,), 4),),
+)
+
+
+class BackendContract:
+    """What every backend promises; a subclass says which backend, and where it runs."""
+
+    @pytest.fixture
+    def backend(self) -> Any:
+        raise NotImplementedError
+
+    def check(self, policy: Policy, network: Network, batch: int, tolerance: float = 1e-5) -> None:
+        obs = {name: normal(batch, width) for name, width in network.inputs}
+        given = obs if len(obs) > 1 else next(iter(obs.values()))
+        action, state = policy.step(given)
+        expected = [
+            reference(network, {name: a[i].tolist() for name, a in obs.items()})[network.output]
+            for i in range(batch)
+        ]
+        assert state == ()
+        np.testing.assert_allclose(action, np.array(expected), rtol=tolerance, atol=tolerance)
+
+    @pytest.mark.parametrize("batch", [1, 3, 64])
+    @pytest.mark.parametrize("network", [ACTOR, CRITIC], ids=["actor", "critic"])
+    def test_agrees_with_the_reference(self, backend: Backend, network: Network, batch: int) -> None:
+        self.check(backend.build(network), network, batch)
+
+    def test_one_policy_takes_any_batch(self, backend: Backend) -> None:
+        policy = backend.build(ACTOR)
+        for batch in (1, 64, 3):
+            self.check(policy, ACTOR, batch)
+
+    @pytest.mark.parametrize("name", ACTIVATIONS)
+    def test_activation(self, backend: Backend, name: ActivationName) -> None:
+        policy = backend.build(chain(7, Activation(name, 0.25)))
+        x = np.array([[-90, -3, -0.5, 0, 0.5, 3, 90]], np.float32)
+        expected = [[SCALAR[name](float(v)) for v in x[0]]]
+        np.testing.assert_allclose(policy.step(x)[0], expected, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        "layer",
+        [
+            dense(4, 3),
+            Dense(normal(4, 3)),
+            LayerNorm(normal(4), normal(4), 1e-5),
+            Affine(normal(4), normal(4)),
+            Clip(np.full(4, -0.1, np.float32), np.full(4, 0.2, np.float32)),
+            Flatten(),
+        ],
+        ids=lambda layer: type(layer).__name__,
+    )
+    def test_layer(self, backend: Backend, layer: Layer) -> None:
+        network = chain(4, layer)
+        self.check(backend.build(network), network, 3)
+
+    def test_float64_is_computed_in_float64(self, backend: Backend) -> None:
+        network = ACTOR.cast("float64")
+        policy = backend.build(network)
+        assert policy.step(np.ones((1, 17), np.float32))[0].dtype == np.float64
+        self.check(policy, network, 3, 1e-12)
+
+    def test_float32_stays_float32(self, backend: Backend) -> None:
+        assert backend.build(ACTOR).step(np.ones((2, 17)))[0].dtype == np.float32
+
+    def test_axes_are_flattened_in_c_order(self, backend: Backend) -> None:
+        policy = backend.build(chain(6, Flatten(), Activation("linear")))
+        x = normal(2, 3, 2)
+        np.testing.assert_array_equal(policy.step(x)[0], x.reshape(2, 6))
+
+    def test_state_is_carried(self, backend: Backend) -> None:
+        policy = backend.build(CELL)
+        obs, state, expected = normal(5, 3, 3), (), np.zeros((3, 4))
+        for x in obs:
+            action, state = policy.step(x, state)
+            values = [reference(CELL, {"obs": x[i], "h": expected[i]}) for i in range(3)]
+            expected = np.array([v[4] for v in values])
+            np.testing.assert_allclose(state[0], expected, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(action, [v[5] for v in values], rtol=1e-5, atol=1e-5)
+
+    def test_inputs_in_any_memory_order(self, backend: Backend) -> None:
+        policy = backend.build(ACTOR)
+        x = normal(3, 17)
+        frozen = x.copy()
+        frozen.flags.writeable = False
+        swapped = x.astype(x.dtype.newbyteorder())
+        for same in (np.asfortranarray(x), x[::-1][::-1], frozen, swapped, x.astype(np.float64)):
+            np.testing.assert_array_equal(policy.step(same)[0], policy.step(x)[0])
+
+    def test_weights_are_the_policys_own(self, backend: Backend) -> None:
+        kernel = normal(3, 2)
+        policy = backend.build(chain(3, Dense(kernel)))
+        x = normal(1, 3)
+        before = policy.step(x)[0].copy()
+        kernel[:] = 0
+        np.testing.assert_array_equal(policy.step(x)[0], before)
+
+    def test_stored_byte_order_does_not_matter(self, backend: Backend) -> None:
+        kernel = normal(3, 2)
+        x = normal(1, 3)
+        swapped = backend.build(chain(3, Dense(kernel.astype(kernel.dtype.newbyteorder()))))
+        np.testing.assert_array_equal(swapped.step(x)[0], backend.build(chain(3, Dense(kernel))).step(x)[0])
+
+    def test_wrong_width_names_both_numbers(self, backend: Backend) -> None:
+        with pytest.raises(EnvironmentMismatchError, match=r"(?s)17.*\b3\b"):
+            backend.build(ACTOR).step(np.ones((1, 3), np.float32))
+
+    def test_layers_that_do_not_fit_are_refused(self, backend: Backend) -> None:
+        with pytest.raises(UsageError, match=r"node 1 \(Dense\)"):
+            backend.build(chain(3, dense(3, 4), dense(5, 1)))
+
+    def test_an_unknown_activation_is_refused(self, backend: Backend) -> None:
+        with pytest.raises(UnsupportedError, match="mish"):
+            backend.build(chain(3, Activation("mish")))
+
+    def test_half_precision_is_refused_with_a_hint(self, backend: Backend) -> None:
+        with pytest.raises(UnsupportedError, match="float16") as caught:
+            backend.build(chain(3, Dense(np.ones((3, 1), np.float16))))
+        assert "cast" in str(caught.value.hint)
+
+    @pytest.mark.parametrize("device", ["tpu", "cuda:99", "", "CPU"])
+    def test_unknown_device(self, backend: Backend, device: str) -> None:
+        with pytest.raises(UsageError, match=f"no device '{device}'"):
+            backend.build(ACTOR, device)
+
+    def test_auto_and_cpu_are_devices(self, backend: Backend) -> None:
+        assert "cpu" in backend.build(ACTOR, "cpu").device
+        assert backend.build(ACTOR, "auto").device
+
+    def test_versions_name_the_backend(self, backend: Backend) -> None:
+        assert backend.versions()[backend.NAME][0].isdigit()
+
+
+class TestNumpy(BackendContract):
+    @pytest.fixture
+    def backend(self) -> Any:
+        return plugins.find("backends", "numpy").load()
+
+    def test_cuda_is_refused(self, backend: Backend) -> None:
+        with pytest.raises(UsageError, match="no device 'cuda'"):
+            backend.build(ACTOR, "cuda")
+
+
+def needs(library: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec(library) is None
+    return pytest.mark.skipif(missing, reason=f"{library} is not installed")
+
+
+def cuda_is_missing() -> bool:
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+@pytest.mark.torch
+@needs("torch")
+class TestTorch(BackendContract):
+    @pytest.fixture
+    def backend(self) -> Any:
+        return plugins.find("backends", "torch").load()
+
+    def test_the_callers_precision_is_left_alone(self, backend: Backend) -> None:
+        import torch
+
+        torch.set_float32_matmul_precision("medium")
+        try:
+            self.check(backend.build(ACTOR), ACTOR, 64)
+            assert torch.get_float32_matmul_precision() == "medium"
+        finally:
+            torch.set_float32_matmul_precision("highest")
+
+    def test_threads_are_limited_inside_the_block(self, backend: Any) -> None:
+        import torch
+
+        before = torch.get_num_threads()
+        with backend.build(ACTOR).threads(1):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == before
+
+    def test_cuda_without_cuda_is_refused(self, backend: Backend) -> None:
+        if not cuda_is_missing():
+            pytest.skip("this machine has CUDA")
+        with pytest.raises(UsageError, match="no device 'cuda'"):
+            backend.build(ACTOR, "cuda")
+
+
+@pytest.mark.torch
+@needs("torch")
+class TestTorchCuda(BackendContract):
+    @pytest.fixture
+    def backend(self) -> Any:
+        if cuda_is_missing():
+            pytest.skip("PyTorch sees no CUDA device")
+        module = plugins.find("backends", "torch").load()
+
+        class OnCuda:
+            NAME = "torch"
+            versions = staticmethod(module.versions)
+
+            @staticmethod
+            def build(network: Network, device: str = "cuda") -> Policy:
+                return module.build(network, device)
+
+        return OnCuda
+
+
+@pytest.fixture(scope="module")
+def tensorflow_worker() -> Iterator[Worker]:
+    with Worker("tensorflow") as worker:
+        yield worker
+
+
+@pytest.mark.tensorflow
+@needs("tensorflow")
+class TestTensorFlow(BackendContract):
+    """TensorFlow is never imported beside PyTorch: it runs in a worker."""
+
+    @pytest.fixture
+    def backend(self, tensorflow_worker: Worker) -> Worker:
+        return tensorflow_worker
+
+    def test_cuda_is_offered_or_refused(self, backend: Backend) -> None:
+        refused: AbstractContextManager[object] = pytest.raises(UsageError, match="no device 'cuda'")
+        with refused if "cpu" in backend.build(ACTOR, "auto").device else nullcontext():
+            backend.build(ACTOR, "cuda")
+
+
+def test_seams_import_no_framework() -> None:
+    modules = ("backends.numpy", "backends.torch", "backends.tensorflow", "worker", "envs", "rollout")
+    program = "import sys\n" + "".join(f"import ckpttool.agents.{name}\n" for name in modules)
+    program += "print(sorted({'torch', 'tensorflow', 'gymnasium', 'mujoco'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

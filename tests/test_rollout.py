@@ -1,0 +1,373 @@
+"""Rollouts: equality with a plain loop, seeds per episode, order, limits, interruption."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.agents import envs
+from ckpttool.agents.envs import GymVector
+from ckpttool.agents.policy import Observation, State
+from ckpttool.agents.rollout import Rollout, rollout
+from ckpttool.errors import (
+    CkpttoolError,
+    EnvironmentMismatchError,
+    MissingExtraError,
+    UnsupportedError,
+    UsageError,
+)
+
+pytestmark = [
+    pytest.mark.environment,
+    pytest.mark.skipif(importlib.util.find_spec("gymnasium") is None, reason="gymnasium is not installed"),
+]
+needs_box2d = pytest.mark.skipif(importlib.util.find_spec("Box2D") is None, reason="Box2D is not installed")
+needs_mujoco = pytest.mark.skipif(
+    importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed"
+)
+
+
+class Linear:
+    """action = obs @ gain, summed column by column so that no row depends on the batch's shape."""
+
+    device = "cpu"
+
+    def __init__(self, *gain: float, actions: int = 1) -> None:
+        self.gain = np.array(gain, np.float32)
+        self.actions = actions
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+        assert isinstance(obs, np.ndarray)
+        self.shapes.add(obs.shape)
+        total = np.zeros(len(obs), np.float32)
+        for column, gain in zip(obs.T, self.gain, strict=False):
+            total = total + column.astype(np.float32) * gain
+        return np.repeat(total[:, None], self.actions, axis=1), state
+
+
+PENDULUM = Linear(-1.0, 0.5, -0.4)
+
+
+def plain_loop(env_id: str, policy: Any, seeds: list[int]) -> list[tuple[float, int, bool, bool]]:
+    """Play as a few lines of Gymnasium would: a fresh environment for every episode."""
+    import gymnasium
+
+    outcomes = []
+    for seed in seeds:
+        env = gymnasium.make(env_id)
+        obs, _ = env.reset(seed=seed)
+        total, length, terminated, truncated = 0.0, 0, False, False
+        while not (terminated or truncated):
+            space: Any = env.action_space
+            action = np.clip(policy.step(obs[None])[0][0], space.low, space.high)
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total += float(reward)
+            length += 1
+        outcomes.append((total, length, bool(terminated), bool(truncated)))
+        env.close()
+    return outcomes
+
+
+def outcomes(result: Rollout) -> list[tuple[float, int, bool, bool]]:
+    columns = (result.returns, result.lengths, result.terminated, result.truncated)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+class Countdown:
+    """An environment whose episode of seed s lasts `lengths[s]` steps and pays 1 + s / 10 for each."""
+
+    lengths = (7, 1, 4, 2, 9, 3, 5, 1)
+    made = 0
+
+    def __init__(self, low: float = -1, high: float = 1, dtype: type = np.float32) -> None:
+        from gymnasium.spaces import Box
+
+        self.observation_space = Box(-100, 100, (2,), np.float32)
+        self.action_space = Box(low, high, (1,), dtype)
+        self.actions: list[np.ndarray] = []
+        type(self).made += 1
+
+    def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+        self.seed, self.left = seed, self.lengths[seed]
+        return np.array([seed, self.left], np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.actions.append(action)
+        self.left -= 1
+        done = self.left == 0
+        odd = bool(self.seed % 2)
+        return (
+            np.array([self.seed, self.left], np.float32),
+            1 + self.seed / 10,
+            done and odd,
+            done and not odd,
+            {},
+        )
+
+    def close(self) -> None:
+        pass
+
+
+class TestAgainstAPlainLoop:
+    @pytest.mark.parametrize("num_envs", [1, 4, 7])
+    def test_pendulum_is_equal_bit_for_bit(self, num_envs: int) -> None:
+        with envs.make("Pendulum-v1", num_envs) as pendulum:
+            result = rollout(PENDULUM, pendulum, episodes=5, seed=100)
+        assert outcomes(result) == plain_loop("Pendulum-v1", PENDULUM, [100, 101, 102, 103, 104])
+        assert result.seeds.tolist() == [100, 101, 102, 103, 104]
+        assert (result.steps, result.num_envs, result.interrupted) == (1000, num_envs, False)
+
+    @pytest.mark.parametrize("num_envs", [1, 3])
+    def test_episodes_that_end_by_themselves(self, num_envs: int) -> None:
+        policy = Linear(0.0, 50.0)  # push the way the car moves: the flag is reached, sooner or later
+        with envs.make("MountainCarContinuous-v0", num_envs) as cars:
+            result = rollout(policy, cars, episodes=4)
+        assert outcomes(result) == plain_loop("MountainCarContinuous-v0", policy, [0, 1, 2, 3])
+        assert result.terminated.all()
+        assert len(set(result.lengths.tolist())) > 1
+
+    @needs_box2d
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    def test_an_environment_that_remembers_is_made_anew(self) -> None:
+        policy = Linear(0.3, -0.2, 0.5, 0.1, actions=4)
+        with envs.make("BipedalWalker-v3", 2) as walkers:
+            result = rollout(policy, walkers, episodes=5)
+        assert outcomes(result) == plain_loop("BipedalWalker-v3", policy, [0, 1, 2, 3, 4])
+        assert set(walkers.spec.versions) == {"gymnasium", "Box2D"}
+
+    @needs_mujoco
+    def test_mujoco_leaves_no_log_behind(self, tmp_path: Path) -> None:
+        program = (
+            "from ckpttool.agents import envs\n"
+            "with envs.make('HalfCheetah-v5') as e: print(sorted(e.spec.versions), e.spec.obs_dim, e.notes)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(Path(envs.__file__).parents[2]), "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.startswith("['gymnasium', 'mujoco'] 17")
+        assert done.stderr == ""
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestOrder:
+    @pytest.mark.parametrize("num_envs", [1, 2, 3, 8, 20])
+    def test_every_index_once_whoever_finishes_first(self, num_envs: int) -> None:
+        result = rollout(Linear(0, 0), GymVector(Countdown, num_envs), episodes=8)
+        assert result.lengths.tolist() == list(Countdown.lengths)
+        assert result.returns.tolist() == pytest.approx(
+            [n * (1 + s / 10) for s, n in enumerate(Countdown.lengths)]
+        )
+        assert result.terminated.tolist() == [False, True] * 4
+        assert result.truncated.tolist() == [True, False] * 4
+        assert result.steps == sum(Countdown.lengths)
+
+    def test_the_batch_shape_never_changes(self) -> None:
+        policy = Linear(0, 0)
+        rollout(policy, GymVector(Countdown, 5), episodes=7)
+        assert policy.shapes == {(5, 2)}
+
+    def test_idle_rows_get_no_environment(self) -> None:
+        before = Countdown.made
+        rollout(Linear(0, 0), GymVector(Countdown, 50), episodes=2)
+        assert Countdown.made - before == 2
+
+    def test_observations_are_those_that_the_policy_saw(self) -> None:
+        result = rollout(Linear(0, 0), GymVector(Countdown, 3), episodes=4, record=True)
+        assert result.observations is not None
+        assert [o.tolist() for o in result.observations] == [
+            [[s, left] for left in range(Countdown.lengths[s], 0, -1)] for s in range(4)
+        ]
+
+    def test_progress_ends_with_all(self) -> None:
+        calls: list[tuple[int, int, int]] = []
+        rollout(Linear(0, 0), GymVector(Countdown, 2), episodes=5, progress=lambda *c: calls.append(c))
+        assert calls[-1] == (5, 5, sum(Countdown.lengths[:5]))
+        assert calls == sorted(calls)
+
+    def test_memory_begins_anew_with_every_episode(self) -> None:
+        class Counter:
+            device = "cpu"
+            seen: list[list[float]] = []  # noqa: RUF012
+
+            def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+                memory = state[0] if state else np.zeros((len(obs), 1), np.float32)
+                self.seen.append(memory[:, 0].tolist())
+                after = memory + 1
+                after.flags.writeable = False
+                return np.zeros((len(obs), 1), np.float32), (after,)
+
+        rollout(Counter(), GymVector(Countdown, 2), episodes=3)
+        # Row 0 plays episode 0 (7 steps); row 1 plays episode 1 (1 step), then episode 2 (4 steps).
+        assert [memory[0] for memory in Counter.seen] == [0, 1, 2, 3, 4, 5, 6]
+        assert [memory[1] for memory in Counter.seen][:5] == [0, 0, 1, 2, 3]
+
+
+class TestLimits:
+    def test_actions_are_limited_and_counted(self) -> None:
+        vector = GymVector(Countdown)
+        shared = vector._envs[0]
+        result = rollout(Linear(0, 1), vector, episodes=1)  # the action is the number of steps left
+        assert [a.tolist() for a in shared.actions] == [[1]] * 7
+        assert result.clipped == 6
+
+    def test_rounding_is_limited_without_a_word(self) -> None:
+        class Almost(Linear):
+            def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+                return np.full((len(obs), 1), 1 + 1e-7), state
+
+        assert rollout(Almost(), GymVector(Countdown), episodes=1).clipped == 0
+
+    def test_actions_reach_the_environment_in_its_type(self) -> None:
+        class Wide(Linear):
+            def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+                return np.zeros((len(obs), 1), np.float64), state
+
+        vector = GymVector(Countdown)
+        env = vector._envs[0]
+        rollout(Wide(), vector, episodes=1)
+        assert {a.dtype.name for a in env.actions} == {"float32"}
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize("bound", [1, np.inf])
+    def test_an_action_that_is_no_number_is_an_error(self, bad: float, bound: float) -> None:
+        class Broken(Linear):
+            def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+                assert isinstance(obs, np.ndarray)
+                late = (obs[:, :1] == 2) & (obs[:, 1:] == 3)  # episode 2, its second step
+                return np.where(late, np.float32(bad), np.float32(0)), state
+
+        vector = GymVector(lambda: Countdown(-bound, bound), 2)
+        with pytest.raises(CkpttoolError, match="episode 2, step 1"):
+            rollout(Broken(), vector, episodes=4)
+
+    def test_idle_rows_may_be_anything(self) -> None:
+        class Odd(Linear):
+            def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+                assert isinstance(obs, np.ndarray)
+                idle = ~obs.any(axis=1, keepdims=True)
+                return np.where(idle, np.float32(np.nan), np.float32(0)), state
+
+        result = rollout(Odd(), GymVector(Countdown, 12), episodes=8)
+        assert (len(result.returns), result.clipped) == (8, 0)
+
+    def test_a_wrong_number_of_actions_says_both(self) -> None:
+        with pytest.raises(EnvironmentMismatchError, match=r"\[3, 1\].*\[3, 2\]"):
+            rollout(Linear(0, 0, actions=2), GymVector(Countdown, 3), episodes=1)
+
+    @pytest.mark.parametrize(("episodes", "num_envs", "seed"), [(0, 1, 0), (-1, 1, 0), (1, 0, 0), (1, 1, -1)])
+    def test_what_cannot_be_played_is_refused(self, episodes: int, num_envs: int, seed: int) -> None:
+        with pytest.raises(UsageError, match="cannot"):
+            rollout(Linear(0, 0), GymVector(Countdown, num_envs), episodes=episodes, seed=seed)
+
+
+class TestInterruption:
+    @staticmethod
+    def interrupt_after(steps: int) -> Linear:
+        class Interrupted(Linear):
+            left = steps
+
+            def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+                self.left -= 1
+                if self.left < 0:
+                    raise KeyboardInterrupt
+                return super().step(obs, state)
+
+        return Interrupted(0, 0)
+
+    def test_finished_episodes_are_kept_and_marked(self) -> None:
+        result = rollout(self.interrupt_after(6), GymVector(Countdown, 2), episodes=8)
+        # Row 1 finished episodes 1 (1 step) and 2 (4 steps); episodes 0 and 3 were under way.
+        assert (result.interrupted, result.episodes) == (True, 8)
+        assert result.seeds.tolist() == [1, 2]
+        assert result.lengths.tolist() == [1, 4]
+        assert result.steps == 12
+
+    def test_nothing_finished_is_an_interruption(self) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            rollout(self.interrupt_after(3), GymVector(Countdown), episodes=8)
+
+
+def test_the_policy_gets_one_thread_while_environments_play() -> None:
+    from contextlib import contextmanager
+
+    class Limited(Linear):
+        log: list[Any] = []  # noqa: RUF012
+
+        @contextmanager
+        def threads(self, count: int) -> Any:
+            self.log.append(count)
+            yield
+            self.log.append("restored")
+
+    rollout(Limited(0, 0), GymVector(Countdown), episodes=1)
+    assert Limited.log == [1, "restored"]
+
+
+class TestMake:
+    def test_spec(self) -> None:
+        with envs.make("Pendulum-v1", 3) as vector:
+            spec = vector.spec
+            assert (spec.id, spec.obs_dim, spec.action_dim, spec.max_episode_steps) == (
+                "Pendulum-v1",
+                3,
+                1,
+                200,
+            )
+            assert (spec.action_low.tolist(), spec.action_high.tolist()) == ([-2], [2])
+            assert list(spec.versions) == ["gymnasium"]
+            assert vector.obs.shape == (3, 3)
+
+    def test_a_name_without_version_is_noted(self) -> None:
+        with envs.make("Pendulum") as vector:
+            assert vector.spec.id == "Pendulum-v1"
+            (note,) = vector.notes
+        assert note.startswith("Using the latest versioned environment `Pendulum-v1`")
+
+    @pytest.mark.parametrize(
+        ("name", "near"),
+        [("Pendulm-v1", "Pendulum-v1"), ("Pendulum-v7", "Pendulum-v1"), ("HalfCheetah-v2", "HalfCheetah-v5")],
+    )
+    def test_an_unknown_name_gets_a_near_one(self, name: str, near: str) -> None:
+        with pytest.raises(UsageError, match=name) as caught:
+            envs.make(name)
+        assert near in str(caught.value.hint)
+
+    @pytest.mark.parametrize("name", ["CartPole-v1", "Blackjack-v1"])
+    def test_other_spaces_are_refused(self, name: str) -> None:
+        with pytest.raises(UnsupportedError, match="must be a Box of one axis"):
+            envs.make(name)
+
+    def test_a_module_in_the_name_needs_trust(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "stranger_env.py").write_text("imported = True")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        with pytest.raises(UsageError, match="run code"):
+            envs.make("stranger_env:Pendulum-v1")
+        assert "stranger_env" not in sys.modules
+        with envs.make("stranger_env:Pendulum-v1", trusted=True):
+            assert sys.modules.pop("stranger_env").imported
+
+    def test_arguments_need_trust(self) -> None:
+        with pytest.raises(UsageError, match="run code"):
+            envs.make("Pendulum-v1", kwargs={"g": 9.81})
+        with envs.make("Pendulum-v1", trusted=True, kwargs={"g": 9.81}) as vector:
+            assert vector.spec.obs_dim == 3
+        with pytest.raises(UsageError, match="with these arguments"):
+            envs.make("Pendulum-v1", trusted=True, kwargs={"colour": "red"})
+
+    def test_without_gymnasium_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+        with pytest.raises(MissingExtraError) as caught:
+            envs.make("Pendulum-v1")
+        assert "ckpttool[eval]" in str(caught.value.hint)

@@ -1,0 +1,104 @@
+"""Statistics of returns: laws for any values, and numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.agents import statistics
+from ckpttool.errors import UsageError
+
+VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
+
+
+def test_numbers_by_hand() -> None:
+    # 8 values: two dropped at each end, 4, 5, 6, 7 remain; squares about the mean of 12 sum to 844.
+    s = statistics.summarise([2, 3, 4, 5, 6, 7, 29, 40])
+    assert (s.n, s.mean, s.median, s.iqm, s.min, s.max) == (8, 12, 5.5, 5.5, 2, 40)
+    assert s.std == pytest.approx(math.sqrt((100 + 81 + 64 + 49 + 36 + 25 + 289 + 784) / 7))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([5], 5),
+        ([1, 9], 5),
+        ([0, 3, 9], 4),
+        ([0, 3, 5, 90], 4),
+        ([0, 3, 5, 7, 90], 5),
+        ([0] * 3 + [1] * 4, 0.6),
+    ],
+)
+def test_iqm_drops_a_quarter_rounded_down(values: list[float], expected: float) -> None:
+    assert statistics.iqm(values) == pytest.approx(expected)
+
+
+def test_one_value_has_no_spread() -> None:
+    assert statistics.summarise([3.5]) == statistics.Summary(1, 3.5, None, 3.5, 3.5, 3.5, 3.5, None)
+
+
+@pytest.mark.parametrize("values", [[], np.zeros((2, 2))])
+def test_no_values_are_refused(values: list[float]) -> None:
+    with pytest.raises(UsageError, match="at least one"):
+        statistics.summarise(values)
+
+
+def test_the_interval_is_that_of_the_normal_law_for_many_values() -> None:
+    values = np.random.default_rng(1).normal(10, 2, 2000)
+    low, high = statistics.mean_interval(values) or (0, 0)
+    half = 1.96 * values.std(ddof=1) / math.sqrt(2000)
+    assert low == pytest.approx(values.mean() - half, abs=0.05 * half)
+    assert high == pytest.approx(values.mean() + half, abs=0.05 * half)
+
+
+def test_two_values_give_the_quarters() -> None:
+    # Means of resamples of {0, 1} are 0, 1/2, 1 with chances 1/4, 1/2, 1/4.
+    assert statistics.mean_interval([0, 1]) == (0, 1)
+    assert statistics.mean_interval([0, 1], level=0.4) == (0.5, 0.5)
+
+
+def test_chunks_do_not_change_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(50.0) ** 2
+    whole = statistics.mean_interval(values)
+    monkeypatch.setattr(statistics, "CHUNK", 333)
+    assert statistics.mean_interval(values) == whole
+
+
+@given(VALUES, st.randoms(use_true_random=False))
+def test_order_does_not_matter(values: list[float], random: object) -> None:
+    mixed = list(values)
+    random.shuffle(mixed)
+    assert statistics.summarise(mixed) == statistics.summarise(values)
+
+
+@given(VALUES)
+def test_everything_lies_between_the_extremes(values: list[float]) -> None:
+    s = statistics.summarise(values)
+    slack = 1e-9 * max(1, abs(s.min), abs(s.max))
+    for value in (s.mean, s.median, s.iqm, *(s.ci95 or ())):
+        assert s.min - slack <= value <= s.max + slack
+    if s.ci95:
+        assert s.ci95[0] <= s.ci95[1]
+
+
+@given(VALUES, st.floats(-100, 100), st.floats(0.1, 10))
+def test_shift_and_scale(values: list[float], shift: float, scale: float) -> None:
+    before = statistics.summarise(values)
+    after = statistics.summarise([v * scale + shift for v in values])
+    near = {"rel": 1e-6, "abs": 1e-6 * max(1, *map(abs, values))}
+    for name in ("mean", "median", "iqm", "min", "max"):
+        assert getattr(after, name) == pytest.approx(getattr(before, name) * scale + shift, **near)
+    if before.std is not None and before.ci95 is not None:
+        assert after.std == pytest.approx(before.std * scale, **near)
+        assert after.ci95 == pytest.approx([v * scale + shift for v in before.ci95], **near)
+
+
+@given(st.floats(-1e6, 1e6), st.integers(2, 30))
+def test_equal_values_are_certain(value: float, n: int) -> None:
+    s = statistics.summarise([value] * n)
+    assert s.std == pytest.approx(0, abs=1e-9 * abs(value))
+    assert s.ci95 == pytest.approx((value, value))
