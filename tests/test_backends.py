@@ -270,6 +270,15 @@ class TestNumpy(BackendContract):
     def backend(self) -> Any:
         return plugins.find("backends", "numpy").load()
 
+    def test_threads_are_limited_inside_the_block(self, backend: Any) -> None:
+        found = backend._openblas()
+        if found is None:
+            pytest.skip("numpy is not linked with OpenBLAS")
+        before = found[0]()
+        with backend.build(ACTOR).threads(1):
+            assert found[0]() == 1
+        assert found[0]() == before
+
     def test_cuda_is_refused(self, backend: Backend) -> None:
         with pytest.raises(UsageError, match="no device 'cuda'"):
             backend.build(ACTOR, "cuda")

@@ -106,9 +106,13 @@ class GymVector:
         self._make_one = make_one
         self._notes: dict[str, None] = {}
         self._restore = _redirect_mujoco(self._notes)
-        with _heard(self._notes):
-            first = make_one()
-        self.spec = _describe(first)
+        try:
+            with _heard(self._notes):
+                first = make_one()
+            self.spec = _describe(first)
+        except BaseException:
+            self._restore()
+            raise
         self.obs = np.zeros((num_envs, self.spec.obs_dim), first.observation_space.dtype)
         # Rows without an episode never get an environment.
         self._envs: list[Any] = [first] + [None] * (num_envs - 1)
@@ -232,8 +236,8 @@ def _near(env_id: str, registry: Sequence[str]) -> list[str]:
     """Return the newest version of each environment whose name is close."""
     newest: dict[str, int] = {}
     for known in registry:
-        name, _, version = known.rpartition("-v")
-        newest[name] = max(int(version), newest.get(name, 0))
+        if found := re.fullmatch(r"(.+)-v(\d+)", known):
+            newest[found[1]] = max(int(found[2]), newest.get(found[1], 0))
     wanted = re.sub(r"-v\d+$", "", env_id)
     names = [wanted] if wanted in newest else difflib.get_close_matches(wanted, newest, n=3)
     return [f"{name}-v{newest[name]}" for name in names]

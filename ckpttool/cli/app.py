@@ -264,6 +264,8 @@ def _listing(kind: Any, *, as_json: bool) -> int:
 def run() -> None:
     """Run the command line; every way out of the program passes here."""
     signal.signal(signal.SIGTERM, _terminated)
+    # TensorFlow's start-up chatter is not an answer to anything that was asked here.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     as_json = "--json" in sys.argv
     try:
         status = typer.main.get_command(app)(standalone_mode=False)

@@ -80,17 +80,21 @@ def _notes(found: Summary) -> list[str]:
     return ["", *(f"note: {clean(note)}" for note in found.notes)] if found.notes else []
 
 
-def _lines(branch: _Branch, indent: str, *, keys: bool) -> Iterator[tuple[str, str]]:
-    entries = [*branch.rows.items(), *branch.below.items()]
+def _lines(branch: _Branch, indent: str, *, keys: bool, top: bool = True) -> Iterator[tuple[str, str]]:
+    entries: list[tuple[str, _Branch | TensorRow | ValueRow]] = [*branch.rows.items(), *branch.below.items()]
     for number, (name, entry) in enumerate(entries):
         last = number == len(entries) - 1
         tee, bar = ("└─ ", "   ") if last else ("├─ ", "│  ")
-        if not indent and len(entries) == 1:
+        if top and len(entries) == 1:
             tee, bar = "", ""
+        while isinstance(entry, _Branch) and not entry.rows and len(entry.below) == 1:
+            # A module that only holds one module is no step of its own.
+            (inner, entry), *_ = entry.below.items()
+            name = f"{name}/{inner}"
         left = indent + tee + clean(name)
         if isinstance(entry, _Branch):
             yield left, _module(entry)
-            yield from _lines(entry, indent + bar, keys=keys)
+            yield from _lines(entry, indent + bar, keys=keys, top=False)
         else:
             yield left, _row(entry, keys=keys)
 

@@ -142,8 +142,8 @@ def assembled(dtype: str, shape: Shape, parts: list[tuple[Box, Source]]) -> Asse
 
 
 def _tiles(boxes: list[list[tuple[int, int]]], whole: list[tuple[int, int]]) -> bool:
-    # Boxes tile the whole if and only if their corners, counted with alternating signs, add up to the whole's:
-    # the signed corners are the derivative of "how often is this element covered" along every axis.
+    # Boxes tile the whole if and only if their corners, counted with alternating signs, add up to those of
+    # the whole: they are the derivative of "how often is this element covered" along every axis.
     corners: Counter[tuple[int, ...]] = Counter()
     for box, weight in [*((box, 1) for box in boxes), (whole, -1)]:
         edges = [((start, 1), (start + length, -1)) for start, length in box]

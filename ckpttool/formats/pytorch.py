@@ -50,11 +50,11 @@ def read(location: str) -> Checkpoint:
     file = File.stamp(location)
     archive = zip.read(file)
     top = _top(archive)
-    tree_of = Walk(big=_big(archive, top), visits=0)
+    big = _big(archive, top)
     try:
         value, size = _unpickled(archive, top)
-        tree_of.left = REVISITS * size + 10_000
-        tree = tree_of.tree(value)
+        walk = Walk(big=big, visits=REVISITS * size + 10_000)
+        tree = walk.tree(value)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
     return Checkpoint(
@@ -64,7 +64,7 @@ def read(location: str) -> Checkpoint:
         files=(file,),
         writer=_writer(archive, top),
         integrity="crc32" if archive.recorded else "none",
-        notes=_notes(tree_of),
+        notes=_notes(walk),
     )
 
 

@@ -193,14 +193,14 @@ def _children(value: Any, place: Place) -> Iterator[Child]:
     elif isinstance(value, Object):
         yield from _members(value)
     else:
-        inner: Place = "settings" if place == "settings" else "plain"
+        inner: Place = "settings" if place in ("settings", "slots") else "plain"
         for position, item in enumerate(value):
             yield index(position), item, inner
 
 
 def _entries(value: dict[Any, Any], place: Place) -> Iterator[Child]:
     optimizer = _is_optimizer(value)
-    inner: Place = "slots" if place == "state" else place if place in ("settings", "buffers") else "plain"
+    inner: Place = "slots" if place == "state" else place
     for position, (name, child) in enumerate(value.items()):
         if optimizer:
             inner = "state" if name == "state" else "settings"

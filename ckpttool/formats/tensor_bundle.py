@@ -24,6 +24,7 @@ from ckpttool.formats.object_graph import KEY as GRAPH
 from ckpttool.formats.object_leaves import Tensor
 from ckpttool.formats.probe import Probe
 from ckpttool.source import Checksum, File, Shape, Source, Span, Swapped
+from ckpttool.tree import Tree
 from ckpttool.wire import bundle, protobuf, sstable
 
 NAME = "tensor_bundle"
@@ -54,12 +55,7 @@ def read(location: str) -> Checkpoint:
         tensors = listing.tensors()
     except CkpttoolError as error:
         raise error.located(file=index.path) from error.__cause__
-    graph = tensors.pop(GRAPH, None)
-    notes: tuple[str, ...] = ()
-    if graph is None:
-        tree = object_leaves.by_name(tensors)
-    else:
-        tree, notes = object_leaves.by_graph(_graph_bytes(graph, index.path), tensors)
+    tree, notes = _tree(tensors, index.path)
     return Checkpoint(
         location,
         NAME,
@@ -96,14 +92,17 @@ def _index_bytes(file: File) -> bytes:
     return data
 
 
-def _graph_bytes(graph: Tensor, index: str) -> bytes:
+def _tree(tensors: dict[str, Tensor], index: str) -> tuple[Tree, tuple[str, ...]]:
+    graph = tensors.pop(GRAPH, None)
+    if graph is None:
+        return object_leaves.by_name(tensors), ()
     if graph.dtype != "string" or graph.shape:
         raise FormatError("the object graph is not one string", file=index, path=GRAPH)
     try:
         # A scalar's bytes are one length and the string itself (see leaf.Leaf.read).
-        return bytes(graph.source.read())[8:]
+        return object_leaves.by_graph(bytes(graph.source.read())[8:], tensors)
     except CkpttoolError as error:
-        raise error.located(path=GRAPH) from error.__cause__
+        raise error.located(file=index, path=GRAPH) from error.__cause__
 
 
 class _Listing:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ckpttool.layouts import canonical
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
-from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, index, key
+from ckpttool.leaf import Path, ValueLeaf, attr, display, index, key
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP, Cast, Rule, ToTensor, ToValue
 from ckpttool.tree import Container, Tree
@@ -100,8 +100,9 @@ def from_torch(optimizer: Optimizer) -> OptimizerMoves:
             if path is not None:
                 moves.append(Move(path, canonical.slot(optimizer.name, slot, target), rule))
                 of[path] = source
-    steps, repeated = _steps(mine, optimizer)
+    steps = _steps(mine, optimizer)
     moves += steps + _settings(mine, optimizer)
+    repeated = frozenset(step.source for step in steps[1:])
     indices = frozenset(path for name, path in mine.items() if name[:3] == ("param_groups", "0", "params"))
     return OptimizerMoves(tuple(moves), indices | repeated, of)
 
@@ -117,20 +118,14 @@ def _parameter_order(
     return {str(n): weight for n, weight in zip(numbers, optimizer.weights, strict=True)}
 
 
-def _steps(mine: Mapping[tuple[str, ...], Path], optimizer: Optimizer) -> tuple[list[Move], frozenset[Path]]:
-    # torch counts updates once per parameter; one is moved, equal ones only repeat it.
-    paths = [path for name, path in mine.items() if name[:1] == ("state",) and name[2:] == ("step",)]
-    if not paths:
-        return [], frozenset()
-    first = _number(optimizer.tree[paths[0]])
-    equal = frozenset(path for path in paths[1:] if _number(optimizer.tree[path]) == first)
-    move = Move(paths[0], canonical.setting(optimizer.name, "step"), ToTensor("int64"))
-    return [move], equal
-
-
-def _number(leaf: Leaf | ValueLeaf) -> object:
-    changed = ToValue().leaf(leaf)
-    return changed.value if isinstance(changed, ValueLeaf) else None
+def _steps(mine: Mapping[tuple[str, ...], Path], optimizer: Optimizer) -> list[Move]:
+    # torch counts updates once per parameter; all move to one counter, which must be the same number.
+    target = canonical.setting(optimizer.name, "step")
+    return [
+        Move(path, target, ToTensor("int64"))
+        for name, path in mine.items()
+        if name[:1] == ("state",) and name[2:] == ("step",)
+    ]
 
 
 def _settings(mine: Mapping[tuple[str, ...], Path], optimizer: Optimizer) -> list[Move]:

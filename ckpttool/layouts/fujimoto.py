@@ -43,7 +43,7 @@ def recognise(tree: Tree, name: str) -> Binding | None:
     first = next(iter(tree))
     if len(first) == 1 and all(_LAYER.fullmatch(str(path[0].value)) for path in tree):
         return _single(tree, _component(stored, name))
-    if any(path[0].value in ("total_it", "actor_target") for path in tree):
+    if any(path[0].value in ("total_it", "actor_target") for path in tree if path):
         return None
     return bind(tree, TABLE)
 

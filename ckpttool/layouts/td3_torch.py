@@ -34,7 +34,7 @@ _DICT, _ORDERED = Container("dict"), Container("OrderedDict")
 
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the file's name says nothing
     """Return the way to the canonical agent if the dict's entries are named so."""
-    if not any(path[0].value in ("total_it", "actor_target") for path in tree if len(path) < 3):
+    if not any(path[0].value in ("total_it", "actor_target") for path in tree if 0 < len(path) < 3):
         return None  # without either it is the authors' set of files
     return bind(tree, TABLE)
 

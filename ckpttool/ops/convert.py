@@ -143,7 +143,7 @@ def _agent(tree: Tree, binding: Binding, layout_name: str, known: Sidecar | None
     agent = canonical_tree(tree, binding.moves)
     told = {"epsilon": known.epsilon["adam"]} if known and known.epsilon and "adam" in known.epsilon else {}
     plan: plans.Plan = layout.plan(binding, agent, told)
-    first = {move.target: move for move in binding.moves.moves}
+    first = {move.target: move for move in reversed(binding.moves.moves)}
     moves = tuple(
         Move(first[m.source].source, m.target, chain(first[m.source].rule, m.rule)) for m in plan.moves
     )

@@ -8,13 +8,14 @@ from typing import cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UsageError
+from ckpttool.errors import MappingError, UsageError
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import Binding, Part
 from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, Path, ValueLeaf
+from ckpttool.leaf import Leaf, Path, ValueLeaf, display
 from ckpttool.mapping.report import Moves
+from ckpttool.mapping.rules import ToValue
 from ckpttool.ops.digest import digest_of
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
@@ -57,12 +58,30 @@ def restore(path: str, layout: str | None = None) -> Agent:
 
 
 def canonical_tree(tree: Tree, moves: Moves) -> Tree:
-    """Return the canonical agent: every bound leaf under its canonical path, unread."""
+    """Return the canonical agent: every bound leaf under its canonical path, unread.
+
+    Several leaves with one target are one number that the source repeats (an update count per
+    parameter); raise MappingError if it is not the same number everywhere.
+    """
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     for move in moves.moves:
         leaf = move.rule.leaf(tree[move.source])
-        leaves[move.target] = replace(leaf, of=None) if isinstance(leaf, Leaf) else leaf
+        if move.target in leaves:
+            _require_equal(leaves[move.target], leaf, display(move.target), tree.names[move.source])
+        else:
+            leaves[move.target] = replace(leaf, of=None) if isinstance(leaf, Leaf) else leaf
     return Tree(leaves)
+
+
+def _require_equal(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf, target: str, source: str) -> None:
+    first, second = (ToValue().leaf(leaf) for leaf in (one, other))
+    if first != second:
+        raise MappingError(
+            f"{target} is one number, and the checkpoint holds several",
+            path=source,
+            expected=str(getattr(first, "value", first)),
+            found=str(getattr(second, "value", second)),
+        )
 
 
 def own_sidecar(checkpoint: Checkpoint) -> tuple[Sidecar | None, tuple[str, ...]]:

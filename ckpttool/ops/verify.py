@@ -136,7 +136,7 @@ def verify(
 
 
 def _worker(backend: str, python: str | None) -> Worker:
-    return Worker(backend) if python is None else Worker(backend, python=python)
+    return Worker(backend, threads=1) if python is None else Worker(backend, python=python, threads=1)
 
 
 def _backend(agent: Agent) -> tuple[str, tuple[str, ...]]:

@@ -15,7 +15,7 @@ from ckpttool.wire.pickle_values import Builder, Global, Limits, Object, Opaque,
 
 Persistent = Callable[[object], object]
 ATOMS = frozenset((str, int, bool, float, type(None), bytes, complex))
-_COPIED = frozenset((str, bytes, list, tuple, Set))
+_COPIED = frozenset((str, bytes, list, tuple, dict, Set))
 _STOP = 0x2E
 
 

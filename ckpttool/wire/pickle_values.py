@@ -172,11 +172,15 @@ def acts(target: object, args: tuple[Any, ...]) -> str | None:
     return target.full
 
 
-def _ordered_dict(name: str) -> Builder:
+def _dict(name: str) -> Builder:
     def build(args: tuple[Any, ...]) -> object:
-        if name == "collections.defaultdict" and len(args) <= 1:
-            return Dict(name)
-        return Dict(name) if not args else NotImplemented
+        # A defaultdict's argument makes its missing values; a Counter's is what it holds.
+        made = Dict(name)
+        if name == "collections.Counter" and len(args) == 1 and type(args[0]) is dict:
+            made.update(args[0])
+        elif args and (name != "collections.defaultdict" or len(args) > 1):
+            return NotImplemented
+        return made
 
     return build
 
@@ -227,9 +231,9 @@ def _reconstructor(args: tuple[Any, ...]) -> object:
 # How the standard library's own containers are rebuilt: each returns data, or NotImplemented for a form
 # that it does not know (the call then stays an inert Object).
 CONTAINERS: Mapping[str, Builder] = {
-    "collections.OrderedDict": _ordered_dict("collections.OrderedDict"),
-    "collections.defaultdict": _ordered_dict("collections.defaultdict"),
-    "collections.Counter": _ordered_dict("collections.Counter"),
+    "collections.OrderedDict": _dict("collections.OrderedDict"),
+    "collections.defaultdict": _dict("collections.defaultdict"),
+    "collections.Counter": _dict("collections.Counter"),
     "builtins.set": _set("builtins.set"),
     "builtins.frozenset": _set("builtins.frozenset"),
     "builtins.complex": _complex,

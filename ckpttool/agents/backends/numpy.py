@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,6 +56,42 @@ class NumpyPolicy:
         """Return the output [batch, n] and the next state."""
         action, *after = self._run(self._feeds(obs, state))
         return action, tuple(after)
+
+    @contextmanager
+    def threads(self, count: int) -> Iterator[None]:
+        """Multiply with that many threads inside the block, where numpy's BLAS is OpenBLAS.
+
+        Its waiting threads take the environments' cores (rollouts on busy cores ran ten times slower), and
+        the last bits of a product depend on how many threads share it.
+        """
+        found = _openblas()
+        if found is None:
+            yield
+            return
+        get, put = found
+        before = get()
+        put(count)
+        try:
+            yield
+        finally:
+            put(before)
+
+
+def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
+    """Return OpenBLAS's get and set of threads, under the names of numpy's wheels and of distributions."""
+    for name in ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"):
+        path = str(getattr(sys.modules.get(name), "__file__", None))
+        if not path.endswith((".so", ".pyd", ".dylib")):
+            continue
+        core = ctypes.CDLL(path)  # looks names up in the libraries that numpy's core is linked with, too
+        for form in (
+            "scipy_openblas_{}_num_threads64_",
+            "openblas_{}_num_threads64_",
+            "openblas_{}_num_threads",
+        ):
+            if hasattr(core, form.format("set")):
+                return getattr(core, form.format("get")), getattr(core, form.format("set"))
+    return None
 
 
 def _lower(layer: Layer) -> Function:

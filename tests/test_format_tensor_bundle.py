@@ -1,0 +1,626 @@
+"""TensorFlow checkpoints: what TensorFlow reads of them, which path means which, every broken rule."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+import json
+import os
+import pickle
+import random
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import (
+    ChangedError,
+    CkpttoolError,
+    FormatError,
+    NotFoundError,
+    TruncatedError,
+    UnsupportedError,
+    UsageError,
+)
+from ckpttool.formats import tensor_bundle
+from ckpttool.formats.probe import Probe
+from ckpttool.leaf import Leaf
+
+W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
+run = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]
+entry, field, header, masked, shape, strings, table = (
+    W[name] for name in ("entry", "field", "header", "masked", "shape", "strings", "table")
+)
+CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "tf"
+TYPES = [
+    *("float16", "float32", "float64", "bfloat16", "float8_e5m2", "float8_e4m3fn", "complex64", "complex128"),
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+]
+without_tensorflow = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+
+
+def sha256(data: Any) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def leaves(checkpoint: Checkpoint) -> dict[str, Leaf]:
+    return {leaf.key: leaf for _, leaf in checkpoint.tree.tensors()}
+
+
+# Checkpoints by TensorFlow. These functions run in a child process.
+
+
+def build(folder: Path) -> dict[str, Any]:
+    """Save checkpoints of every kind; return what TensorFlow reads of each."""
+    import tensorflow as tf
+
+    _save_types(folder)
+    _save_many(folder)
+    _save_cut(folder)
+    _save_slots(folder)
+    _save_by_name(folder)
+    return {name: _facts(tf, folder / name) for name in ("types", "many", "cut", "slots", "by_name")}
+
+
+def _facts(tf: Any, prefix: Path) -> dict[str, Any]:
+    reader = tf.train.load_checkpoint(str(prefix))
+    facts = {}
+    for key, dims in reader.get_variable_to_shape_map().items():
+        dtype = reader.get_variable_to_dtype_map()[key]
+        if key == "_CHECKPOINTABLE_OBJECT_GRAPH":
+            continue
+        fact: dict[str, Any] = {"dtype": dtype.name, "shape": dims}
+        if dtype == tf.string:
+            values = np.asarray(reader.get_tensor(key), dtype=object).reshape(-1).tolist()
+            fact["strings"] = [value.decode("latin-1") for value in values]
+        elif dtype != tf.variant:
+            fact["sha256"] = sha256(np.ascontiguousarray(reader.get_tensor(key)).tobytes())
+        facts[key] = fact
+    return facts
+
+
+def _save_types(folder: Path) -> None:
+    import tensorflow as tf
+
+    root = tf.train.Checkpoint()
+    values = [0.0, 1.0, 2.0, 3.0, 1.0, 0.0]
+    for name in TYPES:
+        setattr(root, name, tf.Variable(tf.cast(tf.constant(values, shape=[2, 3]), name)))
+    root.text = tf.Variable([[b"", b"a"], [b"\xff\x00" * 200, "\u00fc".encode()]])
+    root.one_text = tf.Variable(b"x" * 70_000)
+    root.no_text = tf.Variable(tf.zeros([0, 2], tf.string))
+    root.scalar = tf.Variable(2.5)
+    root.empty = tf.Variable(tf.zeros([3, 0, 2]))
+    root.deep = tf.Variable(tf.zeros([1] * 12))
+    root.d = {"a/b.c": tf.Variable([7.0]), "plain": [tf.Variable([8.0])]}
+    root.generator = tf.random.Generator.from_seed(3)
+    root.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    root.table.insert(["x", "yy"], [1, 2])
+    root.dataset = iter(tf.data.Dataset.range(10).shuffle(3))
+    next(root.dataset)
+    root.replay_buffer = tf.Module()
+    root.replay_buffer.storage = tf.Variable(tf.zeros([10, 3]))
+    root.write(str(folder / "types"))
+
+
+def _save_many(folder: Path) -> None:
+    import tensorflow as tf
+
+    root = tf.Module()
+    root.blocks = [tf.Module() for _ in range(70)]
+    for block in root.blocks:
+        for number in range(100):
+            setattr(block, f"a_rather_long_name_{number}", tf.Variable(float(number)))
+    tf.train.Checkpoint(root=root).write(str(folder / "many"))
+
+
+def _save_cut(folder: Path) -> None:
+    import tensorflow as tf
+
+    root = tf.train.Checkpoint(
+        a=tf.Variable(tf.reshape(tf.range(200, dtype=tf.float32), [10, 20])),
+        b=tf.Variable(tf.cast(tf.reshape(tf.range(192), [2, 3, 32]), tf.int16)),
+        c=tf.Variable(1.0),
+    )
+    policy = tf.train.experimental.MaxShardSizePolicy(max_shard_size=256)
+    options = tf.train.CheckpointOptions(experimental_sharding_callback=policy)
+    root.write(str(folder / "cut"), options=options)
+
+
+def _save_slots(folder: Path) -> None:
+    import tensorflow as tf
+
+    root = tf.train.Checkpoint(
+        w=tf.Variable([1.0, 2.0]), b=tf.Variable(3.0), optimizer=tf.compat.v1.train.AdamOptimizer(0.1)
+    )
+    root.optimizer.minimize(lambda: tf.reduce_sum(root.w) * root.b, var_list=[root.w, root.b])
+    root.write(str(folder / "slots"))
+
+
+def _save_by_name(folder: Path) -> None:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        with v1.variable_scope("scope", partitioner=v1.fixed_size_partitioner(3)):
+            v1.get_variable("w", initializer=tf.reshape(tf.range(40, dtype=tf.float32), [10, 4]))
+        v1.get_variable("scope/b", initializer=tf.ones([4]))
+        v1.train.get_or_create_global_step()
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(folder / "by_name"), write_meta_graph=False)
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return folder, run(__file__, "build", folder)
+
+
+@pytest.mark.tensorflow
+@without_tensorflow
+@pytest.mark.parametrize("name", ["types", "many", "cut", "slots", "by_name"])
+def test_what_tensorflow_reads(written: tuple[Path, dict[str, Any]], name: str) -> None:
+    folder, facts = written
+    checkpoint = tensor_bundle.read(str(folder / name))
+    assert checkpoint.notes == ()
+    found = leaves(checkpoint)
+    assert found.keys() == facts[name].keys()
+    for key, fact in facts[name].items():
+        leaf = pickle.loads(pickle.dumps(found[key]))
+        assert (leaf.dtype, list(leaf.shape)) == (fact["dtype"], fact["shape"])
+        data = leaf.read()
+        if "strings" in fact:
+            assert [text.decode("latin-1") for text in leaf.strings()] == fact["strings"]
+        elif "sha256" in fact:
+            assert sha256(data) == fact["sha256"], key
+
+
+@pytest.mark.tensorflow
+@without_tensorflow
+def test_roles_by_name_and_type(written: tuple[Path, dict[str, Any]]) -> None:
+    tree = tensor_bundle.read(str(written[0] / "types")).tree
+    by_path = {tuple(str(key.value) for key in path): leaf for path, leaf in tree.tensors()}
+    roles = {"/".join(path): leaf.role for path, leaf in by_path.items()}
+    assert roles["float32"] == roles["scalar"] == "parameter"
+    assert roles["replay_buffer/storage"] == "replay"
+    assert roles["generator/_state_var"] == "other"
+    assert {role for path, role in roles.items() if path.startswith(("table", "dataset", "text"))} == {
+        "other"
+    }
+    assert [path for path in roles if path.startswith("dataset")] == ["dataset/ITERATOR_STATE"]
+    assert sorted(path for path in roles if path.startswith("table")) == [
+        "table/table-keys",
+        "table/table-values",
+    ]
+    assert ("d", "a/b.c") in by_path
+    assert by_path["d", "a/b.c"].key == "d/a.Sb..c/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+@pytest.mark.tensorflow
+@without_tensorflow
+def test_more_than_one_block(written: tuple[Path, dict[str, Any]]) -> None:
+    folder, facts = written
+    assert (folder / "many.index").stat().st_size > 262_144
+    assert len(leaves(tensor_bundle.read(str(folder / "many")))) == len(facts["many"]) == 7000
+
+
+@pytest.mark.tensorflow
+@without_tensorflow
+def test_slots_of_version_1_optimizers(written: tuple[Path, dict[str, Any]]) -> None:
+    tree = tensor_bundle.read(str(written[0] / "slots")).tree
+    found = {
+        "/".join(str(key.value) for key in path): (leaf.role, leaf.slot, leaf.of and leaf.of[0].value)
+        for path, leaf in tree.tensors()
+    }
+    assert found == {
+        "w": ("parameter", None, None),
+        "b": ("parameter", None, None),
+        "optimizer/beta1_power": ("other", None, None),
+        "optimizer/beta2_power": ("other", None, None),
+        **{f"optimizer/slots/{slot}/{of}": ("slot", slot, of) for slot in "mv" for of in "wb"},
+    }
+
+
+@pytest.mark.tensorflow
+@without_tensorflow
+def test_bit_flips_in_tensorflows_files(written: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    dice = random.Random(3)
+    for name in ("types", "cut"):
+        right = _content(tensor_bundle.read(str(written[0] / name)))
+        for file in sorted(written[0].glob(f"{name}.*")):
+            for other in written[0].glob(f"{name}.*"):
+                (tmp_path / other.name).write_bytes(other.read_bytes())
+            seed = file.read_bytes()
+            for _ in range(150):
+                damaged = bytearray(seed)
+                damaged[dice.randrange(len(seed))] ^= 1 << dice.randrange(8)
+                (tmp_path / file.name).write_bytes(damaged)
+                assert _content(tensor_bundle_or_error(str(tmp_path / name))).items() <= right.items()
+
+
+def tensor_bundle_or_error(prefix: str) -> Checkpoint | None:
+    try:
+        return tensor_bundle.read(prefix)
+    except CkpttoolError:
+        return None
+
+
+def _content(checkpoint: Checkpoint | None) -> dict[str, tuple[str, tuple[int, ...], str]]:
+    """The content of what can be read; anything but our own errors escapes."""
+    found = {}
+    for key, leaf in {} if checkpoint is None else leaves(checkpoint).items():
+        try:
+            found[key] = leaf.dtype, leaf.shape, sha256(leaf.read())
+        except CkpttoolError:
+            continue
+    return found
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the shared corpus is not beside the project")
+@pytest.mark.parametrize("kind", ["tf2_objgraph", "tf1_name_v2", "savedmodel"])
+def test_golden_corpus(kind: str) -> None:
+    checked = 0
+    for truth in sorted((CORPUS / kind).rglob("*.truth.json")):
+        prefix = str(truth)[: -len(".truth.json")]
+        if Path(prefix).is_dir():
+            prefix += "/variables/variables"
+        if not Path(f"{prefix}.index").is_file():
+            continue
+        try:
+            found = leaves(tensor_bundle.read(prefix))
+        except UnsupportedError as error:
+            assert "snappy" in str(error)  # noqa: PT017 - what this version cannot read, it names
+            continue
+        tensors = _tensors(json.loads(truth.read_text()))
+        for key, fact in tensors.items():
+            if key == "_CHECKPOINTABLE_OBJECT_GRAPH":
+                assert key not in found
+                continue
+            assert (found[key].dtype, list(found[key].shape)) == (fact["dtype"], fact["shape"])
+            if fact["dtype"] != "string":
+                assert sha256(found[key].read()) == fact["sha256"]
+                checked += 1
+    assert checked
+
+
+def _tensors(truth: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in truth.items() if isinstance(truth, dict) else ():
+        if isinstance(value, dict) and "dtype" in value and "shape" in value:
+            found[key] = value
+        elif isinstance(value, dict):
+            found.update(_tensors(value))
+    return found
+
+
+# Which path means which checkpoint.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for step in (1, 2):
+        W["bundle"](tmp_path / f"ckpt-{step}", {"w": np.float32([step]).tobytes()})
+    return tmp_path
+
+
+def claim(path: Path | str) -> str | None:
+    return tensor_bundle.claims(Probe(str(path)))
+
+
+def test_the_ways_to_name_a_checkpoint(folder: Path) -> None:
+    prefix = str(folder / "ckpt-1")
+    for path in (prefix, f"{prefix}.index", f"{prefix}.data-00000-of-00001"):
+        assert claim(path) == prefix
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'model_checkpoint_path: "ckpt-1"',
+        "model_checkpoint_path: 'ckpt-1'",
+        '\n  model_checkpoint_path:"./ckpt-1"\nall_model_checkpoint_paths: "ckpt-2"\n',
+        'all_model_checkpoint_paths: "ckpt-2"\nmodel_checkpoint_path: "ckpt-1"',
+        'model_checkpoint_path: "/gone/runs/7/ckpt-1"',
+        'model_checkpoint_path: "../other/ckpt-1"',
+        'model_checkpoint_path: "\\143kpt-1"',
+    ],
+)
+def test_state_files(folder: Path, line: str) -> None:
+    (folder / "checkpoint").write_text(line)
+    assert claim(folder) == claim(folder / "checkpoint") == str(folder / "ckpt-1")
+
+
+def test_state_files_lead_nowhere_else(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    W["bundle"](elsewhere / "secret", {"w": b"\0\0\0\0"})
+    for path in (elsewhere / "secret", os.path.relpath(elsewhere / "secret", folder)):
+        (folder / "checkpoint").write_text(f'model_checkpoint_path: "{path}"')
+        with pytest.raises(NotFoundError, match="not in its folder") as caught:
+            claim(folder)
+        assert "ckpt-2" in str(caught.value.hint)
+
+
+def test_state_file_without_a_latest(folder: Path) -> None:
+    (folder / "checkpoint").write_text('all_model_checkpoint_paths: "ckpt-1"')
+    with pytest.raises(FormatError):
+        claim(folder)
+
+
+def test_folders_without_a_state_file(folder: Path) -> None:
+    with pytest.raises(UsageError, match="ckpt-1, ckpt-2") as caught:
+        claim(folder)
+    assert "did you mean" in str(caught.value.hint)
+    (folder / "ckpt-1.index").unlink()
+    assert claim(folder) == str(folder / "ckpt-2")
+
+
+def test_paths_that_are_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("model")
+    (tmp_path / "faiss.index").write_text("not a table")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, *tmp_path.iterdir(), tmp_path / "missing"):
+        assert claim(path) is None
+
+
+def test_halves_of_a_checkpoint(folder: Path) -> None:
+    (folder / "ckpt-1.index").unlink()
+    for path in (folder / "ckpt-1", folder / "ckpt-1.data-00000-of-00001"):
+        with pytest.raises(TruncatedError, match="index is missing"):
+            claim(path)
+
+
+def test_version_1_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "model.ckpt").write_bytes(table([(b"", b"")]))
+    with pytest.raises(UnsupportedError, match="V1"):
+        claim(tmp_path / "model.ckpt")
+
+
+def test_missing_shard(folder: Path) -> None:
+    (folder / "ckpt-1.data-00000-of-00001").unlink()
+    checkpoint = tensor_bundle.read(str(folder / "ckpt-1"))
+    assert "ckpt-1.data-00000-of-00001 is missing" in checkpoint.notes[0]
+    with pytest.raises(TruncatedError, match=r"shard ckpt-1\.data-00000-of-00001 is missing"):
+        leaves(checkpoint)["w"].read()
+
+
+def test_changed_and_truncated_shards(folder: Path) -> None:
+    leaf = leaves(tensor_bundle.read(str(folder / "ckpt-1")))["w"]
+    (folder / "ckpt-1.data-00000-of-00001").write_bytes(b"\0\0\0")
+    with pytest.raises(ChangedError):
+        leaf.read()
+    with pytest.raises(TruncatedError, match="beyond the end"):
+        tensor_bundle.read(str(folder / "ckpt-1"))
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (b"", TruncatedError, "empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", FormatError, "Git LFS"),
+        (b"<!DOCTYPE html>" * 20, FormatError, "magic number"),
+        (table([]), FormatError, "no header"),
+        (table([(b"a", b"")]), FormatError, "no header"),
+    ],
+)
+def test_index_files_that_are_none(
+    folder: Path, content: bytes, error: type[Exception], message: str
+) -> None:
+    (folder / "ckpt-1.index").write_bytes(content)
+    assert claim(folder / "ckpt-1.index") is not None
+    with pytest.raises(error, match=message) as caught:
+        tensor_bundle.read(str(folder / "ckpt-1"))
+    assert caught.value.file == str(folder / "ckpt-1.index")
+
+
+def test_special_files_are_not_opened(folder: Path) -> None:
+    for name, message in (("ckpt-1.data-00000-of-00001", "shard"), ("ckpt-1.index", "index")):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(FormatError, match=f"the {message} is not a regular file"):
+            tensor_bundle.read(str(folder / "ckpt-1"))
+
+
+# Entries made by hand.
+
+DATA = np.arange(4, dtype=np.float32).tobytes()
+CRC = masked(DATA)
+
+
+def crafted(folder: Path, entries: dict[bytes, bytes], data: bytes = DATA) -> Checkpoint:
+    (folder / "x.data-00000-of-00001").write_bytes(data)
+    (folder / "x.index").write_bytes(table(sorted({b"": header(), **entries}.items())))
+    return tensor_bundle.read(str(folder / "x"))
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (entry(0, shape(4), 0, 16, CRC), FormatError),
+        (entry(99, shape(4), 0, 16, CRC), FormatError),
+        (entry(101, shape(4), 0, 16, CRC), FormatError),
+        (entry(20, shape(4), 0, 16, CRC), FormatError),
+        (entry(1, shape(-4), 0, 16, CRC), FormatError),
+        (entry(1, field(3, 1), 0, 16, CRC), FormatError),
+        (entry(1, shape(*[1] * 300), 0, 4, CRC), FormatError),
+        (entry(1, shape(*[1] * 65), 0, 4, CRC), UnsupportedError),
+        (entry(1, shape(1 << 62, 1 << 62), 0, 16, CRC), FormatError),
+        (entry(1, shape(1 << 62, 1 << 62, 0), 0, 0, CRC), FormatError),
+        (entry(1, shape(1 << 40), 0, 16, CRC), FormatError),
+        (entry(1, shape(1 << 40), 0, 1 << 42, CRC), TruncatedError),
+        (entry(1, shape(5), 0, 16, CRC), FormatError),
+        (entry(1, shape(3), 0, 16, CRC), FormatError),
+        (entry(1, shape(4), 0, -16, CRC), FormatError),
+        (entry(1, shape(4), -1, 16, CRC), FormatError),
+        (entry(1, shape(4), 1, 16, CRC), TruncatedError),
+        (entry(1, shape(4), (1 << 63) - 1, 16, CRC), TruncatedError),
+        (entry(1, shape(4), 0, 16, CRC, shard=1), FormatError),
+        (entry(1, shape(4), 0, 16, CRC, shard=-1), FormatError),
+        (entry(1, shape(4), 0, 16, CRC, shard=(1 << 31) - 1), FormatError),
+        (entry(7, shape(1 << 28), 0, 16, CRC), FormatError),
+        (b"\xff" * 12, FormatError),
+        (b"\x0b" * 5000 + b"\x0c" * 5000, FormatError),
+        (field(2, 7), FormatError),
+        (field(3, b"abc"), FormatError),
+    ],
+)
+def test_broken_entries(tmp_path: Path, bad: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error) as caught:
+        crafted(tmp_path, {b"bad/name": bad})
+    assert caught.value.path == "bad/name"
+    assert caught.value.file == str(tmp_path / "x.index")
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (b"", FormatError),
+        (header(0), FormatError),
+        (header(-1), FormatError),
+        (header(2), None),  # shard 0 of 2 is not there: listed, not read
+        (header((1 << 31) - 1), None),
+        (header(version=field(1, 9) + field(2, 2)), UnsupportedError),
+        (header(version=field(1, 1) + field(3, 1)), UnsupportedError),
+        (header(version=field(1, 1) + field(3, b"\x05\x01")), UnsupportedError),
+        (field(1, 1) + field(2, 2), FormatError),
+        (b"\xff" * 11, FormatError),
+    ],
+)
+def test_headers(tmp_path: Path, bad: bytes, error: type[Exception] | None) -> None:
+    entries = {b"": bad, b"w": entry(1, shape(4), 0, 16, CRC)}
+    if error is None:
+        assert crafted(tmp_path, entries).notes
+        return
+    with pytest.raises(error):
+        crafted(tmp_path, entries)
+
+
+def test_checksums(tmp_path: Path) -> None:
+    for crc in (b"\0\0\0\0", masked(b"other")):
+        leaf = leaves(crafted(tmp_path, {b"w": entry(1, shape(4), 0, 16, crc)}))["w"]
+        with pytest.raises(FormatError, match="checksum"):
+            leaf.read()
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(1, ">f4"), (19, ">f2"), (9, ">i8"), (8, ">c8"), (4, "u1"), (10, "?")]
+)
+def test_big_endian(tmp_path: Path, number: int, dtype: str) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    if array.dtype.kind == "c":
+        array = (array + 1j).astype(dtype)
+    data = array.tobytes()
+    entries = {b"": header(big=True), b"w": entry(number, shape(2, 3), 0, len(data), masked(data))}
+    leaf = leaves(crafted(tmp_path, entries, data))["w"]
+    np.testing.assert_array_equal(leaf.array(), array)
+
+
+def test_strings(tmp_path: Path) -> None:
+    values = [b"", b"abc", b"\0" * 300]
+    data, crc = strings(*values)
+    leaf = leaves(crafted(tmp_path, {b"s": entry(7, shape(3), 0, len(data), crc)}, data))["s"]
+    assert leaf.strings() == values
+    assert (leaf.dtype, leaf.shape) == ("string", (3,))
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        leaf = leaves(crafted(tmp_path, {b"s": entry(7, shape(3), 0, len(data), crc)}, bytes(damaged)))["s"]
+        with pytest.raises(FormatError):
+            leaf.read()
+
+
+@pytest.mark.parametrize("lengths", [b"\xff" * 11, b"\x80\x80\x80\x80\x80\x20", b"\x80" * 6, b"\x05"])
+def test_string_lengths_that_lie(tmp_path: Path, lengths: bytes) -> None:
+    data = lengths + masked(b"") + b"abc"
+    leaf = leaves(crafted(tmp_path, {b"s": entry(7, b"", 0, len(data), masked(data))}, data))["s"]
+    with pytest.raises(FormatError):
+        leaf.read()
+
+
+def sliced(*extents: tuple[tuple[int, int | None], ...]) -> bytes:
+    """The `slices` of an entry; a length of None is left out."""
+    out = b""
+    for box in extents:
+        parts = [
+            (field(1, start) if start else b"") + (b"" if length is None else field(2, length))
+            for start, length in box
+        ]
+        out += field(7, b"".join(field(1, part) for part in parts))
+    return out
+
+
+def halves(first: bytes, second: bytes) -> dict[bytes, bytes]:
+    # Rows 0 to 2 and 2 to 4 of w [4, 2]; the keys as FORMATS of tensorflow/core/lib/strings/ordered_code.cc.
+    whole = entry(1, shape(4, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2), (0, None)), ((2, 2), (0, None))))
+    return {b"w": whole, b"\0w\0\1\1\2\x80\x82\x80\x7f": first, b"\0w\0\1\1\2\x82\x82\x80\x7f": second}
+
+
+def test_slices(tmp_path: Path) -> None:
+    data = np.arange(8, dtype=np.float32).tobytes()
+    first = entry(1, shape(2, 2), 16, 16, masked(data[16:]))
+    second = entry(1, shape(2, 2), 0, 16, masked(data[:16]))
+    found = leaves(crafted(tmp_path, halves(first, second), data))
+    assert found.keys() == {"w"}
+    assert found["w"].array().tolist() == [[4, 5], [6, 7], [0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda e: e.pop(b"\0w\0\1\1\2\x82\x82\x80\x7f"),
+        lambda e: e.update({b"w": entry(1, shape(5, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2), (0, None))))}),
+        lambda e: e.update({b"w": entry(1, shape(4, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2), (0, None))))}),
+        lambda e: e.update({b"w": entry(1, shape(4, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2),)))}),
+        lambda e: e.update({b"w": entry(2, shape(4, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2), (0, None))))}),
+        lambda e: e.update({b"w": e[b"w"] + sliced(((0, 2), (0, None)))}),
+    ],
+)
+def test_slices_that_do_not_fit(tmp_path: Path, change: Any) -> None:
+    data = np.arange(8, dtype=np.float32).tobytes()
+    part = entry(1, shape(2, 2), 0, 16, masked(data[:16]))
+    entries = copy.copy(halves(part, part))
+    change(entries)
+    with pytest.raises(FormatError):
+        crafted(tmp_path, entries, data)
+
+
+def test_the_object_graph_must_be_one_sound_string(tmp_path: Path) -> None:
+    key = b"_CHECKPOINTABLE_OBJECT_GRAPH"
+    data, crc = strings(b"\xff\xff")
+    for bad in (
+        entry(1, shape(4), 0, 16, CRC),
+        entry(7, shape(1), 0, len(data), crc),
+        entry(7, b"", 0, len(data), b"\0" * 4),
+        entry(7, b"", 0, len(data), crc),
+    ):
+        with pytest.raises(FormatError) as caught:
+            crafted(tmp_path, {key: bad}, data.ljust(16, b"\0"))
+        assert caught.value.file is not None
+
+
+def test_listing_loads_no_numpy_and_no_framework(folder: Path) -> None:
+    code = (
+        "import sys; from ckpttool.formats import tensor_bundle; "
+        f"c = tensor_bundle.read({str(folder / 'ckpt-1')!r}); assert len(c.tree) == 1; "
+        "assert not {'numpy', 'tensorflow', 'torch', 'ml_dtypes'} & sys.modules.keys()"
+    )
+    root = Path(tensor_bundle.__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+
+
+def test_the_record(folder: Path) -> None:
+    checkpoint = tensor_bundle.read(str(folder / "ckpt-2"))
+    assert (checkpoint.format, checkpoint.integrity) == ("tensor_bundle", "crc32c")
+    assert [Path(file.path).name for file in checkpoint.files] == [
+        "ckpt-2.index",
+        "ckpt-2.data-00000-of-00001",
+    ]
+    assert checkpoint.writer == "tensor bundle version 1"

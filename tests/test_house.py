@@ -1,0 +1,215 @@
+"""The house: who may import whom, what looking loads, what the package shows."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool import plugins
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
+from tests.conftest import ckpttool as run
+
+PACKAGE = ROOT / "ckpttool"
+
+# A floor may import the floors below it. `ckpttool` itself (the face) and `version` stand outside.
+FLOORS = [
+    {"errors"},
+    {"dtypes", "wire", "plugins"},
+    {"source"},
+    {"leaf"},
+    {"tree"},
+    {"checkpoint", "sidecar"},
+    {"mapping", "formats"},
+    {"layouts"},
+    {"agents"},
+    {"ops"},
+    {"cli"},
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+# wire reads files through spans and reports them as such.
+UPWARD = {("wire", "source"), ("source", "dtypes")}
+FORBIDDEN = {("formats", "layouts"), ("formats", "agents"), ("formats", "mapping"), ("mapping", "formats")}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "mujoco", "jax"}
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem[0] != "_")
+
+
+@pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(file: Path) -> None:
+    here = room_of(file)
+    for name in imports(file):
+        if not name.startswith("ckpttool."):
+            continue
+        there = name.split(".")[1]
+        if there in (here, "version", "__version__") or there not in FLOOR:
+            continue
+        assert (here, there) not in FORBIDDEN, f"{here} imports {there}"
+        assert FLOOR[there] < FLOOR[here] or (here, there) in UPWARD, f"{here} imports {there}"
+
+
+@pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_frameworks_are_named_by_their_backends_only(file: Path) -> None:
+    allowed = {
+        "agents/backends/torch.py": {"torch"},
+        "agents/backends/tensorflow.py": {"tensorflow"},
+        "agents/envs.py": {"gymnasium", "mujoco"},
+    }.get(str(file.relative_to(PACKAGE)), set())
+    assert {name.split(".")[0] for name in imports(file)} & FRAMEWORKS <= allowed
+
+
+@pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_command_line_knows_typer_and_rich(file: Path) -> None:
+    if room_of(file) != "cli":
+        assert not {name.split(".")[0] for name in imports(file)} & {"typer", "rich"}
+
+
+def test_mapping_and_agents_name_no_format_and_no_backend() -> None:
+    for room, words in {
+        "mapping": ("tensor_bundle", "pytorch"),
+        "agents": ("tensor_bundle", "pytorch"),
+    }.items():
+        for file in (PACKAGE / room).rglob("*.py"):
+            assert not [word for word in words if f'"{word}"' in file.read_text()], file
+
+
+LOOKING = """
+import json, sys
+import ckpttool
+from ckpttool.layouts.recognise import recognise
+for path in json.loads(sys.argv[1]):
+    checkpoint = ckpttool.open(path)
+    assert len(checkpoint.tree) > 50
+    assert recognise(checkpoint.tree, "x") is not None
+    ckpttool.summary(path)
+print(json.dumps(sorted(name for name in sys.modules if "." not in name)))
+"""
+
+
+def test_looking_at_every_sample_loads_no_framework_and_no_numpy() -> None:
+    samples = [str(p)[: -len(".index")] for p in (ROOT / "sample_ckpts").rglob("*.index")]
+    samples += [str(path) for path in (ROOT / "sample_ckpts").rglob("*.pt")]
+    assert len(samples) >= 10
+    command = [sys.executable, "-c", LOOKING, json.dumps(samples)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout))
+    assert not loaded & (FRAMEWORKS | {"numpy", "ml_dtypes", "typer", "rich", "zipfile", "pickle"})
+
+
+def test_importing_the_package_loads_almost_nothing() -> None:
+    code = "import sys; before = set(sys.modules); import ckpttool; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    loaded = {name for name in ast.literal_eval(done.stdout) if name.startswith("ckpttool")}
+    assert loaded == {"ckpttool", "ckpttool.version"}
+
+
+def test_the_public_face_is_what_it_says() -> None:
+    for name in ckpttool.__all__:
+        assert getattr(ckpttool, name) is not None
+    visible = {name for name in dir(ckpttool) if not name.startswith("_")}
+    assert visible == set(ckpttool.__all__) - {"__version__"}
+    with pytest.raises(AttributeError):
+        _ = ckpttool.nonsense
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    for name in ckpttool.__all__:
+        if name != "__version__":
+            assert getattr(ckpttool, name).__doc__, name
+
+
+def test_the_registry_loads_and_answers_to_its_names() -> None:
+    for kind, known in plugins.BUILT_IN.items():
+        for plugin in known:
+            if not plugin.available():
+                continue
+            module = plugin.load()
+            name = module.TABLE.name if kind == "layouts" else module.NAME
+            assert name == plugin.name
+
+
+COMMANDS = ["inspect", "digest", "convert", "verify", "eval", "formats", "layouts", "backends"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    ran = run(command, "--help")
+    assert ran.status == 0
+    assert "Example: ckpttool" in ran.out
+    assert "--json" in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_help_lists_every_command() -> None:
+    ran = run("--help")
+    assert ran.status == 0
+    assert all(command in ran.out for command in COMMANDS)
+
+
+def test_a_format_of_another_package_is_found(tmp_path: Path) -> None:
+    # A package as pip leaves it behind: a module and its metadata with an entry point.
+    info = tmp_path / "shout-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shout\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ckpttool.formats]\nshout = shout_format\n")
+    (tmp_path / "shout_format.py").write_text(STRANGER)
+    (tmp_path / "x.shout").write_bytes(b"SHOUT" + bytes(8))
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    ran = run("inspect", tmp_path / "x.shout", "--json", env=environment)
+    assert ran.status == 0, ran.err
+    assert ran.json()["format"] == "shout"
+    assert ran.json()["tensors"][0]["shape"] == [2]
+    listed = run("formats", "--json", env=environment).json()["formats"]
+    assert "shout" in [row["name"] for row in listed]
+    # The same name from two packages is an error that names both.
+    (info / "entry_points.txt").write_text("[ckpttool.formats]\npytorch = shout_format\n")
+    clash = run("formats", env=environment)
+    assert clash.status == 2
+    assert "shout" in clash.err
+    assert "ckpttool" in clash.err
+
+
+STRANGER = """
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.leaf import Leaf, key
+from ckpttool.source import File, Span
+from ckpttool.tree import Tree
+
+NAME, TITLE, WRITES, FRAMEWORK = "shout", "A stranger's format", False, "numpy"
+
+def claims(probe):
+    return probe.path if probe.head.startswith(b"SHOUT") else None
+
+def read(location):
+    file = File.stamp(location)
+    leaf = Leaf("float32", (2,), Span(file, 5, 8), "x")
+    return Checkpoint(location, NAME, Tree({(key("x"),): leaf}), (file,))
+"""
+
+
+def test_samples_are_there() -> None:
+    assert Path(f"{TF_SAMPLE}.index").is_file()
+    assert TORCH_SAMPLE.is_file()

@@ -1,0 +1,334 @@
+"""Layouts: what each recognises, where every leaf goes, and that all meet in one canonical tree."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import MappingError, UsageError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts import fujimoto, td3_tf, td3_torch
+from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.recognise import recognise
+from ckpttool.leaf import Leaf, ValueLeaf, display
+from ckpttool.ops.restore import canonical_tree
+from ckpttool.tree import Tree
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
+from tests.trees import attributes, dense, keys, leaf, tensorflow_tree, torch_dense, torch_tree
+
+OBS, ACT = 3, 2
+
+
+def canonical_names(tree: Tree, binding: Binding) -> dict[str, Leaf | ValueLeaf]:
+    return {display(path): found for path, found in canonical_tree(tree, binding.moves).items()}
+
+
+def networks(binding: Binding) -> dict[str, list[str]]:
+    return {part.title: ["/".join(layer.name) for layer in part.layers] for part in binding.parts}
+
+
+class LayoutContract:
+    """What holds for every layout on a whole agent of its own."""
+
+    name: str
+
+    @pytest.fixture
+    def tree(self) -> Tree:
+        raise NotImplementedError
+
+    def test_it_is_recognised_as_itself_and_nothing_else(self, tree: Tree) -> None:
+        binding = recognise(tree, "agent")
+        assert binding is not None
+        assert binding.layout == self.name
+
+    def test_every_leaf_has_a_way(self, tree: Tree) -> None:
+        binding = recognise(tree, "agent")
+        assert binding is not None
+        moved = {move.source for move in binding.moves.moves}
+        assert set(tree) == moved | binding.consumed
+        assert all(path in tree for path in moved | binding.consumed)
+
+    def test_canonical_kernels_are_in_by_out_and_connected(self, tree: Tree) -> None:
+        binding = recognise(tree, "agent")
+        assert binding is not None
+        agent = canonical_names(tree, binding)
+        for part in binding.parts:
+            kernels = [
+                found
+                for n in range(len(part.layers))
+                if isinstance(found := agent.get(f"{part.title}/{n}/kernel"), Leaf)
+            ]
+            assert len(kernels) == len(part.layers)
+            for one, next_one in pairwise(kernels):
+                assert one.shape[1] == next_one.shape[0]
+            if part.head is not None:
+                assert kernels[-1].shape[1] == 1
+
+    def test_moments_have_their_weights_shape(self, tree: Tree) -> None:
+        binding = recognise(tree, "agent")
+        assert binding is not None
+        agent = canonical_names(tree, binding)
+        moments = [name for name in agent if "_optimizer/m/" in name or "_optimizer/v/" in name]
+        assert len(moments) == 2 * sum(
+            1 for name in agent if name.startswith(("actor/", "critic/")) and "optimizer" not in name
+        )
+        for name in moments:
+            optimizer, _, rest = name.split("/", 2)
+            weight = agent[f"{optimizer.removesuffix('_optimizer')}/{rest}"]
+            moment = agent[name]
+            assert isinstance(weight, Leaf)
+            assert isinstance(moment, Leaf)
+            assert moment.shape == weight.shape
+
+    def test_without_its_networks_it_is_not_recognised(self, tree: Tree) -> None:
+        rest = {path: found for path, found in tree.items() if "optimizer" in tree.names[path]}
+        assert recognise(Tree(rest), "agent") is None
+
+
+class TestTd3Tf(LayoutContract):
+    name = "td3_tf"
+
+    @pytest.fixture
+    def tree(self) -> Tree:
+        return open_checkpoint(str(TF_SAMPLE)).tree
+
+
+class TestTd3Torch(LayoutContract):
+    name = "td3_torch"
+
+    @pytest.fixture
+    def tree(self) -> Tree:
+        return open_checkpoint(str(TORCH_SAMPLE)).tree
+
+
+def adam_state(weights: dict[str, np.ndarray], step: int = 7) -> dict[str, object]:
+    state: dict[str, object] = {}
+    for number, array in enumerate(weights.values()):
+        state[f"state/{number}/step"] = np.array(step, np.float32)
+        state[f"state/{number}/exp_avg"] = np.full_like(array, number)
+        state[f"state/{number}/exp_avg_sq"] = np.full_like(array, number + 0.5)
+    settings = {
+        "lr": 3e-4,
+        "betas/0": 0.9,
+        "betas/1": 0.999,
+        "eps": 1e-8,
+        "weight_decay": 0,
+        "amsgrad": False,
+    }
+    state |= {f"param_groups/0/{name}": value for name, value in settings.items()}
+    state |= {f"param_groups/0/params/{number}": number for number in range(len(weights))}
+    return state
+
+
+def fujimoto_set(seed: int = 0, hidden: int = 5) -> dict[str, object]:
+    generator = np.random.default_rng(seed)
+    actor: dict[str, np.ndarray] = {}
+    for name, (n_in, n_out) in {"l1": (OBS, hidden), "l2": (hidden, hidden), "l3": (hidden, ACT)}.items():
+        actor |= torch_dense(generator, name, n_in, n_out)
+    critic: dict[str, np.ndarray] = {}
+    for first in (1, 4):
+        for k, (n_in, n_out) in enumerate([(OBS + ACT, hidden), (hidden, hidden), (hidden, 1)]):
+            critic |= torch_dense(generator, f"l{first + k}", n_in, n_out)
+    entries: dict[str, object] = {f"actor/{name}": array for name, array in actor.items()}
+    entries |= {f"critic/{name}": array for name, array in critic.items()}
+    entries |= {f"actor_optimizer/{name}": value for name, value in adam_state(actor).items()}
+    entries |= {f"critic_optimizer/{name}": value for name, value in adam_state(critic).items()}
+    return entries
+
+
+class TestFujimoto(LayoutContract):
+    name = "fujimoto"
+
+    @pytest.fixture
+    def tree(self) -> Tree:
+        return torch_tree(fujimoto_set())  # type: ignore[arg-type]
+
+    def test_the_flat_critic_is_two_q_functions(self, tree: Tree) -> None:
+        binding = recognise(tree, "agent")
+        assert binding is not None
+        assert networks(binding) == {
+            "actor": ["l1", "l2", "l3"],
+            "critic/q1": ["l1", "l2", "l3"],
+            "critic/q2": ["l4", "l5", "l6"],
+        }
+
+    def test_steps_that_differ_are_refused(self) -> None:
+        entries = fujimoto_set()
+        entries["critic_optimizer/state/3/step"] = np.array(8, np.float32)
+        tree = torch_tree(entries)  # type: ignore[arg-type]
+        binding = recognise(tree, "agent")
+        assert binding is not None
+        with pytest.raises(MappingError, match="one number"):
+            canonical_tree(tree, binding.moves)
+
+    def test_several_parameter_groups_are_left_unmapped(self) -> None:
+        entries = fujimoto_set()
+        entries["critic_optimizer/param_groups/1/lr"] = 1e-3
+        tree = torch_tree(entries)  # type: ignore[arg-type]
+        binding = recognise(tree, "agent")
+        assert binding is not None
+        assert not [name for name in canonical_names(tree, binding) if name.startswith("critic_optimizer")]
+
+    @pytest.mark.parametrize(
+        ("name", "layers", "component"),
+        [("x_actor", (1, 2, 3), "actor"), ("x_critic", (1, 2, 3), "critic/q1"), ("x", (1, 2, 3), "actor")],
+    )
+    def test_one_file_is_what_its_name_says(self, name: str, layers: tuple[int, ...], component: str) -> None:
+        generator = np.random.default_rng(0)
+        entries: dict[str, np.ndarray] = {}
+        for n, sizes in zip(layers, [(5, 4), (4, 4), (4, 1)], strict=True):
+            entries |= torch_dense(generator, f"l{n}", *sizes)
+        binding = recognise(torch_tree(entries), name)
+        assert binding is not None
+        assert list(networks(binding)) == [component]
+        assert all(len(move.source) == 1 for move in binding.moves.moves)
+
+
+def tf_agent(critic: dict[str, np.ndarray], root: str = "policy/") -> Tree:
+    generator = np.random.default_rng(1)
+    actor: dict[str, np.ndarray] = {}
+    for n, sizes in enumerate([(OBS, 4), (4, 4), (4, ACT)], start=1):
+        actor |= dense(generator, f"{root}actor/l{n}", *sizes)
+    return tensorflow_tree(actor | critic)
+
+
+def q_layers(prefix: str, names: list[str], first: int = OBS + ACT) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for name, sizes in zip(names, [(first, 4), (4, 4), (4, 1)], strict=True):
+        found |= dense(np.random.default_rng(2), f"{prefix}/{name}", *sizes)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("critic", "expected"),
+    [
+        (
+            q_layers("policy/critic", ["l1", "l2", "l3"]) | q_layers("policy/critic", ["l4", "l5", "l6"]),
+            {"critic/q1": ["l1", "l2", "l3"], "critic/q2": ["l4", "l5", "l6"]},
+        ),
+        (
+            q_layers("policy/critic/q1", ["l1", "l2", "l3"])
+            | q_layers("policy/critic/q2", ["l1", "l2", "l3"]),
+            {"critic/q1": ["q1/l1", "q1/l2", "q1/l3"], "critic/q2": ["q2/l1", "q2/l2", "q2/l3"]},
+        ),
+        (
+            q_layers("policy/critic/_functional/_operations", ["1", "2", "3"]),
+            {"critic/q1": ["0", "2", "4"]},
+        ),
+        (
+            q_layers("policy/critic/q1/_functional/_operations", ["1", "2", "3"])
+            | q_layers("policy/critic/q2/_functional/_operations", ["1", "2", "3"]),
+            {"critic/q1": ["q1/0", "q1/2", "q1/4"], "critic/q2": ["q2/0", "q2/2", "q2/4"]},
+        ),
+        (q_layers("policy/critic", ["l1", "l2", "l3"]), {"critic/q1": ["l1", "l2", "l3"]}),
+    ],
+    ids=["flat", "q1-q2", "sequential", "two sequentials", "single"],
+)
+def test_critics_of_every_nesting(critic: dict[str, np.ndarray], expected: dict[str, list[str]]) -> None:
+    binding = recognise(tf_agent(critic), "ckpt-1")
+    assert binding is not None
+    assert networks(binding) == {"actor": ["l1", "l2", "l3"], **expected}
+
+
+def test_layers_are_ordered_by_their_numbers_not_by_the_file() -> None:
+    names = [f"l{n}" for n in (10, 2, 1)]
+    generator = np.random.default_rng(0)
+    tree: dict[str, np.ndarray] = {}
+    for name, sizes in zip(names, [(4, ACT), (4, 4), (OBS, 4)], strict=True):
+        tree |= dense(generator, f"actor/{name}", *sizes)
+    binding = recognise(tensorflow_tree(tree), "ckpt-1")
+    assert binding is not None
+    assert networks(binding) == {"actor": ["l1", "l2", "l10"]}
+
+
+def test_the_action_may_enter_at_the_second_layer() -> None:
+    # The DDPG wiring of the TD3 authors: l2 takes what l1 gives and the action.
+    critic: dict[str, np.ndarray] = {}
+    for name, sizes in {"l1": (OBS, 4), "l2": (4 + ACT, 4), "l3": (4, 1)}.items():
+        critic |= dense(np.random.default_rng(0), f"policy/critic/{name}", *sizes)
+    binding = recognise(tf_agent(critic), "ckpt-1")
+    assert binding is not None
+    assert networks(binding)["critic/q1"] == ["l1", "l2", "l3"]
+
+
+def test_layers_that_do_not_connect_are_no_network() -> None:
+    critic = q_layers("policy/critic", ["l1", "l2", "l3"]) | dense(
+        np.random.default_rng(0), "policy/critic/l2", 9, 9
+    )
+    binding = recognise(tf_agent(critic), "ckpt-1")
+    assert binding is not None
+    assert list(networks(binding)) == ["actor"]
+
+
+def test_layer_norms_have_places_of_their_own() -> None:
+    generator = np.random.default_rng(0)
+    arrays = dense(generator, "actor/l1", OBS, 4)
+    arrays |= {f"actor/l1_norm/{n}": np.ones(4, np.float32) for n in ("gamma", "beta")}
+    arrays |= dense(generator, "actor/l2", 4, ACT)
+    binding = recognise(tensorflow_tree(arrays), "ckpt-1")
+    assert binding is not None
+    assert [layer.kind for layer in binding.parts[0].layers] == ["dense", "layer_norm", "dense"]
+
+
+def test_an_unknown_tensor_is_left_unmapped() -> None:
+    arrays = {"policy/mystery": np.zeros(3, np.float32)}
+    tree = Tree({**tf_agent({}).leaves, **tensorflow_tree(arrays).leaves})
+    binding = recognise(tree, "ckpt-1")
+    assert binding is not None
+    assert attributes("policy/mystery") not in {move.source for move in binding.moves.moves}
+
+
+def test_a_network_that_shares_its_tensors_is_found_by_their_other_names() -> None:
+    from ckpttool.tree import Alias
+
+    tree = tf_agent({})
+    aliases = {path: (Alias(attributes(tree.names[path].replace("actor", "actor_target"))),) for path in tree}
+    binding = recognise(Tree(tree.leaves, aliases), "ckpt-1")
+    assert binding is not None
+    assert list(networks(binding)) == ["actor", "actor_target"]
+
+
+def test_a_layout_that_was_named_must_fit() -> None:
+    with pytest.raises(UsageError, match="not of layout td3_tf"):
+        recognise(torch_tree({"x": np.zeros(3, np.float32)}), "x", "td3_tf")
+    with pytest.raises(UsageError, match="no layout is called 'sb9'"):
+        recognise(torch_tree({"x": np.zeros(3, np.float32)}), "x", "sb9")
+
+
+def test_torch_to_canonical_to_torch_is_where_it_was() -> None:
+    tree = open_checkpoint(str(TORCH_SAMPLE)).tree
+    binding = td3_torch.recognise(tree, "x")
+    assert binding is not None
+    agent = canonical_tree(tree, binding.moves)
+    plan = td3_torch.plan(binding, agent, {})
+    assert not plan.assumed
+    assert not plan.missing
+    back = {move.target: move.rule.leaf(agent[move.source]) for move in plan.moves} | dict(plan.added)
+    assert set(back) == set(tree)
+    for path, found in tree.items():
+        again = back[path]
+        if isinstance(found, Leaf):
+            assert isinstance(again, Leaf)
+            assert (again.dtype, again.shape, bytes(again.read())) == (
+                found.dtype,
+                found.shape,
+                bytes(found.read()),
+            )
+        else:
+            assert isinstance(again, ValueLeaf)
+            assert again.value == found.value
+
+
+def test_no_other_layout_takes_a_sample() -> None:
+    tf_tree, torch_one = (open_checkpoint(str(p)).tree for p in (TF_SAMPLE, TORCH_SAMPLE))
+    assert td3_torch.recognise(tf_tree, "x") is None
+    assert fujimoto.recognise(tf_tree, "x") is None
+    assert fujimoto.recognise(torch_one, "x") is None
+    assert td3_tf.recognise(torch_one, "x") is None
+
+
+def test_trees_of_odd_shapes_are_not_agents() -> None:
+    for tree in (Tree({}), Tree({(): leaf(np.zeros(2, np.float32))}), Tree({keys("actor"): ValueLeaf(3)})):
+        assert recognise(tree, "x") is None

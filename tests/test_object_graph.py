@@ -1,0 +1,507 @@
+"""Paths, aliases, roles and owners against the live objects, and graphs that are made to break the walk."""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.errors import FormatError
+from ckpttool.formats import object_aliases, object_graph, object_paths, tensor_bundle
+from ckpttool.formats.object_leaves import Tensor, by_graph
+from ckpttool.leaf import Path as TreePath
+from ckpttool.source import Inline
+from ckpttool.tree import Tree
+
+W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
+run = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]
+node, graph, variable = W["node"], W["graph"], W["variable"]
+
+without_tensorflow = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+
+
+def spelled(path: TreePath) -> str:
+    return "/".join(str(key.value) for key in path)
+
+
+# What TensorFlow's own objects say. These functions run in a child process.
+
+CRITICS = ("flat", "sequential", "twin")
+CASES = [
+    f"{critic}-{when}-{alias}"
+    for critic in CRITICS
+    for when in ("before", "after")
+    for alias in ("best", "none")
+]
+
+
+def build_agents(folder: Path) -> dict[str, Any]:
+    """Save one agent a case, every variable with a value of its own; return what the live objects say."""
+    return {case: _save_agent(folder, *case.split("-")) for case in CASES}
+
+
+def _save_agent(folder: Path, kind: str, when: str, alias: str) -> list[dict[str, Any]]:
+    import keras
+    import tensorflow as tf
+
+    dense = keras.layers.Dense
+
+    class Net(keras.Model):
+        def __init__(self, names):
+            super().__init__()
+            for name in names:
+                setattr(self, name, dense(3))
+
+        def call(self, x):
+            for name in sorted(n for n in dir(self) if n[0] == "l" and n[1:].isdigit()):
+                x = getattr(self, name)(x)
+            return x
+
+    class Twin(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.q1, self.q2 = Net(["l1", "l2"]), Net(["l1", "l2"])
+
+        def call(self, x):
+            return self.q1(x), self.q2(x)
+
+    def critic():
+        made = {
+            "flat": lambda: Net([f"l{n}" for n in range(1, 7)]),
+            "twin": Twin,
+            "sequential": lambda: keras.Sequential([dense(3), keras.layers.BatchNormalization(), dense(1)]),
+        }[kind]()
+        made(tf.zeros([1, 3]))
+        return made
+
+    class Agent(tf.Module):
+        def __init__(self):
+            super().__init__()
+            if when == "before":
+                self.critic_optimizer = keras.optimizers.Adam()
+                self.actor_optimizer = keras.optimizers.Adam()
+            self.actor, self.actor_target = Net(["l1", "l2", "l3"]), Net(["l1", "l2", "l3"])
+            for net in self.actor, self.actor_target:
+                net(tf.zeros([1, 3]))
+            self.critic, self.critic_target = critic(), critic()
+            if alias == "best":
+                self.best = self.actor.l1
+                self.best_critic_layer = self.critic.layers[-1]
+            if when == "after":
+                self.critic_optimizer = keras.optimizers.Adam()
+                self.actor_optimizer = keras.optimizers.Adam()
+            self.critic_optimizer.build(self.critic.trainable_variables)
+            self.actor_optimizer.build(self.actor.trainable_variables)
+            self.total_it = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    agent = Agent()
+    checkpoint = tf.train.Checkpoint(agent=agent)
+    checkpoint.save_counter  # noqa: B018 - makes it
+    facts = _live_facts(agent, checkpoint)
+    for number, fact in enumerate(facts.values()):
+        variable = fact.pop("variable")
+        variable.assign(tf.cast(tf.fill(variable.shape, number), variable.dtype))
+        fact["value"] = number
+    # `write` leaves the counter alone, `save` would count.
+    checkpoint.write(str(folder / f"{kind}-{when}-{alias}"))
+    answer = list(facts.values())
+    for fact in answer:
+        if fact["of"] is not None:
+            fact["of"] = facts[fact["of"]]["path"]
+    return answer
+
+
+def _live_facts(agent: Any, checkpoint: Any) -> dict[int, dict[str, Any]]:
+    import keras
+    import tensorflow as tf
+
+    facts: dict[int, dict[str, Any]] = {}
+
+    def say(variable, path, role="parameter", of=None, slot=None, trainable=None):
+        of = None if of is None else id(of)
+        facts[id(variable)] = {
+            "variable": variable, "path": path, "role": role, "of": of, "slot": slot, "trainable": trainable,
+        }  # fmt: skip
+
+    def module(path, obj):
+        if isinstance(obj, keras.Sequential):
+            for number, layer in enumerate(obj._functional._operations):
+                module(f"{path}/_functional/_operations/{number}", layer)
+            return
+        for name in ("_kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance"):
+            if isinstance(getattr(obj, name, None), keras.Variable):
+                say(getattr(obj, name), f"{path}/{name}", "buffer" if "moving" in name else "parameter")
+        for name in ("l1", "l2", "l3", "l4", "l5", "l6", "q1", "q2"):
+            if hasattr(obj, name):
+                module(f"{path}/{name}", getattr(obj, name))
+
+    for name in ("actor", "actor_target", "critic", "critic_target"):
+        module(f"agent/{name}", getattr(agent, name))
+    say(agent.total_it, "agent/total_it", "counter")
+    say(checkpoint.save_counter, "save_counter", "counter")
+    for name in ("actor", "critic"):
+        optimizer = getattr(agent, f"{name}_optimizer")
+        top = f"agent/{name}_optimizer"
+        say(optimizer._iterations, f"{top}/_iterations", "counter")
+        say(optimizer._learning_rate, f"{top}/_learning_rate", "other")
+        for number, trained in enumerate(getattr(agent, name).trainable_variables):
+            facts[id(trained)]["trainable"] = True
+            for edge, slot in (("_momentums", "m"), ("_velocities", "v")):
+                say(getattr(optimizer, edge)[number], f"{top}/{edge}/{number}", "slot", trained, slot)
+
+    paths: dict[int, list[str]] = {}
+
+    def walk(obj, path, passed):
+        if isinstance(obj, keras.Variable | tf.Variable):
+            paths.setdefault(id(obj), []).append("/".join(path))
+            return
+        for name, child in obj._trackable_children().items():
+            if id(child) not in passed:
+                walk(child, (*path, name), passed | {id(child)})
+
+    walk(checkpoint, (), frozenset({id(checkpoint)}))
+    assert paths.keys() == facts.keys()
+    for number, fact in facts.items():
+        fact["paths"] = paths[number]
+    return facts
+
+
+@pytest.fixture(scope="session")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("agents")
+    return folder, run(__file__, "build_agents", folder)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.tensorflow
+@without_tensorflow
+def test_agents_are_named_as_the_live_objects(agents: tuple[Path, dict[str, Any]], case: str) -> None:
+    folder, facts = agents
+    tree = tensor_bundle.read(str(folder / case)).tree
+    found = {}
+    for path, leaf in tree.tensors():
+        others = [spelled(alias.path) for alias in tree.aliases.get(path, ())]
+        found[int(leaf.array().flat[0])] = {
+            "value": int(leaf.array().flat[0]),
+            "path": spelled(path),
+            "paths": sorted([spelled(path), *others]),
+            "role": leaf.role,
+            "of": None if leaf.of is None else spelled(leaf.of),
+            "slot": leaf.slot,
+            "trainable": leaf.trainable,
+        }
+    assert len(found) == len(tree)
+    assert found == {fact["value"]: {**fact, "paths": sorted(fact["paths"])} for fact in facts[case]}
+
+
+@pytest.mark.tensorflow
+@without_tensorflow
+def test_the_cases_are_the_hard_ones(agents: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = agents
+    keys = {leaf.key for _, leaf in tensor_bundle.read(str(folder / "sequential-before-best")).tree.tensors()}
+    assert any(key.startswith("agent/critic_optimizer/_trainable_variables/") for key in keys)
+    assert any(key.startswith("agent/best/") for key in keys)
+    assert not any(key.startswith("agent/actor/l1/") for key in keys)
+
+
+# Graphs made by hand.
+
+
+def tensors(*keys: str) -> dict[str, Tensor]:
+    names = sorted(f"{key}/.ATTRIBUTES/VARIABLE_VALUE" for key in keys)
+    return {name: Tensor("float32", (1,), Inline(b"abcd")) for name in names}
+
+
+def listed(tree: Tree) -> dict[str, list[str]]:
+    return {
+        spelled(path): [spelled(alias.path) for alias in tree.aliases.get(path, ())]
+        for path, _ in tree.tensors()
+    }
+
+
+def named(*nodes: bytes, keys: tuple[str, ...]) -> tuple[dict[str, list[str]], tuple[str, ...]]:
+    tree, notes = by_graph(graph(*nodes), tensors(*keys))
+    return listed(tree), notes
+
+
+def test_lists_have_positions_and_dicts_keep_their_keys() -> None:
+    tree, notes = by_graph(
+        graph(
+            node([("layers", 1), ("d", 2)]),
+            node([("0", 3), ("10", 4)]),
+            node([("a/b.c", 5), ("7", 6)]),
+            *(variable(key) for key in "pqrs"),
+        ),
+        tensors("p", "q", "r", "s"),
+    )
+    assert notes == ()
+    assert [[(key.kind, key.value) for key in path] for path in tree] == [
+        [("attr", "layers"), ("index", 0)],
+        [("attr", "layers"), ("index", 10)],
+        [("attr", "d"), ("attr", "a/b.c")],
+        [("attr", "d"), ("attr", "7")],
+    ]
+
+
+def test_cycles_and_self_edges_end() -> None:
+    paths, notes = named(
+        node([("root", 0), ("a", 1), ("b", 2)]),
+        node([("back", 0), ("self", 1), ("b", 2), ("v", 3)]),
+        node([("a", 1), ("root", 0)]),
+        variable("k"),
+        keys=("k",),
+    )
+    assert paths == {"a/v": ["b/a/v"]}
+    assert notes == ()
+
+
+@pytest.mark.parametrize(("depth", "named_by"), [(90, "path"), (50_000, "key")])
+def test_deep_graphs(depth: int, named_by: str) -> None:
+    nodes = [node([("n", number + 1)]) for number in range(depth)]
+    started = time.process_time()
+    paths, notes = named(*nodes, variable("k/e/y"), keys=("k/e/y",))
+    assert time.process_time() - started < 10
+    assert list(paths) == ["/".join("n" * depth) if named_by == "path" else "k/e/y"]
+    assert bool(notes) == (named_by == "key")
+
+
+def test_deep_cycles() -> None:
+    nodes = [node([("n", number + 1), ("up", max(0, number - 1))]) for number in range(50_000)]
+    started = time.process_time()
+    paths, _ = named(*nodes, variable("k"), keys=("k",))
+    assert time.process_time() - started < 20
+    assert list(paths) == ["k"]
+
+
+def test_fans_of_4_to_the_30() -> None:
+    nodes = [node([(name, number + 1) for name in "abcd"]) for number in range(30)]
+    started = time.process_time()
+    paths, notes = named(*nodes, variable("k"), keys=("k",))
+    assert time.process_time() - started < 10
+    first = "/".join("a" * 30)
+    assert list(paths) == [first]
+    assert len(paths[first]) == len(set(paths[first])) == object_aliases.MAX_ALIASES
+    assert "more paths than are listed" in notes[0]
+
+
+def test_a_complete_graph_is_bounded() -> None:
+    nodes = [node([(f"e{n}", n) for n in range(60)] + [("v", 60)]) for _ in range(60)]
+    started = time.process_time()
+    paths, notes = named(*nodes, variable("k"), keys=("k",))
+    assert time.process_time() - started < 20
+    ((first, others),) = paths.items()
+    assert len(others) == object_aliases.MAX_ALIASES
+    assert others[0] == "v" != first
+    assert notes
+
+
+def test_short_aliases_are_complete() -> None:
+    # Every path that repeats no object, against a search that knows no shortcut.
+    edges = {
+        0: {"a": 1, "b": 2, "c": 3},
+        1: {"x": 2, "v": 4},
+        2: {"y": 1, "z": 3},
+        3: {"w": 1, "v": 4},
+        4: {},
+    }
+
+    def search(number: int, path: tuple[str, ...], passed: frozenset[int]) -> list[str]:
+        if number == 4:
+            return ["/".join(path)]
+        steps = [(name, child) for name, child in edges[number].items() if child not in passed]
+        return [found for name, child in steps for found in search(child, (*path, name), passed | {child})]
+
+    nodes = [node(list(edges[number].items())) for number in range(4)]
+    paths, _ = named(*nodes, variable("k"), keys=("k",))
+    ((first, others),) = paths.items()
+    assert sorted([first, *others]) == sorted(search(0, (), frozenset({0})))
+    assert [other.count("/") for other in others] == sorted(other.count("/") for other in others)
+
+
+@given(st.lists(st.lists(st.integers(0, 12), max_size=5), min_size=13, max_size=13))
+def test_any_graph_is_named_once(edges: list[list[int]]) -> None:
+    nodes = [
+        node([(f"e{n}", target) for n, target in enumerate(targets)], [("VARIABLE_VALUE", "", f"k{number}")])
+        for number, targets in enumerate(edges)
+    ]
+    parsed = object_graph.parse(graph(*nodes))
+    tree = object_paths.canonical(parsed)
+    reached, waiting = {0}, [0]
+    while waiting:
+        fresh = set(edges[waiting.pop()]) - reached
+        reached |= fresh
+        waiting += fresh
+    assert tree.paths.keys() == reached
+    aliases = object_aliases.find(parsed, tree, reached)
+    everything = [*tree.paths.values(), *(path for paths in aliases.paths.values() for path in paths)]
+    assert len(everything) == len(set(everything))
+    for number, path in [(n, p) for n, paths in aliases.paths.items() for p in (*paths, tree.paths[n])]:
+        at, passed = 0, [0]
+        for key in path:
+            at = parsed[at].children[str(key.value)]
+            passed.append(at)
+        assert at == number
+        assert len(passed) == len(set(passed))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (graph(node([("a", 77)])), "does not have"),
+        (graph(node([("a", -1)])), "does not have"),
+        (graph(node([("a", 2**31 - 1)])), "does not have"),
+        (graph(node([("a", 1), ("a", 2)]), node(), node()), "two children"),
+        (graph(node(slots=[(77, "m", 0)])), "does not have"),
+        (graph(node(slots=[(0, "m", -1)])), "does not have"),
+        (b"\xff" * 20, "varint"),
+        (b"\x0a\x7f", "longer"),
+        (graph(W["field"](1, 5)), "number where a message"),
+        (graph(W["field"](2, W["field"](3, 5))), "number where a string"),
+    ],
+)
+def test_broken_graphs(data: bytes, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        by_graph(data, {})
+
+
+def test_what_graph_and_index_do_not_share_is_noted() -> None:
+    paths, notes = named(node([("a", 1), ("b", 2)]), variable("a"), variable("gone"), keys=("a", "x..y/z.Sw"))
+    assert paths == {"a": [], "x.y/z/w": []}
+    assert "x..y/z.Sw/.ATTRIBUTES/VARIABLE_VALUE: named by no object" in notes[0]
+    assert "gone/.ATTRIBUTES/VARIABLE_VALUE: named by the object graph, not in the index" in notes[1]
+
+
+def test_an_empty_graph_lists_by_key() -> None:
+    paths, notes = named(keys=("a/b",))
+    assert paths == {"a/b": []}
+    assert len(notes) == 1
+
+
+def test_two_objects_with_one_entry_are_aliases() -> None:
+    paths, _ = named(node([("a", 1), ("b", 2)]), variable("k"), variable("k"), keys=("k",))
+    assert paths == {"a": ["b"]}
+
+
+def test_legacy_slots_and_sgd_momentum() -> None:
+    tree, notes = by_graph(
+        graph(
+            node([("net", 1), ("optimizer", 2)]),
+            node([("kernel", 3)]),
+            node([("iter", 4), ("decay", 5), ("momentum", 6)], slots=[(3, "momentum", 7)]),
+            *(variable(key) for key in ("net/kernel", "iter", "decay", "momentum")),
+            variable("net/kernel/.OPTIMIZER_SLOT/optimizer/momentum"),
+        ),
+        tensors("net/kernel", "iter", "decay", "momentum", "net/kernel/.OPTIMIZER_SLOT/optimizer/momentum"),
+    )
+    assert notes == ()
+    roles = {
+        spelled(path): (leaf.role, leaf.slot, leaf.of and spelled(leaf.of)) for path, leaf in tree.tensors()
+    }
+    assert roles == {
+        "net/kernel": ("parameter", None, None),
+        "optimizer/iter": ("other", None, None),  # a float here
+        "optimizer/decay": ("other", None, None),
+        "optimizer/momentum": ("other", None, None),
+        "optimizer/slots/momentum/net/kernel": ("slot", "momentum", "net/kernel"),
+    }
+
+
+def test_keras_2_slots_are_owned_by_name() -> None:
+    slots = [("Adam/m/net/w", "0"), ("Adam/v/net/w", "1"), ("Adam/m/net/b", "2"), ("Adam/v/net/b", "3")]
+    tree, _ = by_graph(
+        graph(
+            node([("w", 1), ("b", 2), ("optimizer", 3)]),
+            variable("w", "net/w"),
+            variable("b", "net/b"),
+            node([("_iterations", 4), ("_learning_rate", 5), ("_variables", 6)]),
+            variable("i", "iteration"),
+            variable("lr", "learning_rate"),
+            node([("0", 4), *((str(n), 6 + n) for n in range(1, 5))]),
+            *(variable(key, name) for name, key in slots),
+        ),
+        tensors("w", "b", "i", "lr", "0", "1", "2", "3"),
+    )
+    owners = {
+        leaf.name: (leaf.slot, leaf.of and spelled(leaf.of))
+        for _, leaf in tree.tensors()
+        if leaf.role == "slot"
+    }
+    assert owners == {
+        "Adam/m/net/w": ("m", "w"),
+        "Adam/v/net/w": ("v", "w"),
+        "Adam/m/net/b": ("m", "b"),
+        "Adam/v/net/b": ("v", "b"),
+    }
+
+
+# The canonical path, case by case: which of two names a person would use.
+
+
+def layer(kernel: int) -> bytes:
+    return node([("kernel", kernel)])
+
+
+@pytest.mark.parametrize("first", ["best", "net"])
+def test_a_layer_belongs_to_its_network(first: str) -> None:
+    # agent.best = agent.net.l1, in either order.
+    edges = sorted([("best", 2), ("net", 1)], key=lambda edge: edge[0] != first)
+    net = node([("l1", 2), ("l2", 3)])
+    paths, _ = named(node(edges), net, layer(4), layer(5), variable("p"), variable("q"), keys=("p", "q"))
+    assert paths == {"net/l1/kernel": ["best/kernel"], "net/l2/kernel": []}
+
+
+def test_a_network_does_not_belong_to_one_that_refers_to_it() -> None:
+    # actor.critic = agent.critic, made late.
+    paths, _ = named(
+        node([("actor", 1), ("critic", 2)]),
+        node([("l1", 3), ("critic", 2)]),
+        node([("q1", 4)]),
+        layer(5),
+        node([("l1", 6)]),
+        variable("p"),
+        layer(7),
+        variable("q"),
+        keys=("p", "q"),
+    )
+    assert paths == {"actor/l1/kernel": [], "critic/q1/l1/kernel": ["actor/critic/q1/l1/kernel"]}
+
+
+def test_lists_of_variables_own_nothing() -> None:
+    paths, _ = named(
+        node([("all", 1), ("net", 2)]),
+        node([("0", 4)]),
+        node([("l1", 3)]),
+        layer(4),
+        variable("p"),
+        keys=("p",),
+    )
+    assert paths == {"net/l1/kernel": ["all/0"]}
+
+
+def test_private_attributes_are_names_when_there_is_no_other() -> None:
+    agent, net = node([("best", 2), ("_net", 1)]), node([("l1", 2), ("l2", 3)])
+    paths, _ = named(agent, net, layer(4), layer(5), variable("p"), variable("q"), keys=("p", "q"))
+    assert paths == {"_net/l1/kernel": ["best/kernel"], "_net/l2/kernel": []}
+
+
+def test_attributes_come_before_keras_lists() -> None:
+    paths, _ = named(
+        node([("layer-0", 1), ("layer_with_weights-0", 1), ("hidden", 1)]),
+        layer(2),
+        variable("p"),
+        keys=("p",),
+    )
+    assert paths == {"hidden/kernel": ["layer-0/kernel", "layer_with_weights-0/kernel"]}
+
+
+def test_an_agent_with_a_counter_called_iter_is_no_optimizer() -> None:
+    tree, _ = by_graph(graph(node([("iter", 1), ("w", 2)]), variable("i"), variable("w")), tensors("i", "w"))
+    assert [leaf.role for _, leaf in tree.tensors()] == ["parameter", "parameter"]

@@ -1,0 +1,275 @@
+"""The pickle machine reads every protocol as data, runs nothing, and is linear in its input."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import os
+import pickle
+import random
+import struct
+import time
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
+from ckpttool.wire.pickle_reader import Dict, Global, Object, Opaque, Set, load
+from ckpttool.wire.pickle_writer import Persistent, dumps
+
+atoms = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.text()
+    | st.binary()
+)
+values = st.recursive(
+    atoms,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=5) | st.integers(-(1 << 63), (1 << 64) - 1), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@given(value=values)
+def test_what_python_writes_is_read(protocol, value):
+    assert load(pickle.dumps(value, protocol)) == value
+
+
+@given(values)
+def test_what_is_written_python_reads(value):
+    data = dumps(value)
+    assert pickle.loads(data) == value
+    assert load(data) == value
+    assert dumps(load(data)) == data
+
+
+def test_python_s_own_pickler_in_python(monkeypatch):
+    value = {"a": [1, (2.5, None)], "b": b"\xff" * 300, "c": "x" * 70_000}
+    for protocol in range(6):
+        assert load(pickle._dumps(value, protocol)) == value
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_known_containers(protocol):
+    ordered = collections.OrderedDict(a=1)
+    found = load(pickle.dumps([ordered, {1, 2}, frozenset((3,)), bytearray(b"x"), 1j], protocol))
+    assert isinstance(found[0], Dict)
+    assert (found[0].name, dict(found[0])) == ("collections.OrderedDict", {"a": 1})
+    assert isinstance(found[1], Set)
+    assert sorted(found[1]) == [1, 2]
+    assert list(found[2]) == [3]
+    assert found[3:] == [b"x", 1j]
+
+
+def test_unknown_objects_are_inert():
+    found = load(pickle.dumps(argparse.Namespace(lr=0.5, names=["a"]), 2))
+    assert isinstance(found, Object)
+    assert found.name == "argparse.Namespace"
+    assert found.state == {"lr": 0.5, "names": ["a"]}
+
+
+def test_unknown_call_keeps_its_arguments():
+    found = load(b"cgym.spaces.box\nBox\n(K\x01X\x01\x00\x00\x00atR.")
+    assert (found.name, found.args) == ("gym.spaces.box.Box", (1, "a"))
+
+
+def short(text: str) -> bytes:
+    return b"\x8c" + bytes((len(text),)) + text.encode()
+
+
+ACTING = {
+    "GLOBAL + REDUCE": b"cos\ngetcwd\n)R.",
+    "posix": b"cposix\ngetcwd\n)R.",
+    "nt": b"cnt\ngetcwd\n)R.",
+    "STACK_GLOBAL": short("os") + short("getcwd") + b"\x93)R.",
+    "dotted name": short("collections") + short("OrderedDict.fromkeys") + b"\x93)R.",
+    "names in the memo": short("getcwd") + b"\x94" + short("os") + b"h\x00\x93)R.",
+    "INST": b"(ios\ngetcwd\n.",
+    "OBJ": b"(cos\ngetcwd\no.",
+    "NEWOBJ": b"csubprocess\nPopen\n)\x81.",
+    "NEWOBJ_EX": b"csubprocess\nPopen\n)}\x92.",
+    "eval": b"cbuiltins\neval\n(X\x01\x00\x00\x001tR.",
+    "eval of Python 2": b"c__builtin__\neval\n(X\x01\x00\x00\x001tR.",
+    "getattr of a module": b"cbuiltins\ngetattr\n(cos\npath\nX\x04\x00\x00\x00jointR.",
+    "import": b"cbuiltins\n__import__\n(X\x02\x00\x00\x00ostR.",
+    "importlib": b"cimportlib\nimport_module\n(X\x02\x00\x00\x00ostR.",
+    "runpy": b"crunpy\nrun_path\n)R.",
+    "pickle in bytes": b"cpickle\nloads\n(C\x01.tR.",
+    "reconstructor": b"ccopy_reg\n_reconstructor\n(csubprocess\nPopen\nc__builtin__\nobject\nNtR.",
+    "inside a dict": b"}X\x01\x00\x00\x00acos\ngetcwd\n)Rs.",
+}
+
+
+@pytest.mark.parametrize("data", ACTING.values(), ids=ACTING)
+def test_calls_that_can_act_are_refused_and_not_made(data, monkeypatch):
+    monkeypatch.setattr(os, "getcwd", partial(pytest.fail, "it was called"))
+    with pytest.raises(FormatError, match="nothing was run") as caught:
+        load(data)
+    assert caught.value.offset is not None
+
+
+BROKEN = {
+    "empty": (b"", TruncatedError),
+    "no STOP": (b"K\x01", TruncatedError),
+    "argument cut": (b"K", TruncatedError),
+    "float cut": (b"G\x00", FormatError),
+    "bytes after STOP": (b"N.N", FormatError),
+    "protocol 99": (b"\x80\x63N.", FormatError),
+    "unknown opcode": (b"\xff.", FormatError),
+    "stack underflow": (b".", FormatError),
+    "underflow below a mark": (b"N(\x85.", FormatError),
+    "two values": (b"NN.", FormatError),
+    "mark left": (b"(N.", FormatError),
+    "no mark": (b"Nt.", FormatError),
+    "BINGET never put": (b"h\x07.", FormatError),
+    "text 2 GiB": (b"X\xff\xff\xff\x7fa.", TruncatedError),
+    "bytes 4 EiB": (b"\x8e\x00\x00\x00\x00\x00\x00\x00\x40a.", TruncatedError),
+    "negative LONG4": (b"\x8b\xff\xff\xff\xff.", FormatError),
+    "24 Mbit LONG": (b"\x8b" + struct.pack("<i", 3 << 20) + bytes(3 << 20) + b".", FormatError),
+    "negative string": (b"T\xff\xff\xff\xff.", FormatError),
+    "not UTF-8": (b"X\x01\x00\x00\x00\xff.", FormatError),
+    "not a number": (b"Iabc\n.", FormatError),
+    "20,000 digits": (b"L" + b"9" * 20_000 + b"\n.", FormatError),
+    "argument crosses its frame": (b"\x95" + struct.pack("<Q", 2) + b"X\x01\x00\x00\x00a.", FormatError),
+    "frame in a frame": (b"\x95" + struct.pack("<Q", 10) + b"\x95" + bytes(8) + b"NNN.", FormatError),
+    "frame too long": (b"\x95" + struct.pack("<Q", 1 << 62) + b"N.", TruncatedError),
+    "extension registry": (b"\x82\x01.", FormatError),
+    "out-of-band buffer": (b"\x97.", FormatError),
+    "persistent id": (b"NQ.", FormatError),
+    "persistent text": (b"Pabc\n.", FormatError),
+    "call of a number": (b"K\x01)R.", FormatError),
+    "call with a list": (b"ccollections\nOrderedDict\n]R.", FormatError),
+    "BUILD of a name": (b"cmodule\nClass\n}b.", FormatError),
+    "BUILD of a dict": (b"}}b.", FormatError),
+    "SETITEM on a list": (b"]K\x01K\x02s.", FormatError),
+    "SETITEMS of three": (b"}(K\x01K\x02K\x03u.", FormatError),
+    "APPEND to a dict": (b"}K\x01a.", FormatError),
+    "a list as a key": (b"}]Ns.", FormatError),
+    "a name that is no text": (b"K\x01K\x02\x93.", FormatError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "error"), BROKEN.values(), ids=BROKEN)
+def test_broken_pickles_are_refused(data, error):
+    with pytest.raises(error):
+        load(data)
+
+
+def test_trailing_bytes_are_the_caller_s_choice():
+    assert load(b"N.more", trailing=True) is None
+
+
+def test_dup_and_pop_are_legal():
+    assert load(b"K\x0120.") == 1
+    assert load(b"(N0K\x01t0K\x02.") == 2
+
+
+def test_memo_numbers_may_be_large():
+    assert load(b"Nr\x00\x28\x6b\xee0j\x00\x28\x6b\xee.") is None
+
+
+def test_bytearray_of_a_size_is_not_made():
+    found = load(b"cbuiltins\nbytearray\n(\x8a\x05\x00\x00\x00\x00\x10tR.")
+    assert isinstance(found, Object)
+
+
+def test_self_reference():
+    found = load(b"]q\x00h\x00a.")
+    assert found[0] is found
+
+
+def test_shared_lists_take_no_more_than_the_file():
+    data = b"]q\x00" + b"".join(b"0](h" + bytes((n,)) + b"h" + bytes((n,)) + b"e" + b"q" + bytes((n + 1,))
+                                 for n in range(30)) + b"."  # fmt: skip
+    found = load(data)
+    assert found[0] is found[1]
+
+
+def test_hash_bomb_is_not_hashed():
+    bomb = b"K\x01q\x00" + b"".join(
+        b"0(" + (b"h" + bytes((n,))) * 4 + b"tq" + bytes((n + 1,)) for n in range(30)
+    )
+    began = time.perf_counter()
+    found = load(b"}" + bomb + b"Ns.")
+    assert time.perf_counter() - began < 1
+    assert isinstance(next(iter(found)), Opaque)
+
+
+def test_integers_that_collide_are_not_hashed():
+    prime = (1 << 61) - 1
+    data = pickle.dumps({prime * (n << 8): None for n in range(2)}, 2)
+    assert len(load(data)) == 2
+    large = b"".join(
+        b"\x8a\x10" + (prime * (1 << 10) * n).to_bytes(16, "little") + b"N" for n in range(20_000)
+    )
+    began = time.perf_counter()
+    assert len(load(b"}(" + large + b"u.")) >= 19_000
+    assert time.perf_counter() - began < 2
+
+
+def test_200000_levels_deep():
+    assert load(b"]" * 200_000 + b"a" * 199_999 + b".") is not None
+    assert load(b")" + b"\x85" * 200_000 + b".") is not None
+
+
+def test_copies_of_one_long_text_are_bounded():
+    text = b"X" + struct.pack("<I", 1 << 20) + b"a" * (1 << 20)
+    repeat = b"(h\x00h\x01tq\x020" + b"c_codecs\nencode\nh\x02R0" * 1000
+    data = text + b"q\x000X\x06\x00\x00\x00latin1q\x010" + repeat + b"N."
+    with pytest.raises(FormatError, match="again and again"):
+        load(data)
+
+
+def test_time_is_linear():
+    def took(count: int) -> float:
+        data = pickle.dumps([{"name": str(n), "value": (n, n + 1)} for n in range(count)], 2)
+        began = time.perf_counter()
+        load(data)
+        return time.perf_counter() - began
+
+    took(1000)
+    assert took(100_000) < 40 * max(took(10_000), 0.01)
+
+
+def test_bit_flips_raise_only_our_errors():
+    seed = pickle.dumps({"a": [1.5, (2, "x")], "o": collections.OrderedDict(k=argparse.Namespace(v=1))}, 2)
+    choose = random.Random(2)
+    for _ in range(2000):
+        flipped = bytearray(seed)
+        for _ in range(choose.randint(1, 3)):
+            flipped[choose.randrange(len(seed))] ^= 1 << choose.randrange(8)
+        with contextlib.suppress(CkpttoolError):
+            load(bytes(flipped))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_raise_only_our_errors(data):
+    with contextlib.suppress(CkpttoolError):
+        load(data)
+
+
+def test_persistent_ids_and_names():
+    data = dumps([Persistent(("storage", Global("torch", "FloatStorage"), "0", "cpu", 3))])
+    assert load(data, persistent=lambda pid: pid[2]) == ["0"]
+    assert data == dumps([Persistent(("storage", Global("torch", "FloatStorage"), "0", "cpu", 3))])
+
+
+def test_written_sets_and_ordered_dicts_are_python_s():
+    made = Dict("collections.OrderedDict")
+    made["a"] = Set("builtins.set", [1, 2])
+    made.state = {"_metadata": {"": 1}}
+    found = pickle.loads(dumps(made))
+    assert type(found) is collections.OrderedDict
+    assert found == {"a": {1, 2}}
+    assert found._metadata == {"": 1}

@@ -1,0 +1,174 @@
+"""Sorted string tables: laws over tables that a second writer makes, and every rule that can be broken."""
+
+from __future__ import annotations
+
+import random
+import runpy
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.wire import crc, sstable
+
+W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
+block, framed, table, table_of, varint = (W[n] for n in ("block", "framed", "table", "table_of", "varint"))
+
+ENTRIES = [(b"key%05d" % n, b"value %d" % n * (n % 5)) for n in range(200)]
+
+
+@given(
+    st.dictionaries(st.binary(max_size=40), st.binary(max_size=40), min_size=1), st.integers(1, 20), st.data()
+)
+def test_round_trip(entries, interval, data) -> None:
+    ordered = sorted(entries.items())
+    per_block = data.draw(st.integers(1, len(ordered)))
+    assert sstable.read(table(ordered, per_block, interval)) == ordered
+
+
+def test_empty_table() -> None:
+    assert sstable.read(table([])) == []
+
+
+def test_long_keys_and_values() -> None:
+    entries = [(b"a" * 300, b"x" * 100_000), (b"a" * 300 + b"b" * 200, b"y" * 300)]
+    assert sstable.read(table(entries)) == entries
+
+
+def test_shortened_index_keys_need_not_exist() -> None:
+    blocks = [block(ENTRIES[:100]), block(ENTRIES[100:])]
+    assert sstable.read(table_of(blocks, [b"key00099zz", b"l"])) == ENTRIES
+
+
+@pytest.mark.parametrize("cut", [0, 1, 47, 48, 100, -1, -8, -48])
+def test_truncation(cut: int) -> None:
+    data = table(ENTRIES)
+    with pytest.raises(FormatError):
+        sstable.read(data[:cut])
+
+
+@pytest.mark.parametrize(
+    ("contents", "error", "message"),
+    [
+        (block([(b"b", b""), (b"a", b"")]), FormatError, "out of order"),
+        (block([(b"a", b""), (b"a", b"x")]), FormatError, "twice"),
+        (block([(b"a", b"")], restarts=[]), FormatError, "restart points"),
+        (block([(b"a", b"")], restarts=[0, 1]), FormatError, "start of a whole key"),
+        (block([(b"a", b"")], restarts=[0, 0]), FormatError, "out of order"),
+        (block([(b"a", b"")], restarts=[4]), FormatError, "out of order"),
+        (block([(b"a", b"")], restarts=[0, 2**32 - 1]), FormatError, "start of a whole key"),
+        (b"\0" * 8 + (2**31 - 1).to_bytes(4, "little"), FormatError, "restart points"),
+        (b"\0" * 8 + b"\xff" * 4, FormatError, "restart points"),
+        (b"abc", TruncatedError, "too short"),
+        (b"\x01\x01\x00a" + b"\0" * 4 + b"\x01\0\0\0", FormatError, "shares more"),
+        (b"\x00\x01\x09a" + b"\0" * 4 + b"\x01\0\0\0", TruncatedError, "beyond its block"),
+        (
+            b"\x00" + varint(1 << 63) + b"\x00a" + b"\0" * 4 + b"\x01\0\0\0",
+            TruncatedError,
+            "beyond its block",
+        ),
+        (b"\x00\x80" + b"\0" * 4 + b"\x01\0\0\0", TruncatedError, "cut off"),
+        (b"\x80" * 12 + b"\0" * 4 + b"\x01\0\0\0", FormatError, "10 bytes"),
+    ],
+)
+def test_broken_blocks(contents: bytes, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        sstable.read(table_of([contents], [b"z"]))
+    assert caught.value.offset is not None
+
+
+@pytest.mark.parametrize(("kind", "name"), [(1, "snappy"), (9, "type 9")])
+def test_compression_is_named(kind: int, name: str) -> None:
+    with pytest.raises(UnsupportedError, match=name):
+        sstable.read(table_of([block(ENTRIES)], [b"z"], kind=kind))
+
+
+def test_blocks_out_of_order_or_twice() -> None:
+    first, second = block(ENTRIES[:100]), block(ENTRIES[100:])
+    for blocks, bounds in (
+        ([second, first], [b"key00099", b"z"]),
+        ([first, first], [b"key00099", b"z"]),
+        ([first, second], [b"key00050", b"z"]),
+    ):
+        with pytest.raises(FormatError, match="outside the range"):
+            sstable.read(table_of(blocks, bounds))
+
+
+def test_offsets_count_from_the_file() -> None:
+    good = block(ENTRIES[:100])
+    with pytest.raises(FormatError) as caught:
+        sstable.read(table_of([good, block([(b"z", b""), (b"y", b"")])], [b"k~", b"z"]))
+    assert caught.value.offset == len(good) + 5 + 4
+
+
+@pytest.mark.parametrize(
+    "handles",
+    [
+        varint(0) + varint(1 << 62),
+        varint(1 << 63) + varint(8),
+        varint((1 << 64) - 8) + varint(16),
+        varint(64 << 30) + varint(64 << 30),
+        b"\x80" * 20,
+    ],
+)
+def test_handles_beyond_the_file(handles: bytes) -> None:
+    footer = (handles + handles).ljust(40, b"\0")[:40] + W["MAGIC"]
+    with pytest.raises(FormatError):
+        sstable.read(framed(block([])) + footer)
+
+
+def test_prefix_bomb_is_refused() -> None:
+    # 200,000 entries of 6 bytes, each of which stands for a key of more than 50,000.
+    out = bytearray(varint(0) + varint(50_000) + varint(0) + b"a" * 50_000)
+    for number in range(200_000):
+        out += varint(50_000 + number) + b"\x01\x00" + b"b"
+    with pytest.raises(FormatError, match="far longer than the table"):
+        sstable.read(table_of([bytes(out) + b"\0" * 4 + b"\x01\0\0\0"], [b"z"]))
+
+
+def test_every_single_bit_flip() -> None:
+    data = table(ENTRIES[:20], per_block=7)
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            read = sstable.read(bytes(damaged))
+        except CkpttoolError:
+            continue
+        assert read == ENTRIES[:20]  # the footer's padding is the only place that nothing guards
+        assert len(data) - 48 <= bit // 8 < len(data) - 8
+
+
+def test_damage_with_its_checksum_repaired() -> None:
+    contents = block(ENTRIES[:20])
+    dice = random.Random(2)
+    for _ in range(2000):
+        damaged = bytearray(contents)
+        for _ in range(dice.randint(1, 3)):
+            damaged[dice.randrange(len(damaged))] = dice.choice([0, 1, 0x7F, 0x80, 0xFF, dice.randrange(256)])
+        try:
+            sstable.read(table_of([bytes(damaged)], [b"\xff" * 20]))
+        except CkpttoolError:
+            continue
+
+
+def test_checksum_names_the_block() -> None:
+    data = bytearray(table(ENTRIES, per_block=100))
+    data[-200] ^= 1
+    with pytest.raises(ChecksumError) as caught:
+        sstable.read(bytes(data))
+    assert caught.value.offset
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_mask_is_undone(value: int) -> None:
+    assert crc.unmask(crc.mask(value)) == value
+
+
+def test_known_checksums() -> None:
+    # RFC 3720 B.4: 32 bytes of zeros; and the value that TensorFlow stores for no bytes at all.
+    assert crc.crc32c(b"\0" * 32) == 0x8A9136AA
+    assert crc.mask(crc.crc32c(b"")) == 0xA282EAD8
+    assert crc.crc32c(b"56789", crc.crc32c(b"1234")) == 0xE3069283

@@ -1,0 +1,51 @@
+"""Builds trees from arrays, for tests of what works on trees whatever file they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, index, key
+from ckpttool.source import Inline
+from ckpttool.tree import Tree
+
+
+def leaf(array: np.ndarray, name: str = "", **facts: object) -> Leaf:
+    little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
+    return Leaf(array.dtype.name, array.shape, Inline(little.tobytes()), name, **facts)  # type: ignore[arg-type]
+
+
+def attributes(name: str) -> Path:
+    """`policy/actor/l1/kernel` as TensorFlow's object graph gives it."""
+    return tuple(index(int(part)) if part.isdigit() else attr(part) for part in name.split("/"))
+
+
+def keys(name: str) -> Path:
+    """`actor/l1.weight` as a torch file nests it: `/` between dicts, dots inside a key."""
+    return tuple(key(part) for part in name.split("/"))
+
+
+def tensorflow_tree(arrays: Mapping[str, np.ndarray]) -> Tree:
+    return Tree({attributes(name): leaf(array, name) for name, array in arrays.items()})
+
+
+def torch_tree(entries: Mapping[str, np.ndarray | int | float | bool | None]) -> Tree:
+    found: dict[Path, Leaf | ValueLeaf] = {}
+    for name, value in entries.items():
+        found[keys(name)] = leaf(value, name) if isinstance(value, np.ndarray) else ValueLeaf(value)
+    return Tree(found)
+
+
+def dense(generator: np.random.Generator, name: str, n_in: int, n_out: int) -> dict[str, np.ndarray]:
+    return {
+        f"{name}/kernel": generator.standard_normal((n_in, n_out)).astype(np.float32),
+        f"{name}/bias": generator.standard_normal(n_out).astype(np.float32),
+    }
+
+
+def torch_dense(generator: np.random.Generator, name: str, n_in: int, n_out: int) -> dict[str, np.ndarray]:
+    return {
+        f"{name}.weight": generator.standard_normal((n_out, n_in)).astype(np.float32),
+        f"{name}.bias": generator.standard_normal(n_out).astype(np.float32),
+    }
