@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Literal, NamedTuple
@@ -101,7 +100,7 @@ def write_atomically(outputs: Sequence[Output], *, force: bool = False, sync: bo
 
 def _temporary(target: str) -> str:
     folder, name = os.path.split(os.path.abspath(target))
-    return os.path.join(folder, f".{name[:180]}{TEMPORARY}{secrets.token_hex(6)}")
+    return os.path.join(folder, f".{name[:180]}{TEMPORARY}{os.urandom(6).hex()}")
 
 
 def _fill(output: Output, temporary: str, *, sync: bool) -> None:

@@ -55,4 +55,11 @@ def explain(probe: Probe) -> CkpttoolError:
 
 
 def _is_text(head: bytes) -> bool:
-    return all(byte >= 32 or byte in b"\t\n\r\f" for byte in head)
+    if any(byte < 32 and byte not in b"\t\n\r\f" for byte in head):
+        return False
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        # The last character may be cut by the end of what was looked at.
+        return error.start >= len(head) - 3
+    return True

@@ -171,8 +171,13 @@ def _moved(
         if before is not move.target and isinstance(changed, Leaf) and changed.role == "parameter":
             aliases[before] = (*aliases.get(before, ()), Alias(move.target, display(move.target)))
         else:
-            leaves[move.target] = replace(changed, of=None) if isinstance(changed, Leaf) else changed
+            leaves[move.target] = _plain(changed)
     return Tree(leaves | dict(added), aliases, containers)
+
+
+def _plain(leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+    # A state_dict holds plain tensors: what is a trained parameter is the module's knowledge.
+    return replace(leaf, of=None, trainable=None) if isinstance(leaf, Leaf) else leaf
 
 
 def _lines(tree: Tree, target: Tree, moves: tuple[Move, ...]) -> tuple[Mapped, ...]:

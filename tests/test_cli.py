@@ -1,0 +1,424 @@
+"""The command line as a process: documents, exit codes, and one sentence for whatever is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.ops.save import save
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.trees import torch_tree
+
+
+def copy_bundle(folder: Path) -> Path:
+    for file in TF_SAMPLE.parent.glob(f"{TF_SAMPLE.name}.*"):
+        if "ckpttool" not in file.name:
+            shutil.copy(file, folder)
+    return folder / TF_SAMPLE.name
+
+
+# --- inspect ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        TF_SAMPLE,
+        f"{TF_SAMPLE}.index",
+        f"{TF_SAMPLE}.data-00000-of-00001",
+        TF_SAMPLE.parent / "checkpoint",
+        TF_SAMPLE.parent,
+    ],
+    ids=["prefix", "index", "shard", "state file", "folder"],
+)
+def test_every_way_to_name_a_bundle(path: Path) -> None:
+    ran = ckpttool("inspect", path, "--json")
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    assert Path(document["path"]) == TF_SAMPLE
+    assert document["format"] == "tensor_bundle"
+    assert document["layout"] == "td3_tf"
+
+
+def test_the_document_of_inspect() -> None:
+    document = ckpttool("inspect", TF_SAMPLE, "--json").json()
+    assert document["schema"] == 1
+    assert document["totals"] == {
+        "tensors": 78,
+        "parameters": 2 * (4481 + 9090),
+        "nbytes": sum(tensor["nbytes"] for tensor in document["tensors"]),
+        "stored_nbytes": sum(
+            file.stat().st_size
+            for file in TF_SAMPLE.parent.glob("ckpt-15000.*")
+            if "ckpttool" not in file.name
+        ),
+    }
+    by_path = {tensor["path"]: tensor for tensor in document["tensors"]}
+    kernel = by_path["policy/critic/q1/l1/kernel"]
+    assert kernel["key"].startswith("policy/critic_optimizer/_trainable_variables/")
+    assert kernel["keys"] == [{"attr": name} for name in ("policy", "critic", "q1", "l1", "_kernel")]
+    assert (kernel["dtype"], kernel["shape"], kernel["nbytes"]) == ("float32", [4, 64], 1024)
+    assert (kernel["role"], kernel["of"], kernel["slot"]) == ("parameter", None, None)
+    moments = [t for t in document["tensors"] if t["of"] == "policy/critic/q1/l1/kernel"]
+    assert sorted(t["slot"] for t in moments) == ["m", "v"]
+    assert {t["role"] for t in moments} == {"slot"}
+    assert by_path["policy/total_it"]["role"] == "counter"
+
+
+def test_a_torch_moment_names_its_weight() -> None:
+    document = ckpttool("inspect", TORCH_SAMPLE, "--json").json()
+    by_key = {tensor["key"]: tensor for tensor in document["tensors"]}
+    moment = by_key["critic_optimizer.state.6.exp_avg"]
+    assert (moment["of"], moment["slot"], moment["role"]) == ("critic/q2/l1/weight", "exp_avg", "slot")
+    assert {"path": "total_it", "keys": [{"key": "total_it"}], "type": "int", "value": 14000} in document[
+        "values"
+    ]
+
+
+def test_a_glob_filters_and_totals_follow() -> None:
+    document = ckpttool("inspect", TF_SAMPLE, "--glob", "actor/**", "--json").json()
+    assert [t["path"] for t in document["tensors"]] == [
+        f"policy/actor/l{n}/{name}" for n in (1, 2, 3) for name in ("kernel", "bias")
+    ]
+    assert document["totals"]["parameters"] == 4481
+    one = ckpttool("inspect", TF_SAMPLE, "--glob", "*/actor/l2/k*", "--json").json()
+    assert [t["path"] for t in one["tensors"]] == ["policy/actor/l2/kernel"]
+    rooted = ckpttool("inspect", TF_SAMPLE, "--glob", "/actor/**", "--json").json()
+    assert rooted["tensors"] == []
+
+
+def test_the_tree_fits_a_terminal_and_has_no_colour_in_a_pipe() -> None:
+    ran = ckpttool("inspect", TF_SAMPLE)
+    assert ran.status == 0
+    assert "\x1b" not in ran.out
+    assert "│  │  │  ├─ kernel    float32[4, 64]" in ran.out
+    assert "m of policy/critic/q2/l3/kernel" in ran.out
+    body = [line for line in ran.out.splitlines() if line[:1] in "├└│ "]
+    assert max(map(len, body)) <= 80
+
+
+def test_names_from_a_file_are_never_raw(tmp_path: Path) -> None:
+    names = ["\x1b[31mred", "line\nbreak", "nul\0", "bidi\u202etxt", "lone\udc80", "tab\t", "plain"]
+    torch = torch_tree({name: np.zeros(1, np.float32) for name in names if "\udc80" not in name})
+    save(torch, str(tmp_path / "x.pt"))
+    for command in (["inspect"], ["inspect", "--keys"], ["digest"]):
+        ran = ckpttool(command[0], tmp_path / "x.pt", *command[1:])
+        assert ran.status == 0, ran.err
+        assert not set("\x1b\0\u202e\t") & set(ran.out)
+        assert r"\x1b[31mred" in ran.out
+    document = ckpttool("inspect", tmp_path / "x.pt", "--json")
+    assert "\x1b" not in document.out
+    assert "\x1b[31mred" in [t["key"] for t in document.json()["tensors"]]
+
+
+def test_native_keys_can_be_shown() -> None:
+    ran = ckpttool("inspect", TF_SAMPLE, "--keys", "--glob", "critic/q1/l1/*", "--quiet")
+    assert "policy/critic_optimizer/_trainable_variables/0/.ATTRIBUTES/VARIABLE_VALUE" in ran.out
+
+
+# --- digest -----------------------------------------------------------------------------------------
+
+
+def test_a_digest_can_be_saved_and_checked(tmp_path: Path) -> None:
+    ran = ckpttool("digest", TORCH_SAMPLE, "--json")
+    assert ran.status == 0
+    document = ran.json()
+    assert document["checksums"] == "verified"
+    assert len(document["tensors"]) == 90
+    saved = tmp_path / "saved.json"
+    saved.write_text(ran.out)
+    assert ckpttool("digest", TORCH_SAMPLE, "--check", saved).status == 0
+    other = TORCH_SAMPLE.with_name("ckpt-12500.pt")
+    differs = ckpttool("digest", other, "--check", saved, "--json")
+    assert differs.status == 1
+    check = differs.json()["check"]
+    assert not check["equal"]
+    assert "actor.l1.weight" in check["different"]
+    assert check["only_here"] == check["only_saved"] == []
+
+
+def test_a_digest_can_be_checked_against_a_sidecar() -> None:
+    assert ckpttool("digest", TF_SAMPLE, "--check", f"{TF_SAMPLE}.ckpttool.json").status == 0
+    other = TF_SAMPLE.with_name("ckpt-2500")
+    assert ckpttool("digest", other, "--check", f"{TF_SAMPLE}.ckpttool.json").status == 1
+
+
+def test_a_plain_value_is_part_of_the_whole_digest(tmp_path: Path) -> None:
+    for number in (1, 2):
+        save(torch_tree({"x": np.zeros(2, np.float32), "step": number}), str(tmp_path / f"{number}.pt"))
+    one, two = (ckpttool("digest", tmp_path / f"{n}.pt", "--json").json() for n in (1, 2))
+    assert one["tensors"] == two["tensors"]
+    assert one["sha256"] != two["sha256"]
+
+
+@pytest.mark.parametrize("content", ["not json", "[]", '{"x": 1}', '{"tensors": 3}', '{"tensors": [1]}'])
+def test_what_is_no_saved_digest(tmp_path: Path, content: str) -> None:
+    (tmp_path / "saved.json").write_text(content)
+    refused(ckpttool("digest", TORCH_SAMPLE, "--check", tmp_path / "saved.json"))
+
+
+def test_a_missing_saved_digest(tmp_path: Path) -> None:
+    refused(ckpttool("digest", TORCH_SAMPLE, "--check", tmp_path / "none.json"))
+
+
+# --- Bad input: one sentence, exit 2, nothing executed, nothing written ------------------------------
+
+
+class Hostile:
+    """Would leave a mark if anything built it."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> object:
+        return (os.mkdir, (str(self.mark),))
+
+
+def hostile_zip(path: Path, mark: Path) -> None:
+    stream = io.BytesIO()
+    pickle.Pickler(stream, protocol=2).dump({"weights": Hostile(mark)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", stream.getvalue())
+        archive.writestr("archive/version", "3\n")
+
+
+def bad_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Return what to point at and a word of the sentence that must come, by name of the case."""
+    folder.mkdir()
+    cases: dict[str, tuple[Path, str]] = {"missing": (folder / "none.pt", "no such checkpoint")}
+
+    def case(name: str, content: bytes, word: str, suffix: str = ".pt") -> None:
+        file = folder / (name.replace(" ", "-") + suffix)
+        file.write_bytes(content)
+        cases[name] = (file, word)
+
+    case("empty file", b"", "empty")
+    case("one byte", b"x", "text file")
+    case("lfs pointer", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS")
+    case("html", b"\n <!DOCTYPE html><html></html>", "HTML")
+    case("text", b"hello, I am a config\n", "text file")
+    case("noise", bytes(range(128, 256)) * 20, "no format knows")
+    case("gzip", b"\x1f\x8b\x08\0\0\0\0\0\0", "gzip")
+    case("hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5")
+    case("cut zip", TORCH_SAMPLE.read_bytes()[:5000], "cut off")
+    case("zip of something", _zip({"a.txt": b"x"}), "without a data.pkl")
+
+    index, data = (Path(f"{TF_SAMPLE}{end}").read_bytes() for end in (".index", ".data-00000-of-00001"))
+
+    def bundle(name: str, index: bytes, data: bytes | None, word: str) -> None:
+        place = folder / name.replace(" ", "-")
+        place.mkdir()
+        (place / "c.index").write_bytes(index)
+        if data is not None:
+            (place / "c.data-00000-of-00001").write_bytes(data)
+        cases[name] = (place / "c", word)
+
+    bundle("cut index", index[: len(index) // 2], data, "")
+    bundle("wrong magic", index[:-8] + bytes(8), data, "magic")
+    bundle("missing shard", index, None, "shard")
+    bundle("short shard", index, data[:1000], "")
+    flipped = bytearray(index)
+    flipped[200] ^= 4
+    bundle("flipped index", bytes(flipped), data, "checksum")
+    empty = folder / "empty-folder"
+    empty.mkdir()
+    cases["folder without a checkpoint"] = (empty, "no checkpoint")
+    state = folder / "stale"
+    state.mkdir()
+    (state / "checkpoint").write_text('model_checkpoint_path: "../../etc/passwd"\n')
+    cases["stale state file"] = (state, "")
+    fifo = folder / "pipe"
+    os.mkfifo(fifo)
+    cases["fifo"] = (fifo, "not opened")
+    unix = socket.socket(socket.AF_UNIX)
+    os.chdir(folder)  # a socket's path must be short
+    unix.bind("s")
+    unix.close()
+    os.chdir(ROOT)
+    cases["socket"] = (folder / "s", "not opened")
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    cases["dangling link"] = (folder / "dangling", "leads nowhere")
+    hostile_zip(folder / "hostile.pt", folder / "MARK")
+    cases["hostile pickle"] = (folder / "hostile.pt", "mkdir")
+    return cases
+
+
+def _zip(members: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+CASES = [
+    "missing", "empty file", "one byte", "lfs pointer", "html", "text", "noise", "gzip", "hdf5", "cut zip",
+    "zip of something", "cut index", "wrong magic", "missing shard", "short shard", "flipped index",
+    "folder without a checkpoint", "stale state file", "fifo", "socket", "dangling link", "hostile pickle",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    cases = bad_inputs(tmp_path_factory.mktemp("bad") / "in")
+    assert set(cases) == set(CASES)
+    return cases
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(p): (p.lstat().st_size, p.lstat().st_mtime_ns) for p in sorted(folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("command", ["inspect", "digest", "convert", "eval"])
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input(bad: dict[str, tuple[Path, str]], name: str, command: str, tmp_path: Path) -> None:
+    path, word = bad[name]
+    before = snapshot(path.parent)
+    extra = {"convert": [tmp_path / "out.pt"], "eval": ["--env", "Pendulum-v1"]}.get(command, [])
+    sentence = refused(ckpttool(command, path, *extra, cwd=tmp_path))
+    assert word in sentence
+    assert not list(tmp_path.iterdir())
+    assert snapshot(path.parent) == before, "an input was touched"
+
+
+def test_bad_input_as_json(bad: dict[str, tuple[Path, str]]) -> None:
+    for name in ("missing", "lfs pointer", "wrong magic", "hostile pickle"):
+        ran = ckpttool("inspect", bad[name][0], "--json")
+        assert ran.status == 2
+        assert not ran.err
+        error = ran.json()["error"]
+        assert set(error) == {"kind", "message", "file", "hint"}
+        assert bad[name][1] in error["message"]
+    assert ckpttool("inspect", bad["missing"][0], "--json").json()["error"]["kind"] == "not_found"
+
+
+def test_a_flipped_data_byte_is_found_where_it_is(tmp_path: Path) -> None:
+    prefix = copy_bundle(tmp_path)
+    data = Path(f"{prefix}.data-00000-of-00001")
+    content = bytearray(data.read_bytes())
+    content[100_000] ^= 1
+    data.write_bytes(content)
+    assert ckpttool("inspect", prefix).status == 0  # listing reads no tensor
+    sentence = refused(ckpttool("digest", prefix))
+    assert "crc32c" in sentence
+    assert "policy/" in sentence, "the tensor is not named"
+    refused(ckpttool("convert", prefix, tmp_path / "x.pt"))
+    assert not (tmp_path / "x.pt").exists()
+    torch_copy = tmp_path / "t.pt"
+    torch_content = bytearray(TORCH_SAMPLE.read_bytes())
+    torch_content[100_000] ^= 1
+    torch_copy.write_bytes(torch_content)
+    refused(ckpttool("digest", torch_copy))
+
+
+def test_an_unreadable_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.pt"
+    shutil.copy(TORCH_SAMPLE, file)
+    file.chmod(0)
+    if os.access(file, os.R_OK):
+        pytest.skip("this user may read everything")
+    assert "may not be read" in refused(ckpttool("inspect", file))
+
+
+def test_a_near_name_is_offered() -> None:
+    ran = ckpttool("inspect", TF_SAMPLE.with_name("ckpt-1500"))
+    refused(ran)
+    assert "did you mean" in ran.err
+    assert "ckpt-15000" in ran.err
+
+
+def test_a_folder_of_files_offers_them() -> None:
+    ran = ckpttool("inspect", TORCH_SAMPLE.parent)
+    refused(ran)
+    assert "did you mean" in ran.err
+    assert "ckpt-10000.pt" in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect"],
+        ["nonsense"],
+        ["inspect", "x", "--nonsense"],
+        ["eval", "x", "--episodes", "none"],
+        ["inspect", ""],
+    ],
+    ids=str,
+)
+def test_wrong_usage(arguments: list[str]) -> None:
+    refused(ckpttool(*arguments))
+
+
+def test_wrong_usage_as_json() -> None:
+    ran = ckpttool("inspect", "--json")
+    assert ran.status == 2
+    assert ran.json()["error"]["kind"] == "usage"
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m ckpttool inspect {TF_SAMPLE} --json | head -c 10"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stdout == '{\n "schema'
+    assert not done.stderr
+
+
+def test_the_version() -> None:
+    from ckpttool import __version__
+
+    assert ckpttool("--version").out == f"ckpttool {__version__}\n"
+
+
+@pytest.mark.parametrize("kind", ["formats", "layouts", "backends"])
+def test_listings(kind: str) -> None:
+    rows = ckpttool(kind, "--json").json()[kind]
+    text = ckpttool(kind).out
+    assert len(rows) >= 3
+    assert all(row["name"] in text for row in rows)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_many_tensors_stay_many_lines(tmp_path: Path) -> None:
+    save(torch_tree({f"block.{n}.w": np.zeros(1, np.float32) for n in range(3000)}), str(tmp_path / "x.pt"))
+    ran = ckpttool("inspect", tmp_path / "x.pt")
+    assert ran.status == 0
+    assert sum("float32[1]" in line for line in ran.out.splitlines()) == 3000
+
+
+def test_the_input_is_never_changed(tmp_path: Path) -> None:
+    prefix = copy_bundle(tmp_path)
+    before = snapshot(tmp_path)
+    assert ckpttool("inspect", prefix).status == 0
+    assert ckpttool("digest", prefix).status == 0
+    assert snapshot(tmp_path) == before
+
+
+def test_json_has_no_bare_nan(tmp_path: Path) -> None:
+    save(
+        torch_tree({"x": np.zeros(1, np.float32), "loss": float("nan"), "best": -np.inf}),
+        str(tmp_path / "x.pt"),
+    )
+    text = ckpttool("inspect", tmp_path / "x.pt", "--json").out
+    values = {
+        v["path"]: v["value"] for v in json.loads(text, parse_constant=lambda c: pytest.fail(c))["values"]
+    }
+    assert values == {"loss": "NaN", "best": "-Infinity"}
+
+
+def test_struct_is_little_endian_everywhere() -> None:
+    document = ckpttool("digest", TF_SAMPLE, "--json", "--quiet").json()
+    counter = next(t for t in document["tensors"] if t["path"] == "save_counter")
+    import hashlib
+
+    assert counter["sha256"] == hashlib.sha256(struct.pack("<q", 6)).hexdigest()

@@ -1,0 +1,459 @@
+"""`convert`: bit for bit, byte-identical twice, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool import checkpoint as checkpoints
+from ckpttool.checkpoint import Output, write_atomically
+from ckpttool.errors import FormatError, MappingError, TargetExistsError, UsageError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import Leaf, attr, display
+from ckpttool.ops import convert as op
+from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest
+from ckpttool.ops.restore import restore
+from ckpttool.ops.save import save
+from ckpttool.tree import Alias, Tree
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.trees import attributes, dense, keys, leaf, tensorflow_tree, torch_tree
+
+
+@pytest.fixture
+def converted(tmp_path: Path) -> Path:
+    target = tmp_path / "agent.pt"
+    assert convert(str(TF_SAMPLE), str(target)).written
+    return target
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    tree = open_checkpoint(str(path)).tree
+    return {tree.names[at]: found.array() for at, found in tree.tensors()}
+
+
+def test_every_weight_is_the_same_bits_after_its_transpose(converted: Path) -> None:
+    before, after = arrays(TF_SAMPLE), arrays(converted)
+    networks = [
+        name for name in before if "optimizer" not in name and "policy/" in name and "total" not in name
+    ]
+    assert len(networks) == 36
+    for name in networks:
+        there = name.removeprefix("policy/").replace("kernel", "weight")
+        expected = before[name].T if name.endswith("kernel") else before[name]
+        np.testing.assert_array_equal(after[there], expected, strict=True)
+
+
+def test_every_moment_lies_with_its_weight(converted: Path) -> None:
+    source = open_checkpoint(str(TF_SAMPLE)).tree
+    after = arrays(converted)
+    torch_order = {
+        network: [n for n in after if n.startswith(f"{network}/")] for network in ("actor", "critic")
+    }
+    moments = [(path, found) for path, found in source.tensors() if found.role == "slot"]
+    assert len(moments) == 36
+    for path, found in moments:
+        assert found.of is not None
+        owner = source.names[found.of].removeprefix("policy/").replace("kernel", "weight")
+        network = owner.split("/")[0]
+        number = torch_order[network].index(owner)
+        name = {"m": "exp_avg", "v": "exp_avg_sq"}[str(found.slot)]
+        there = after[f"{network}_optimizer/state/{number}/{name}"]
+        expected = found.array().T if owner.endswith("weight") else found.array()
+        np.testing.assert_array_equal(there, expected, err_msg=source.names[path], strict=True)
+
+
+def test_counters_and_hyperparameters_arrive(converted: Path) -> None:
+    tree = open_checkpoint(str(converted)).tree
+    values = {tree.names[path]: found.value for path, found in tree.plain()}
+    assert (values["total_it"], values["save_counter"]) == (14000, 6)
+    group = "actor_optimizer/param_groups/0"
+    assert values[f"{group}/lr"] == float(np.float32(1e-3))
+    # The sidecar of the sample knows Adam's epsilon; the checkpoint does not hold it.
+    assert values[f"{group}/eps"] == 1e-7
+    assert (values[f"{group}/betas/0"], values[f"{group}/betas/1"]) == (0.9, 0.999)
+    assert arrays(converted)["actor_optimizer/state/0/step"].item() == 7000
+    assert arrays(converted)["critic_optimizer/state/11/step"].item() == 14000
+
+
+def test_what_is_assumed_is_said(tmp_path: Path) -> None:
+    for file in TF_SAMPLE.parent.glob(f"{TF_SAMPLE.name}.*[!n]"):
+        shutil.copy(file, tmp_path)
+    done = convert(str(tmp_path / TF_SAMPLE.name), str(tmp_path / "x.pt"))
+    assert any("actor_optimizer epsilon = 1e-07 (default of Keras" in line for line in done.report.assumed)
+    assert not any("learning_rate" in line for line in done.report.assumed)
+
+
+def test_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        convert(str(TF_SAMPLE), str(tmp_path / name / "agent.pt"))
+    for file in ("agent.pt", "agent.pt.ckpttool.json"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_the_sidecar_is_a_receipt(converted: Path) -> None:
+    receipt = json.loads(Path(f"{converted}.ckpttool.json").read_text())
+    assert receipt["source"] == {
+        "path": "ckpt-15000",
+        "sha256": digest(str(TF_SAMPLE)).sha256,
+        "format": "tensor_bundle",
+        "layout": "td3_tf",
+    }
+    assert receipt["target_sha256"] == digest(str(converted)).sha256
+    assert len(receipt["rules"]) == 94
+    assert receipt["env"]["id"] == "Pendulum-v1"
+    assert (receipt["action_low"], receipt["action_high"]) == ([-2.0], [2.0])
+    assert receipt["provenance"]["env"] == "given by examples/train_td3.py"
+    assert receipt["residue"] == []
+
+
+def test_a_sidecar_of_other_weights_is_not_used(converted: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pt"
+    shutil.copy(TORCH_SAMPLE, other)
+    shutil.copy(f"{converted}.ckpttool.json", f"{other}.ckpttool.json")
+    agent = restore(str(other))
+    assert agent.sidecar is None
+    assert any("other weights" in note for note in agent.notes)
+
+
+def test_a_torch_file_is_copied_as_it_is(tmp_path: Path) -> None:
+    convert(str(TORCH_SAMPLE), str(tmp_path / "copy.pt"))
+    assert digest(str(tmp_path / "copy.pt")).sha256 == digest(str(TORCH_SAMPLE)).sha256
+    before, after = (open_checkpoint(str(p)).tree for p in (TORCH_SAMPLE, tmp_path / "copy.pt"))
+    assert dict(before.containers) == dict(after.containers)
+
+
+def test_a_tree_without_a_layout_goes_by_kinds() -> None:
+    generator = np.random.default_rng(0)
+    tensors = dense(generator, "model/encoder/fc", 3, 4) | {
+        "model/encoder/norm/gamma": np.ones(4, np.float32),
+        "model/encoder/norm/beta": np.zeros(4, np.float32),
+        "model/conv/kernel": np.zeros((3, 3, 2, 2), np.float32),
+    }
+    from ckpttool.mapping.generic import to_torch
+
+    tree = tensorflow_tree(tensors)
+    moves = {display(m.target): m for m in to_torch(tree)}
+    assert set(moves) == {
+        "model/encoder/fc/weight",
+        "model/encoder/fc/bias",
+        "model/encoder/norm/weight",
+        "model/encoder/norm/bias",
+    }
+    assert moves["model/encoder/fc/weight"].rule.name == "transpose"
+
+
+def test_tensors_that_share_storage_go_on_sharing_it(tmp_path: Path) -> None:
+    weight = leaf(np.arange(4, dtype=np.float32), "a")
+    tree = Tree({keys("a"): weight}, {keys("a"): (Alias(keys("b"), "b"),)})
+    save(tree, str(tmp_path / "tied.pt"))
+    again = open_checkpoint(str(tmp_path / "tied.pt"))
+    assert [alias.path for alias in again.tree.aliases[keys("a")]] == [keys("b")]
+    assert [t.key for t in digest(str(tmp_path / "tied.pt")).tensors] == ["a", "b"]
+
+
+# --- Refusals: nothing written, nothing lost ---------------------------------------------------------
+
+
+def left_over(folder: Path, *known: str) -> set[str]:
+    return {path.name for path in folder.iterdir()} - set(known)
+
+
+def with_stranger(tmp_path: Path) -> Path:
+    source = tmp_path / "stranger.pt"
+    tree = torch_tree({"l1.weight": np.zeros((2, 2), np.float32)})
+    save(tree, str(source), "torch")
+    return source
+
+
+def test_an_unmapped_tensor_stops_the_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = open_checkpoint(str(TF_SAMPLE))
+    mystery = {attributes("policy/mystery"): leaf(np.zeros(3, np.float32), "m")}
+    from dataclasses import replace
+
+    changed = replace(original, tree=Tree({**original.tree.leaves, **mystery}, original.tree.aliases))
+    monkeypatch.setattr(op, "open_checkpoint", lambda _: changed)
+    done = convert("x", str(tmp_path / "agent.pt"))
+    assert done.report.unused == ("policy/mystery",)
+    assert not done.written
+    assert not left_over(tmp_path)
+    done = convert("x", str(tmp_path / "agent.pt"), allow_missing=True)
+    assert done.written
+    receipt = json.loads((tmp_path / "agent.pt.ckpttool.json").read_text())
+    assert receipt["residue"] == [{"path": "policy/mystery"}]
+
+
+def test_a_lost_moment_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    original = open_checkpoint(str(TF_SAMPLE))
+    lost = next(p for p, f in original.tree.tensors() if f.role == "slot" and f.slot == "v")
+    rest = {path: found for path, found in original.tree.items() if path != lost}
+    monkeypatch.setattr(op, "open_checkpoint", lambda _: replace(original, tree=Tree(rest)))
+    done = convert("x", str(tmp_path / "agent.pt"))
+    assert len(done.report.missing) == 1
+    assert "exp_avg_sq" in done.report.missing[0]
+    assert not done.written
+
+
+def test_an_existing_target_is_kept(tmp_path: Path) -> None:
+    target = tmp_path / "agent.pt"
+    target.write_bytes(b"precious")
+    with pytest.raises(TargetExistsError):
+        convert(str(TF_SAMPLE), str(target))
+    assert target.read_bytes() == b"precious"
+    assert not left_over(tmp_path, "agent.pt")
+    assert convert(str(TF_SAMPLE), str(target), force=True).written
+
+
+def test_an_existing_sidecar_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "agent.pt.ckpttool.json").write_text("mine")
+    with pytest.raises(TargetExistsError):
+        convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"))
+    assert not left_over(tmp_path, "agent.pt.ckpttool.json")
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_source_is_never_the_target(tmp_path: Path, link: bool) -> None:
+    source = tmp_path / "a.pt"
+    shutil.copy(TORCH_SAMPLE, source)
+    target = tmp_path / "b.pt" if link else source
+    if link:
+        target.symlink_to(source)
+    with pytest.raises(UsageError, match="same file"):
+        convert(str(source), str(target), force=True)
+    assert source.read_bytes() == TORCH_SAMPLE.read_bytes()
+
+
+def test_a_damaged_source_leaves_no_file(tmp_path: Path) -> None:
+    for file in TF_SAMPLE.parent.glob(f"{TF_SAMPLE.name}.*"):
+        shutil.copy(file, tmp_path)
+    data = tmp_path / f"{TF_SAMPLE.name}.data-00000-of-00001"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    before = left_over(tmp_path)
+    with pytest.raises(FormatError):
+        convert(str(tmp_path / TF_SAMPLE.name), str(tmp_path / "agent.pt"))
+    assert left_over(tmp_path) == before
+
+
+def test_a_write_that_went_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.formats import pytorch
+
+    whole = pytorch.write
+
+    def lossy(tree: Tree, stream: object) -> None:
+        leaves = dict(tree.leaves)
+        path, first = next((p, f) for p, f in tree.tensors() if f.size > 9)
+        wrong = leaf(np.zeros(first.shape, np.float32), first.key)
+        first.read()
+        whole(Tree({**leaves, path: wrong}, tree.aliases, tree.containers), stream)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pytorch, "write", lossy)
+    with pytest.raises(FormatError, match="not what was read"):
+        convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"))
+    assert not left_over(tmp_path)
+
+
+def test_of_two_writers_one_wins_whole(tmp_path: Path) -> None:
+    target = str(tmp_path / "x")
+    barrier = threading.Barrier(2)
+    outcomes: list[str] = []
+
+    def write(content: bytes) -> None:
+        def check(_: str) -> None:
+            barrier.wait()
+
+        try:
+            write_atomically((Output(target, lambda stream: _put(stream, content), check),))
+            outcomes.append(content.decode())
+        except TargetExistsError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in (b"one", b"two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes)[1] == "refused" or sorted(outcomes)[0] == "refused"
+    assert (tmp_path / "x").read_text() in outcomes
+    assert not left_over(tmp_path, "x")
+
+
+def _put(stream: object, content: bytes) -> None:
+    stream.write(content)  # type: ignore[attr-defined]
+
+
+def test_the_second_of_two_files_failing_takes_the_first_away(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    outputs = [Output(str(tmp_path / name), lambda stream: _put(stream, b"x")) for name in ("new", "taken")]
+    with pytest.raises(TargetExistsError):
+        write_atomically(outputs)
+    assert left_over(tmp_path) == {"taken"}
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    def full(_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    with pytest.raises(UsageError, match="no space left"):
+        write_atomically((Output(str(tmp_path / "x"), full),))
+    assert not left_over(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    # A process that is stopped in the middle of writing, as a person or a scheduler stops it.
+    code = f"""
+import sys, time
+from ckpttool.cli import app
+from ckpttool.ops import save
+def slow(tree, target, kind, **rest):
+    from ckpttool.checkpoint import Output, write_atomically
+    def fill(stream):
+        stream.write(b"half"); stream.flush(); print("ready", flush=True); time.sleep(60)
+    write_atomically((Output(target, fill),))
+save.write = slow
+sys.argv = ["ckpttool", "convert", {str(TF_SAMPLE)!r}, {str(tmp_path / "x.pt")!r}]
+app.run()
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    assert left_over(tmp_path)
+    child.send_signal(number)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == (130 if number is signal.SIGINT else 143)
+    assert "Traceback" not in err
+    assert not left_over(tmp_path)
+
+
+def test_temporary_names_are_recognisable() -> None:
+    assert checkpoints.TEMPORARY in checkpoints._temporary("/x/agent.pt")
+
+
+def test_nothing_of_a_known_kind_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    original = open_checkpoint(str(TF_SAMPLE))
+    tree = tensorflow_tree({"x": np.zeros((2, 2, 2), np.float32)})
+    monkeypatch.setattr(op, "open_checkpoint", lambda _: replace(original, tree=tree))
+    with pytest.raises(MappingError, match="known kind"):
+        convert("x", str(tmp_path / "x.pt"))
+
+
+# --- As a process ----------------------------------------------------------------------------------
+
+
+def test_the_command_converts_and_reports(tmp_path: Path) -> None:
+    ran = ckpttool("convert", TF_SAMPLE, tmp_path / "agent.pt", "--json")
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    assert document["schema"] == 1
+    assert document["tool"].startswith("ckpttool ")
+    assert (document["unused"], document["missing"]) == ([], [])
+    assert document["mapped"][0] == {
+        "source": "policy/actor/l1/kernel",
+        "target": "actor/l1/weight",
+        "rule": "transpose",
+        "shape_in": [3, 64],
+        "shape_out": [64, 3],
+    }
+    assert document["digest"] == digest(str(tmp_path / "agent.pt")).sha256
+    again = ckpttool("convert", TF_SAMPLE, tmp_path / "agent.pt")
+    assert "exists already" in refused(again)
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    ran = ckpttool("convert", TF_SAMPLE, tmp_path / "agent.pt", "--dry-run")
+    assert ran.status == 0
+    assert "policy/critic/q2/l3/kernel" in ran.out
+    assert "-> critic/q2/l3/weight  transpose  [64, 1] -> [1, 64]" in ran.out
+    assert not left_over(tmp_path)
+
+
+def test_an_unmapped_tensor_exits_with_one(tmp_path: Path) -> None:
+    # A state_dict next to the agent's networks that no rule names.
+    tree = open_checkpoint(str(TORCH_SAMPLE)).tree
+    extra = torch_tree({"mystery/x": np.zeros(3, np.float32)})
+    save(Tree({**tree.leaves, **extra.leaves}, {}, tree.containers), str(tmp_path / "a.pt"))
+    ran = ckpttool("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--layout", "td3_torch")
+    assert ran.status == 1
+    assert "unmapped: mystery/x" in ran.out
+    assert "nothing was written" in ran.out
+    assert left_over(tmp_path) == {"a.pt"}
+    ran = ckpttool(
+        "convert", tmp_path / "a.pt", tmp_path / "b.pt", "--layout", "td3_torch", "--allow-missing"
+    )
+    assert ran.status == 0
+    assert (tmp_path / "b.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["x.unknown"], "does not say what to write"),
+        (["x.pt", "--to", "onnx9"], "onnx9 cannot be written"),
+        (["missing/x.pt"], "folder to write into does not exist"),
+        (["x.pt", "--layout", "sb9"], "no layout is called"),
+    ],
+)
+def test_impossible_targets(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    ran = ckpttool("convert", TF_SAMPLE, *arguments, cwd=tmp_path)
+    assert sentence in refused(ran)
+    assert not left_over(tmp_path)
+
+
+# --- The frameworks read it -------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+def test_torch_loads_it_strictly_and_trains_on(converted: Path) -> None:
+    torch = pytest.importorskip("torch")
+    found = torch.load(converted, weights_only=True)
+    assert list(found) == [
+        "actor", "actor_target", "critic", "critic_target",
+        "actor_optimizer", "critic_optimizer", "total_it", "save_counter",
+    ]  # fmt: skip
+
+    def mlp(n_in: int, n_out: int) -> torch.nn.Module:
+        module = torch.nn.Module()
+        for number, sizes in enumerate([(n_in, 64), (64, 64), (64, n_out)], start=1):
+            setattr(module, f"l{number}", torch.nn.Linear(*sizes))
+        return module
+
+    critic = torch.nn.Module()
+    critic.q1, critic.q2 = mlp(4, 1), mlp(4, 1)
+    for module, name in ((mlp(3, 1), "actor"), (critic, "critic"), (critic, "critic_target")):
+        module.load_state_dict(found[name], strict=True)
+    actor = mlp(3, 1)
+    actor.load_state_dict(found["actor"])
+    optimizer = torch.optim.Adam(actor.parameters())
+    optimizer.load_state_dict(found["actor_optimizer"])
+    moments = optimizer.state[actor.l2.weight]
+    assert moments["step"].item() == 7000
+    assert moments["exp_avg"].shape == actor.l2.weight.shape
+    actor.l3(torch.relu(actor.l2(torch.relu(actor.l1(torch.ones(1, 3)))))).sum().backward()
+    optimizer.step()
+    assert optimizer.state[actor.l2.weight]["step"].item() == 7001
+
+
+def test_leaves_keep_their_identity_in_the_canonical_tree() -> None:
+    agent = restore(str(TF_SAMPLE))
+    found = agent.tree[attr("actor"), *attributes("0/kernel")]
+    assert isinstance(found, Leaf)
+    assert found.shape == (3, 64)
