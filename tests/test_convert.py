@@ -425,6 +425,7 @@ def test_impossible_targets(tmp_path: Path, arguments: list[str], sentence: str)
 def test_torch_loads_it_strictly_and_trains_on(converted: Path) -> None:
     torch = pytest.importorskip("torch")
     found = torch.load(converted, weights_only=True)
+    assert type(found["actor"]["l1.weight"]) is torch.Tensor  # a state_dict holds no Parameters
     assert list(found) == [
         "actor", "actor_target", "critic", "critic_target",
         "actor_optimizer", "critic_optimizer", "total_it", "save_counter",

@@ -120,25 +120,13 @@ def evaluations(found: Sequence[Evaluation]) -> str:
     """Return one report, or a row per checkpoint when there are several."""
     if len(found) == 1:
         return _report(found[0])
-    rows = [
-        (
-            e.checkpoint,
-            f"{e.statistics.mean:.1f}",
-            _number(e.statistics.std),
-            f"{e.statistics.iqm:.1f}",
-            str(len(e.rollout.returns)),
-        )
-        for e in found
-    ]
-    columns = (
-        ("checkpoint", "path"),
-        ("mean", "right"),
-        ("std", "right"),
-        ("IQM", "right"),
-        ("episodes", "right"),
-    )
-    shared = dict.fromkeys(line for e in found for line in (*_said(e),))
-    return "\n".join([_drawn(columns, rows), *shared])
+    # The path comes last and whole: it is what people copy.
+    lines = [f"{'mean':>10} {'std':>8} {'IQM':>10} {'episodes':>8}  checkpoint"]
+    for each in found:
+        result = each.statistics
+        numbers = f"{result.mean:>10.1f} {_number(result.std):>8} {result.iqm:>10.1f} {result.n:>8}"
+        lines.append(f"{numbers}  {clean(each.checkpoint)}")
+    return "\n".join([*lines, *dict.fromkeys(line for each in found for line in _said(each))])
 
 
 def _report(one: Evaluation) -> str:

@@ -139,6 +139,9 @@ def _unescaped(edge: str) -> str:
     return edge.replace("..", "\0").replace(".S", "/").replace("\0", ".")
 
 
-def attribute_name(attribute: str) -> str:
-    """Return the name of an attribute as its object knows it (the proto holds it escaped)."""
-    return _unescaped(attribute)
+def attribute_path(name: str, suffix: str = "") -> tuple[Key, ...]:
+    """Return the steps from an object to its attribute: none to a variable's value.
+
+    The proto holds the name escaped; `suffix` is what a bundle key has beyond it.
+    """
+    return () if name == VALUE and not suffix else (Key("attr", _unescaped(name) + suffix),)

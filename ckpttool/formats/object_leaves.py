@@ -36,7 +36,7 @@ class _Naming:
     leaves: dict[Path, Leaf]
     aliases: dict[Path, tuple[Alias, ...]]
     used: dict[str, Path]
-    absent: list[str]
+    absent: list[tuple[int, Path, object_graph.Attribute]]
 
 
 def by_name(tensors: Mapping[str, Tensor]) -> Tree:
@@ -61,44 +61,44 @@ def by_graph(data: bytes, tensors: Mapping[str, Tensor]) -> tuple[Tree, tuple[st
         if number in valued:
             _add(naming, number, path)
     _add_slots(naming)
+    absent = _add_prefixed(naming)
     loose = _add_loose(naming)
     _own_slots(naming)
-    return Tree(naming.leaves, naming.aliases), tuple(_notes(naming, loose, chosen, aliases))
+    return Tree(naming.leaves, naming.aliases), tuple(_notes(loose, absent, chosen, aliases))
 
 
 def _add(naming: _Naming, number: int, path: Path) -> None:
     for attribute in naming.graph[number].attributes:
-        name = object_graph.attribute_name(attribute.name)
-        own = path if name == object_graph.VALUE else (*path, Key("attr", name))
-        if attribute.key in naming.tensors:
-            tail = own[len(path) :]
-            others = tuple((*alias, *tail) for alias in naming.others.get(number, ()))
-            _put(naming, number, own, attribute.key, attribute.full_name, others)
-        elif not _add_prefixed(naming, number, path, attribute):
-            naming.absent.append(attribute.key)
+        if attribute.key not in naming.tensors:
+            naming.absent.append((number, path, attribute))
+            continue
+        tail = object_graph.attribute_path(attribute.name)
+        others = naming.others.get(number, ())
+        if tail and others:
+            others = tuple(alias + tail for alias in others)
+        _put(naming, number, path + tail, attribute.key, attribute.full_name, others)
 
 
-def _add_prefixed(naming: _Naming, number: int, path: Path, attribute: object_graph.Attribute) -> bool:
-    # Lookup tables and iterators save `<key>-keys`, `<key>-values`, `<key>_STATE`: the graph has a prefix.
-    if attribute.name == object_graph.VALUE:
-        return False
-    keys = _keys_below(naming, attribute.key)
-    for key in keys:
-        name = object_graph.attribute_name(attribute.name) + key[len(attribute.key) :]
-        _put(naming, number, (*path, Key("attr", name)), key, attribute.full_name, (), role="other")
-    return bool(keys)
+def _add_prefixed(naming: _Naming) -> list[str]:
+    """Add what is stored under longer keys than the graph says; return the keys that nothing is stored under.
 
-
-def _keys_below(naming: _Naming, prefix: str) -> list[str]:
-    if not prefix:
-        return []
-    keys = list(naming.tensors)
-    found = []
-    for key in keys[bisect_left(keys, prefix) :]:
-        if not key.startswith(prefix):
-            break
-        found.append(key)
-    return found
+    Lookup tables and iterators save `KEY-keys`, `KEY-values` and `KEY_STATE`.
+    """
+    keys = sorted(naming.tensors.keys() - naming.used.keys())
+    absent, seen = [], set()
+    for number, path, attribute in naming.absent:
+        prefix, found = attribute.key, False
+        if prefix and prefix not in seen and attribute.name != object_graph.VALUE:
+            seen.add(prefix)
+            for key in keys[bisect_left(keys, prefix) :]:
+                if not key.startswith(prefix):
+                    break
+                found = True
+                own = path + object_graph.attribute_path(attribute.name, key[len(prefix) :])
+                _put(naming, number, own, key, attribute.full_name, (), role="other")
+        if not found:
+            absent.append(prefix)
+    return absent
 
 
 def _put(
@@ -178,12 +178,12 @@ def _add_loose(naming: _Naming) -> list[str]:
 
 
 def _notes(
-    naming: _Naming, loose: list[str], chosen: object_paths.Tree, aliases: object_aliases.Aliases
+    loose: list[str], absent: list[str], chosen: object_paths.Tree, aliases: object_aliases.Aliases
 ) -> Iterator[str]:
     if loose:
         yield f"{_some(loose)}: named by no object of the graph, listed by key"
-    if naming.absent:
-        yield f"{_some(naming.absent)}: named by the object graph, not in the index"
+    if absent:
+        yield f"{_some(absent)}: named by the object graph, not in the index"
     if chosen.deep:
         yield f"what lies more than {object_paths.MAX_DEPTH} edges deep in the object graph is listed by key"
     if aliases.capped or not aliases.complete:

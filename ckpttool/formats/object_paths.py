@@ -75,18 +75,19 @@ def canonical(graph: Graph) -> Tree:
 
 
 def _tiers(graph: Graph) -> list[list[int]]:
-    variables = [bool(node.attributes) and not node.children for node in graph]
-    tiers = [_plain_tiers(node, graph) for node in graph]
+    tiers = [_plain_tiers(node, graph) if node.children else [] for node in graph]
     owners = _owners(graph, tiers)
     sizes = _sizes(graph, tiers, owners)
     for number, node in enumerate(graph):
-        children = list(node.children.values())
-        if not children or tiers[number][0] >= OPTIMIZER:
+        if not node.children or tiers[number][0] >= OPTIMIZER:
             continue
+        children = list(node.children.values())
         shared = [owners[child] == _SEVERAL for child in children]
-        if all(shared) and all(variables[child] for child in children) and node.listlike:
+        if not any(shared):
+            continue
+        if node.listlike and all(shared) and not any(graph[child].children for child in children):
             tiers[number] = [PRIVATE] * len(children)
-        elif any(shared):
+        else:
             own = [sizes[child] for child in children if owners[child] == number and sizes[child]]
             tiers[number] = _judged(node, tiers[number], own, shared, sizes)
     return tiers
@@ -135,8 +136,8 @@ def _owners(graph: Graph, tiers: list[list[int]]) -> list[int]:
 def _sizes(graph: Graph, tiers: list[list[int]], owners: list[int]) -> list[int]:
     # Levels below each object, over the parts that it alone owns; over all its parts if it owns none.
     sizes = [-1 if node.children else 0 for node in graph]
-    for start in range(len(graph)):
-        stack = [start] if sizes[start] < 0 else []
+    for start, size in enumerate(sizes):
+        stack = [start] if size < 0 else []
         while stack:
             number = stack[-1]
             parts = _parts(graph[number], tiers[number], owners, number)
@@ -165,9 +166,8 @@ def _choose(graph: Graph, tiers: list[list[int]]) -> dict[int, tuple[int, str]]:
     later: tuple[deque[tuple[int, int, str]], ...] = tuple(deque() for _ in range(LIST + 1))
     number = 0
     while True:
-        node, ranks = graph[number], tiers[number]
         own = []
-        for (edge, child), tier in zip(node.children.items(), ranks, strict=True):
+        for (edge, child), tier in zip(graph[number].children.items(), tiers[number], strict=True):
             if child in parents:
                 continue
             if tier == OWN:
@@ -175,11 +175,14 @@ def _choose(graph: Graph, tiers: list[list[int]]) -> dict[int, tuple[int, str]]:
             else:
                 later[tier].append((child, number, edge))
         fresh += reversed(own)
-        found = _next(fresh, later, parents)
-        if found is None:
-            return parents
-        number, parent, edge = found
-        parents[number] = (parent, edge)
+        while True:
+            found = _next(fresh, later, parents)
+            if found is None:
+                return parents
+            number, parent, edge = found
+            parents[number] = (parent, edge)
+            if graph[number].children:
+                break
 
 
 def _next(

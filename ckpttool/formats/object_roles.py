@@ -155,13 +155,13 @@ def _owner_by_name(full_name: str, owners: dict[str, int]) -> tuple[str, int] | 
 
 def role(path: Path, full_name: str, dtype: str, shape: tuple[int, ...], *, setting: bool = False) -> Role:
     """Say what a variable is for that is no slot; `setting` tells that an optimizer holds it directly."""
-    steps = [str(key.value) for key in path]
+    steps = [str(step.value) for step in path]
     last = steps[-1] if steps else ""
     if last in _COUNTERS and dtype in _INTEGERS:
         return "counter"
     if setting:
         return "other"
-    if "replay" in full_name.lower() or any("replay" in name.lower() for name in steps):
+    if "replay" in f"{full_name} {'/'.join(steps)}".lower():
         return "replay"
     if last in _STATISTICS:
         return "buffer"

@@ -6,6 +6,7 @@ The format is that of tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The i
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 
@@ -232,6 +233,7 @@ def _dtype(number: int) -> dtypes.DType:
     return dtype
 
 
+@functools.lru_cache(maxsize=1024)  # thousands of tensors have a few dozen shapes
 def _elements(shape: Shape) -> int:
     if len(shape) > MAX_RANK:
         raise UnsupportedError(

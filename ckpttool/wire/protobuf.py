@@ -23,15 +23,20 @@ def fields(data: Data) -> list[tuple[int, int | Data]]:
     at, stop = 0, len(data)
     while at < stop:
         tag = data[at]
-        # Nearly every tag, length and number is one byte long: that case is written out.
-        if 7 < tag < 0x80 and at + 1 < stop and (value := data[at + 1]) < 0x80:
-            if tag & 7 == BYTES and at + 2 + value <= stop:
-                found.append((tag >> 3, data[at + 2 : at + 2 + value]))
-                at += 2 + value
-                continue
-            if tag & 7 == VARINT:
+        # Nearly every tag, length and number is a byte or two long: those cases are written out.
+        if 7 < tag < 0x80 and at + 1 < stop:
+            wire, value = tag & 7, data[at + 1]
+            if wire == VARINT:
+                if value < 0x80:
+                    at += 2
+                else:
+                    value, at = varint.read(data, at + 1, stop)
                 found.append((tag >> 3, value))
-                at += 2
+                continue
+            end = at + 2 + value
+            if wire == BYTES and value < 0x80 and end <= stop:
+                found.append((tag >> 3, data[at + 2 : end]))
+                at = end
                 continue
         field, at = _field(data, at, stop)
         found.append(field)
@@ -67,7 +72,7 @@ def number(value: int | bytes | memoryview) -> int:
     """Return a field's value that must be a number, as a signed one (see varint.signed)."""
     if not isinstance(value, int):
         raise FormatError("a protobuf field holds bytes where a number belongs")
-    return varint.signed(value)
+    return value if value < 1 << 63 else varint.signed(value)
 
 
 def message(value: int | Data) -> Data:

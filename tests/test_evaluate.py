@@ -1,0 +1,290 @@
+"""`eval`: the samples score what their certificates say, the corpus what it scored elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.agents.components import Wiring, policy_network, q_network
+from ckpttool.errors import EnvironmentMismatchError, MappingError, UsageError
+from ckpttool.ops.convert import convert
+from ckpttool.ops.evaluate import Evaluation, Protocol, evaluate
+from ckpttool.ops.restore import restore
+from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.test_layouts import fujimoto_set
+
+pytestmark = pytest.mark.environment
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _needs_gymnasium() -> None:
+    pytest.importorskip("gymnasium")
+
+
+def certificate(folder: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads((SAMPLES / folder / "CERTIFICATE.json").read_text())
+    return found
+
+
+def agree(found: Evaluation, mean: float, std: float, n: int) -> bool:
+    """Say whether two means differ by no more than three standard errors."""
+    ours = found.statistics
+    assert ours.std is not None
+    return abs(ours.mean - mean) <= 3 * math.sqrt(ours.std**2 / ours.n + std**2 / n)
+
+
+@pytest.mark.parametrize(
+    ("folder", "path"), [("td3_pendulum_tf", TF_SAMPLE), ("td3_pendulum_torch", TORCH_SAMPLE)]
+)
+def test_a_sample_scores_what_its_certificate_says(folder: str, path: Path) -> None:
+    found = evaluate(str(path), protocol=Protocol(episodes=100, seed=1000))
+    final = certificate(folder)["final"]
+    assert isinstance(final, dict)
+    # Pendulum forgives rounding: the returns agree one by one, not only in the mean.
+    np.testing.assert_allclose(found.rollout.returns, final["returns"], atol=0.05)
+    assert found.statistics.mean >= -200
+    assert found.env == "Pendulum-v1"
+    assert not found.assumed, "the sidecar knows everything"
+    assert not found.notes
+
+
+@pytest.mark.torch
+def test_original_and_converted_play_alike(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"))
+    how = Protocol(episodes=100, seed=1000)
+    original = evaluate(str(TF_SAMPLE), protocol=how)
+    converted = evaluate(
+        str(tmp_path / "agent.pt"), protocol=Protocol(episodes=100, seed=1000, backend="torch")
+    )
+    np.testing.assert_allclose(converted.rollout.returns, original.rollout.returns, atol=0.05)
+    assert original.statistics.mean == pytest.approx(converted.statistics.mean, abs=0.01)
+
+
+@pytest.mark.tensorflow
+def test_the_tensorflow_backend_plays_it_too() -> None:
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed")
+    ran = ckpttool("eval", TF_SAMPLE, "--backend", "tensorflow", "--episodes", 100, "--json")
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    final = certificate("td3_pendulum_tf")["final"]
+    assert isinstance(final, dict)
+    np.testing.assert_allclose(document["returns"], final["returns"], atol=0.05)
+    assert document["protocol"]["backend"] == "tensorflow"
+    assert "tensorflow" in document["versions"]
+
+
+def test_the_same_command_gives_the_same_returns() -> None:
+    how = Protocol(episodes=6, seed=5, num_envs=3)
+    one, two = (evaluate(str(TORCH_SAMPLE), protocol=how) for _ in range(2))
+    np.testing.assert_array_equal(one.rollout.returns, two.rollout.returns, strict=True)
+    assert one.statistics == two.statistics
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_corpus_scores_what_it_scored(corpus: Path, seed: int) -> None:
+    name = f"fujimoto/bmcnns/models/TD3_HalfCheetah-v3_{seed}_actor"
+    runs = json.loads((corpus / "RETURNS.json").read_text())["runs"]
+    known = next(run for run in runs if run["agent"] == name and run["env"] == "HalfCheetah-v5")
+    prefix = str(corpus / "torch" / name).removesuffix("_actor")
+    found = evaluate(prefix, "HalfCheetah-v5", Protocol(episodes=100, seed=1000))
+    assert agree(found, known["mean"], known["std"], known["episodes"]), found.statistics
+    assert len(found.assumed) == 3
+    assert any("HalfCheetah-v5's action space" in line for line in found.assumed)
+
+
+def test_the_document(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    ran = ckpttool("eval", TORCH_SAMPLE, "--episodes", 3, "--seed", 7, "--out", out, "--json")
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    assert json.loads(out.read_text()) == document
+    assert document["protocol"] == {
+        "episodes": 3,
+        "seeds": [7, 8, 9],
+        "num_envs": 3,
+        "deterministic": True,
+        "device": "cpu",
+        "backend": "numpy",
+        "network": "actor",
+        "dtype": "float32",
+    }
+    assert document["lengths"] == [200, 200, 200]
+    assert document["truncated"] == [True] * 3
+    assert document["mean"] == pytest.approx(np.mean(document["returns"]))
+    assert document["std"] == pytest.approx(np.std(document["returns"], ddof=1))
+    low, high = document["ci95"]
+    assert low < document["mean"] < high
+    assert {"gymnasium", "numpy", "python", "ckpttool"} <= set(document["versions"])
+    again = ckpttool("eval", TORCH_SAMPLE, "--episodes", 1, "--out", out)
+    assert "exists already" in refused(again)
+
+
+def test_several_checkpoints_are_one_document() -> None:
+    paths = [TORCH_SAMPLE.with_name(f"ckpt-{step}.pt") for step in (2500, 15000)]
+    ran = ckpttool("eval", *paths, "--episodes", 2, "--json")
+    means = [each["mean"] for each in ran.json()["evaluations"]]
+    assert means[0] < means[1]
+    text = ckpttool("eval", *paths, "--episodes", 2).out
+    assert "ckpt-2500" in text
+    assert "IQM" in text
+
+
+def test_a_minimum_return_decides_the_status() -> None:
+    assert ckpttool("eval", TORCH_SAMPLE, "--episodes", 2, "--min-return", -2000).status == 0
+    assert ckpttool("eval", TORCH_SAMPLE, "--episodes", 2, "--min-return", 0).status == 1
+
+
+def test_the_target_network_can_be_played() -> None:
+    online = evaluate(str(TORCH_SAMPLE), protocol=Protocol(episodes=3))
+    target = evaluate(str(TORCH_SAMPLE), protocol=Protocol(episodes=3, network="actor_target"))
+    assert (online.rollout.returns != target.rollout.returns).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--env", "Pendulumm-v1"], "Pendulumm-v1"),
+        (["--env", "MountainCarContinuous-v0"], "does not fit MountainCarContinuous-v0"),
+        (["--network", "critic"], "no policy called critic"),
+        (["--backend", "jax9"], "no backend is called 'jax9'"),
+        (["--device", "cuda:99"], "cuda"),
+        (["--env", "CartPole-v1"], ""),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_played(arguments: list[str], sentence: str) -> None:
+    assert sentence in refused(ckpttool("eval", TORCH_SAMPLE, *arguments))
+
+
+def test_without_a_sidecar_the_environment_is_asked_for(tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copy(TORCH_SAMPLE, tmp_path / "x.pt")
+    with pytest.raises(UsageError, match="which environment"):
+        evaluate(str(tmp_path / "x.pt"))
+    found = evaluate(str(tmp_path / "x.pt"), "Pendulum-v1", Protocol(episodes=1))
+    assert len(found.assumed) == 3
+    assert found.statistics.std is None
+
+
+def test_a_sidecar_never_makes_code_run(tmp_path: Path) -> None:
+    import shutil
+
+    mark = tmp_path / "MARK"
+    (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    shutil.copy(TORCH_SAMPLE, tmp_path / "x.pt")
+    told = json.loads(Path(f"{TORCH_SAMPLE}.ckpttool.json").read_text())
+    told["env"]["id"] = "evil:Evil-v0"
+    (tmp_path / "x.pt.ckpttool.json").write_text(json.dumps(told))
+    ran = ckpttool("eval", "x.pt", cwd=tmp_path, env={"PYTHONPATH": f"{Path.cwd()}:{tmp_path}"})
+    refused(ran)
+    assert not mark.exists()
+
+
+WIRING = Wiring(("relu",), "tanh", 1e-5, (-2.0, -2.0), (2.0, 2.0))
+
+
+def fujimoto_agent(tmp_path: Path) -> str:
+    from ckpttool.ops.save import save
+    from tests.trees import torch_tree
+
+    save(torch_tree(fujimoto_set()), str(tmp_path / "agent.pt"))  # type: ignore[arg-type]
+    return str(tmp_path / "agent.pt")
+
+
+def test_networks_against_plain_numpy(tmp_path: Path) -> None:
+    from ckpttool.agents.backends import numpy as backend
+
+    agent = restore(fujimoto_agent(tmp_path))
+    entries = fujimoto_set()
+    obs, action = np.ones((4, 3), np.float32), np.full((4, 2), 0.5, np.float32)
+
+    def layer(x: np.ndarray, name: str) -> np.ndarray:
+        weight, bias = (np.asarray(entries[f"{name}.{part}"]) for part in ("weight", "bias"))
+        result: np.ndarray = x @ weight.T + bias
+        return result
+
+    def mlp(x: np.ndarray, names: list[str]) -> np.ndarray:
+        for name in names[:-1]:
+            x = np.maximum(layer(x, name), 0)
+        return layer(x, names[-1])
+
+    actor = agent.part("actor")
+    assert actor is not None
+    out, _ = backend.build(policy_network(agent.tree, actor, WIRING)).step(obs)
+    expected = 2 * np.tanh(mlp(obs, ["actor/l1", "actor/l2", "actor/l3"]))
+    np.testing.assert_allclose(out, expected, rtol=1e-5)
+    second = agent.part("critic/q2")
+    assert second is not None
+    q, _ = backend.build(q_network(agent.tree, second, WIRING, 3, 2)).step({"obs": obs, "action": action})
+    both = np.concatenate([obs, action], axis=1)
+    np.testing.assert_allclose(q, mlp(both, ["critic/l4", "critic/l5", "critic/l6"]), rtol=1e-5)
+    with pytest.raises(MappingError, match="does not take"):
+        q_network(agent.tree, second, WIRING, 7, 2)
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ("tanh", lambda x, low, high: high[0] * np.tanh(x)),
+        ("affine", lambda x, low, high: low + (np.tanh(x) + 1) / 2 * (high - low)),
+        ("identity", lambda x, low, high: x),
+        ("clip", lambda x, low, high: np.clip(x, low, high)),
+    ],
+)
+def test_action_maps(tmp_path: Path, head: str, expected: object) -> None:
+    from ckpttool.agents.backends import numpy as backend
+
+    agent = restore(fujimoto_agent(tmp_path))
+    actor = agent.part("actor")
+    assert actor is not None
+    bounds = {"action_low": (-1.0, 0.0), "action_high": (3.0, 5.0)}
+    obs = np.random.default_rng(0).standard_normal((50, 3)).astype(np.float32)
+    raw = backend.build(policy_network(agent.tree, actor, Wiring(("relu",), "identity", 1e-5, **bounds)))
+    mapped = backend.build(policy_network(agent.tree, actor, Wiring(("relu",), head, 1e-5, **bounds)))
+    low, high = (np.array(bounds[name], np.float32) for name in ("action_low", "action_high"))
+    np.testing.assert_allclose(
+        mapped.step(obs)[0],
+        expected(raw.step(obs)[0], low, high),  # type: ignore[operator]
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_observation_statistics(tmp_path: Path) -> None:
+    from ckpttool.agents.backends import numpy as backend
+
+    agent = restore(fujimoto_agent(tmp_path))
+    actor = agent.part("actor")
+    assert actor is not None
+    norm = {"mean": [1.0, -2.0, 0.0], "var": [4.0, 1.0, 1e-4], "epsilon": 1e-8, "clip": 10.0}
+    from dataclasses import replace
+
+    with_norm = backend.build(policy_network(agent.tree, actor, replace(WIRING, obs_norm=norm)))
+    without = backend.build(policy_network(agent.tree, actor, WIRING))
+    obs = np.random.default_rng(0).standard_normal((50, 3)).astype(np.float32) * 3
+    scaled = (obs - np.array(norm["mean"])) / np.sqrt(np.array(norm["var"]) + 1e-8)
+    expected = without.step(np.clip(scaled, -10, 10).astype(np.float32))[0]
+    np.testing.assert_allclose(with_norm.step(obs)[0], expected, rtol=1e-4, atol=1e-5)
+    short = {**norm, "mean": [1.0], "var": [1.0]}
+    with pytest.raises(EnvironmentMismatchError, match="observation statistics"):
+        policy_network(agent.tree, actor, replace(WIRING, obs_norm=short))
+
+
+@pytest.mark.parametrize("changes", [{"head": "sinh"}, {"hidden": ("mish9",)}])
+def test_unknown_functions_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    from dataclasses import replace
+
+    agent = restore(fujimoto_agent(tmp_path))
+    actor = agent.part("actor")
+    assert actor is not None
+    with pytest.raises(UsageError, match="is called"):
+        policy_network(agent.tree, actor, replace(WIRING, **changes))  # type: ignore[arg-type]

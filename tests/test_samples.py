@@ -1,0 +1,87 @@
+"""The samples: real, certified, small, and described by sidecars that are their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.ops.digest import digest
+from ckpttool.ops.restore import restore
+from tests.conftest import SAMPLES
+
+FOLDERS = ["td3_pendulum_tf", "td3_pendulum_torch"]
+
+
+def certificate(folder: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads((SAMPLES / folder / "CERTIFICATE.json").read_text())
+    return found
+
+
+def checkpoints(folder: str) -> list[Path]:
+    listed = certificate(folder)["checkpoints"]
+    assert isinstance(listed, list)
+    return [SAMPLES / folder / each["name"] for each in listed]
+
+
+def test_the_folder_is_small() -> None:
+    assert sum(path.stat().st_size for path in SAMPLES.rglob("*") if path.is_file()) < 6_000_000
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_files_are_those_of_the_certificate(folder: str) -> None:
+    listed = certificate(folder)["checkpoints"]
+    assert isinstance(listed, list)
+    assert len(listed) >= 5
+    for each in listed:
+        for name, facts in each["files"].items():
+            content = (SAMPLES / folder / name).read_bytes()
+            assert len(content) == facts["nbytes"]
+            assert hashlib.sha256(content).hexdigest() == facts["sha256"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_certificate_says_what_it_must(folder: str) -> None:
+    found = certificate(folder)
+    assert {"script", "arguments", "seed", "versions", "env", "hidden", "checkpoints", "final"} <= set(found)
+    final = found["final"]
+    assert isinstance(final, dict)
+    returns = final["returns"]
+    assert len(returns) == 100
+    assert sum(returns) / 100 >= -200
+    text = json.dumps(found)
+    assert "/root" not in text
+    assert "/tmp" not in text
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_checkpoint_has_a_sidecar_of_its_own(folder: str) -> None:
+    for path in checkpoints(folder):
+        agent = restore(str(path))
+        assert agent.sidecar is not None, agent.notes
+        assert agent.sidecar.target_sha256 == digest(str(path)).sha256
+        assert agent.sidecar.env == {"id": "Pendulum-v1", "gymnasium": "1.4.0"}
+        assert agent.sidecar.activations == ["relu", "relu"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_learning_curve_can_be_drawn(folder: str) -> None:
+    listed = certificate(folder)["checkpoints"]
+    assert isinstance(listed, list)
+    means = [each["mean"] for each in sorted(listed, key=lambda each: int(each["step"]))]
+    assert means[0] < -1000
+    assert means[-1] > -200
+
+
+def test_both_backends_made_the_same_agent() -> None:
+    trees = [open_checkpoint(str(checkpoints(folder)[-1])).tree for folder in FOLDERS]
+    bindings = [restore(str(checkpoints(folder)[-1])) for folder in FOLDERS]
+    one, other = (dict(agent.tree.tensors()) for agent in bindings)
+    networks = [path for path in one if "optimizer" not in str(path[0].value) and len(path) > 1]
+    assert len(networks) == 36
+    assert all(one[path].shape == other[path].shape for path in networks)
+    assert bindings[0].binding.parts == bindings[1].binding.parts
+    assert len(trees[0]) != len(trees[1])

@@ -1,0 +1,187 @@
+"""`verify`: the same agent passes, every way of getting a conversion wrong does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import UsageError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import Leaf, ValueLeaf
+from ckpttool.leaf import Path as TreePath
+from ckpttool.mapping.rules import TRANSPOSE
+from ckpttool.ops import verify as op
+from ckpttool.ops.convert import convert
+from ckpttool.ops.save import save
+from ckpttool.tree import Tree
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.trees import leaf
+
+
+@pytest.fixture
+def numpy_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run both sides by numpy: what is tested here is the comparison, not the frameworks."""
+    monkeypatch.setattr(op, "_backend", lambda _: ("numpy", ()))
+
+
+def changed(
+    tmp_path: Path, change: Callable[[dict[TreePath, Leaf | ValueLeaf], dict[str, TreePath]], None]
+) -> str:
+    """Write the torch sample after `change(leaves, path by name)`."""
+    tree = open_checkpoint(str(TORCH_SAMPLE)).tree
+    leaves = dict(tree.leaves)
+    change(leaves, {name: path for path, name in tree.names.items()})
+    target = str(tmp_path / "changed.pt")
+    save(Tree(leaves, tree.aliases, tree.containers), target)
+    return target
+
+
+def swap(leaves: dict[TreePath, Leaf | ValueLeaf], one: TreePath, other: TreePath) -> None:
+    leaves[one], leaves[other] = leaves[other], leaves[one]
+
+
+def swap_all(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath], a: str, b: str) -> None:
+    for name, path in names.items():
+        if name.startswith(f"{a}/"):
+            swap(leaves, path, names[f"{b}/{name[len(a) + 1 :]}"])
+
+
+def transposed_square(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath]) -> None:
+    path = names["actor/l2/weight"]
+    leaves[path] = TRANSPOSE.leaf(leaves[path])
+
+
+def noisy(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath]) -> None:
+    path = names["critic/q1/l3/bias"]
+    found = leaves[path]
+    assert isinstance(found, Leaf)
+    leaves[path] = replace(leaf(found.array() + np.float32(0.5), found.key))
+
+
+MUTANTS: dict[str, tuple[Callable[..., None], set[str]]] = {
+    "a square matrix transposed": (transposed_square, {"actor"}),
+    "q1 and q2 swapped": (
+        lambda leaves, names: swap_all(leaves, names, "critic/q1", "critic/q2"),
+        {"critic/q1", "critic/q2"},
+    ),
+    "target for online network": (
+        lambda leaves, names: swap_all(leaves, names, "actor", "actor_target"),
+        {"actor", "actor_target"},
+    ),
+    "a bias shifted": (noisy, {"critic/q1"}),
+}
+
+
+@pytest.mark.usefixtures("numpy_only")
+class TestComparison:
+    def test_a_copy_passes(self, tmp_path: Path) -> None:
+        found = op.verify(str(TORCH_SAMPLE), changed(tmp_path, lambda *_: None))
+        assert found.within
+        assert {n.name for n in found.networks} == {
+            "actor", "actor_target", "critic/q1", "critic/q2", "critic_target/q1", "critic_target/q2",
+        }  # fmt: skip
+        assert all(n.n == 1000 for n in found.networks)
+        assert all(n.max_abs == 0 for n in found.networks)
+
+    def test_a_conversion_passes(self, tmp_path: Path) -> None:
+        convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
+        assert op.verify(str(TF_SAMPLE), str(tmp_path / "x.pt")).within
+
+    @pytest.mark.parametrize("name", MUTANTS)
+    def test_a_mutant_is_caught(self, tmp_path: Path, name: str) -> None:
+        change, wrong = MUTANTS[name]
+        found = op.verify(str(TORCH_SAMPLE), changed(tmp_path, change))
+        assert not found.within
+        assert {n.name for n in found.networks if not n.within} == wrong
+
+    def test_two_agents_are_not_one(self) -> None:
+        found = op.verify(str(TORCH_SAMPLE), str(TORCH_SAMPLE.with_name("ckpt-12500.pt")))
+        assert not any(n.within for n in found.networks)
+
+    def test_the_tolerance_can_be_given(self) -> None:
+        other = str(TORCH_SAMPLE.with_name("ckpt-12500.pt"))
+        assert op.verify(str(TORCH_SAMPLE), other, tolerance=1e9).within
+        assert not op.verify(str(TORCH_SAMPLE), other, tolerance=1e-9).within
+
+    def test_other_widths_are_not_within(self, tmp_path: Path) -> None:
+        generator = np.random.default_rng(0)
+
+        def narrow(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath]) -> None:
+            for network in ("actor", "actor_target"):
+                path = names[f"{network}/l1/weight"]
+                leaves[path] = leaf(generator.standard_normal((64, 5)).astype(np.float32))
+            for path in [p for n, p in names.items() if n.startswith("critic")]:
+                leaves.pop(path)
+
+        found = op.verify(str(TORCH_SAMPLE), changed(tmp_path, narrow))
+        assert not found.within
+        assert found.networks[0].n == 0
+        assert any("only one of the two has critic" in note for note in found.notes)
+
+    def test_nothing_in_common(self, tmp_path: Path) -> None:
+        def only(prefix: str) -> Callable[..., None]:
+            def keep(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath]) -> None:
+                for name, path in names.items():
+                    if not name.startswith((f"{prefix}/", "total_it")):
+                        leaves.pop(path)
+
+            return keep
+
+        one, other = tmp_path / "a", tmp_path / "b"
+        one.mkdir()
+        other.mkdir()
+        with pytest.raises(UsageError, match="no network in common"):
+            op.verify(changed(one, only("actor")), changed(other, only("critic")))
+
+    def test_observations_are_always_the_same(self) -> None:
+        from ckpttool.agents.network import Network
+
+        network = Network((("obs", 3), ("action", 2)), (), 0)
+        first, second = op.observations(network), op.observations(network)
+        assert isinstance(first, dict)
+        assert isinstance(second, dict)
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name])
+        assert not first["obs"][0].any()
+        assert np.abs(first["obs"]).max() > 20
+        assert np.abs(first["action"]).max() == 1
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_each_framework_runs_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    import importlib.util
+
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed")
+    convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
+    ran = ckpttool("verify", TF_SAMPLE, tmp_path / "x.pt", "--json")
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    assert document["backends"] == ["tensorflow", "torch"]
+    assert all(n["within"] and n["max_rel"] < 1e-5 and n["error_b"] > 0 for n in document["networks"])
+    assert document["assumed"] == []
+
+
+@pytest.mark.torch
+def test_the_command_exits_with_one_above_the_tolerance() -> None:
+    pytest.importorskip("torch")
+    ran = ckpttool("verify", TORCH_SAMPLE, TORCH_SAMPLE.with_name("ckpt-2500.pt"))
+    assert ran.status == 1
+    assert "NOT the same agent" in ran.out
+
+
+def test_a_missing_interpreter_is_one_sentence() -> None:
+    refused(ckpttool("verify", TORCH_SAMPLE, TORCH_SAMPLE, "--python", "/nowhere/python"))
+
+
+def test_no_agent_no_verification(tmp_path: Path) -> None:
+    from tests.trees import torch_tree
+
+    save(torch_tree({"x": np.zeros(3, np.float32)}), str(tmp_path / "x.pt"))
+    assert "no layout recognises" in refused(ckpttool("verify", tmp_path / "x.pt", TORCH_SAMPLE))
