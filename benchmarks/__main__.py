@@ -1,0 +1,20 @@
+"""Runs all benchmarks: `python -m benchmarks`; the status is 1 if a promise is broken."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks import listing, scaling
+
+
+def main() -> int:
+    """Run each and print its table."""
+    status = 0
+    for benchmark in (listing, scaling):
+        print(f"\n# {(benchmark.__doc__ or '').splitlines()[0]}", flush=True)
+        status |= benchmark.main()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
