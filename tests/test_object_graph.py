@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.errors import FormatError
-from ckpttool.formats import object_aliases, object_graph, object_paths, tensor_bundle
-from ckpttool.formats.object_leaves import Tensor, by_graph
+from ckpttool.formats import tensor_bundle
+from ckpttool.formats.tensor_bundle import object_aliases, object_graph, object_paths
+from ckpttool.formats.tensor_bundle.object_leaves import Tensor, by_graph
 from ckpttool.leaf import Path as TreePath
 from ckpttool.source import Inline
 from ckpttool.tree import Tree

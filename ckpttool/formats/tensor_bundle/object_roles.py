@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ckpttool.formats.object_graph import Graph, Node
-from ckpttool.formats.object_paths import is_optimizer
+from ckpttool.formats.tensor_bundle.object_graph import Graph, Node
+from ckpttool.formats.tensor_bundle.object_paths import is_optimizer
 from ckpttool.leaf import Key, Path, Role
 
 # Keras keeps one list of slot variables for each kind, in the order of `_trainable_variables`

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ckpttool.formats import object_aliases, object_graph, object_paths, object_roles
-from ckpttool.formats.object_graph import Graph
+from ckpttool.formats.tensor_bundle import object_aliases, object_graph, object_paths, object_roles
+from ckpttool.formats.tensor_bundle.object_graph import Graph
 from ckpttool.leaf import Key, Leaf, Path, Role
 from ckpttool.source import Shape, Source
 from ckpttool.tree import Alias, Tree

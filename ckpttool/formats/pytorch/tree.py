@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckpttool import dtypes
 from ckpttool.errors import FormatError
-from ckpttool.formats.pytorch_tensors import Size, Storage, Tensor, array_source, source
+from ckpttool.formats.pytorch.tensors import Size, Storage, Tensor, array_source, source
 from ckpttool.leaf import Key, Leaf, Path, Record, Role, ValueLeaf, attr, index, key
 from ckpttool.tree import Alias, Container, Tree
 from ckpttool.wire.pickle_numpy import Array, Type

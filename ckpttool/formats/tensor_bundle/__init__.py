@@ -13,17 +13,17 @@ import os
 from ckpttool import dtypes
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.formats import bundle_paths, object_leaves
-from ckpttool.formats.bundle_sources import (
+from ckpttool.formats.probe import Probe
+from ckpttool.formats.tensor_bundle import locations, object_leaves
+from ckpttool.formats.tensor_bundle.object_graph import KEY as GRAPH
+from ckpttool.formats.tensor_bundle.object_leaves import Tensor
+from ckpttool.formats.tensor_bundle.sources import (
     Missing,
     TensorFlowStrings,
     TensorFlowVariants,
     Unreadable,
     assembled,
 )
-from ckpttool.formats.object_graph import KEY as GRAPH
-from ckpttool.formats.object_leaves import Tensor
-from ckpttool.formats.probe import Probe
 from ckpttool.source import Checksum, File, Shape, Source, Span, Swapped
 from ckpttool.tree import Tree
 from ckpttool.wire import bundle, protobuf, sstable
@@ -44,7 +44,7 @@ MAX_INDEX = 512 << 20
 
 def claims(probe: Probe) -> str | None:
     """Return the prefix of the checkpoint that the path means, if it means one of ours."""
-    return bundle_paths.prefix(probe)
+    return locations.prefix(probe)
 
 
 def read(location: str) -> Checkpoint:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError
 from ckpttool.formats.probe import Probe
-from ckpttool.formats.pytorch_tensors import BUILDERS, Storages
-from ckpttool.formats.pytorch_tree import REVISITS, Usage, Walk
-from ckpttool.formats.pytorch_write import write
+from ckpttool.formats.pytorch.tensors import BUILDERS, Storages
+from ckpttool.formats.pytorch.tree import REVISITS, Usage, Walk
+from ckpttool.formats.pytorch.write import write
 from ckpttool.source import File
 from ckpttool.wire import pickle_reader, zip  # noqa: A004 - the module is named by its format
 
