@@ -36,6 +36,11 @@ SAMPLE = str(ROOT / "sample_ckpts" / "td3_pendulum_tf" / "ckpt-15000")
 RUN = ("sh", "python")
 DATA = ("text", "json", "toml")
 TIMEOUT_S = 300
+MARKS = {
+    "torch": pytest.mark.torch,
+    "tensorflow": pytest.mark.tensorflow,
+    "gymnasium": pytest.mark.environment,
+}
 # A block with none of these before it is run, and must end with 0 (see Block).
 NOTE = re.compile(r"<!-- (not run|needs|exits|file): (.+?) -->")
 FENCE = re.compile(r"```(\S*)\s*")
@@ -144,7 +149,8 @@ class Folder:
         )
         output = done.stdout.decode()
         expected = int(block.notes.get("exits", "0"))
-        assert done.returncode == expected, f"{block.place} ended with {done.returncode}:\n{output}"
+        if done.returncode != expected:
+            pytest.fail(f"{block.place} ended with {done.returncode}:\n{output}", pytrace=False)
         return output
 
 
@@ -162,8 +168,8 @@ def require_shown(block: Block, output: str) -> None:
     """Assert that every line of a text block is a line of the output, in order; numbers may differ."""
     rest = iter([masked(line) for line in output.splitlines()])
     for line in block.text.splitlines():
-        if line.strip() not in ("", "..."):
-            assert masked(line) in rest, f"{block.place} shows a line that is not printed: {line!r}\n{output}"
+        if line.strip() not in ("", "...") and masked(line) not in rest:
+            pytest.fail(f"{block.place} shows a line that is not printed: {line!r}\n{output}", pytrace=False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -177,7 +183,13 @@ def test_every_block_says_what_it_is(page: Path) -> None:
             assert "pip install" not in block.text, f"{block.place} would install something"
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(b.runs for b in blocks(p))], ids=named)
+def marked(page: Path) -> Any:
+    wanted = {module for block in blocks(page) for module in block.notes.get("needs", "").split()}
+    marks = [mark for module, mark in MARKS.items() if module in wanted]
+    return pytest.param(page, marks=marks, id=named(page))
+
+
+@pytest.mark.parametrize("page", [marked(p) for p in PAGES if any(b.runs for b in blocks(p))])
 def test_the_blocks_run(page: Path, tmp_path: Path) -> None:
     folder, output, absent = Folder(tmp_path), None, []
     for block in blocks(page):

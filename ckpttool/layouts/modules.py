@@ -42,6 +42,11 @@ class Module(NamedTuple):
         """The number of outputs of a dense layer."""
         return self._kernel_shape()[1] if self.kind.name == "dense" else None
 
+    @property
+    def width_norm(self) -> int:
+        """The width of a layer norm."""
+        return self.tensors[self.kind.weights[0].name].leaf.shape[0]
+
     def _kernel_shape(self) -> tuple[int, ...]:
         first = self.kind.weights[0]
         shape = self.tensors[first.name].leaf.shape
@@ -85,7 +90,27 @@ def modules(found: Sequence[Entry], cut: int, framework: str) -> tuple[Module, .
             groups.setdefault(entry.segments[cut:-1], {})[entry.segments[-1]] = entry
     kinds = {name: recognise({n: e.leaf for n, e in g.items()}, framework) for name, g in groups.items()}
     layers = [Module(name, kind, groups[name]) for name, kind in kinds.items() if kind is not None]
-    return tuple(sorted(layers, key=lambda module: _natural(module.name)))
+    return _in_use_order(sorted(layers, key=lambda module: _natural(module.name)))
+
+
+def _in_use_order(found: list[Module]) -> tuple[Module, ...]:
+    # l1, l2, l3, n1, n2 are used as l1, n1, l2, n2, l3: a norm follows the dense layer of its number.
+    dense = {(m.name[:-1], _number(m.name)): m for m in found if m.kind.name == "dense"}
+    placed: list[Module] = []
+    for module in found:
+        owner = dense.get((module.name[:-1], _number(module.name)))
+        if module.kind.name == "dense" or owner is None or module.name[-1].isdigit():
+            placed.append(module)
+    for module in found:
+        if module not in placed:
+            owner = dense[module.name[:-1], _number(module.name)]
+            placed.insert(placed.index(owner) + 1, module)
+    return tuple(placed)
+
+
+def _number(name: Segments) -> int | None:
+    numbers = re.findall(r"\d+", name[-1]) if name else []
+    return int(numbers[-1]) if numbers else None
 
 
 def _natural(name: Segments) -> list[list[tuple[int, int, str]]]:
@@ -116,11 +141,16 @@ def heads(found: tuple[Module, ...]) -> tuple[tuple[Module, ...], ...]:
 
 
 def connected(chain: Sequence[Module], extra: int | None) -> bool:
-    """Say whether each layer takes what the one before gives (or that and `extra` action inputs)."""
+    """Say whether each layer takes what the one before gives (or that and `extra` action inputs).
+
+    A norm must have the width of the dense layer that it follows.
+    """
     width: int | None = None
     for module in chain:
         taken = module.width_in
         if taken is None:
+            if module.width_norm != width:
+                return False
             continue
         if width is not None and taken != width and (extra is None or taken != width + extra):
             return False

@@ -67,6 +67,9 @@ def bind(tree: Tree, table: Table) -> Binding | None:
     parts, moves = _networks(found, root, table)
     if not parts:
         return None
+    # In the order of the file, which is that of the modules' definition: optimizers count in it.
+    order = {path: number for number, path in enumerate(tree)}
+    moves = tuple(sorted(moves, key=lambda move: order[move.source]))
     weights: dict[Path, Move] = {}
     for move in moves:
         weights.setdefault(move.source, move)

@@ -40,17 +40,18 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
 
 
 def plan(binding: Binding, agent: Tree, told: Mapping[str, float]) -> Plan:
-    """Return where a canonical agent goes: layers keep the names that their source gave them.
+    """Return where a canonical agent goes: layers keep the names and the order that their source gave them.
 
     `told` are hyperparameters that are known from elsewhere (a sidecar's Adam epsilon).
     """
+    order = {move.target: number for number, move in enumerate(binding.moves.moves)}
     moves: list[Move] = []
     containers: dict[Path, Container] = {(): _DICT}
     for component in canonical.NETWORKS:
         written = [m for p in binding.parts if p.component == component for m in _network(p, agent)]
         if written:
             containers[key(component),] = _ORDERED
-            moves += written
+            moves += sorted(written, key=lambda move: order[move.source])
     added: dict[Path, ValueLeaf] = {}
     assumed: list[str] = []
     missing: list[str] = []
