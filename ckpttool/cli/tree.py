@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from ckpttool.ops.summary import Summary, TensorRow, ValueRow, shown_value
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _WIDEST_NAME = 44
+_ESCAPE = re.compile("(\x1b\\[[0-9;]*m)")
 
 
 def size(nbytes: int) -> str:
@@ -137,7 +138,14 @@ def _more(row: TensorRow) -> str:
 
 
 def _fitted(line: str, columns: int | None) -> str:
-    plain = len(line) - (line.count("\x1b[") * 4)
-    if columns is None or plain <= columns or os.environ.get("CKPTTOOL_WIDE"):
+    if columns is None or len(_ESCAPE.sub("", line)) <= columns:
         return line
-    return line[: columns - 1 + (len(line) - plain)] + "…"
+    # Colours take no room: count what is seen, and keep every escape so that none stays open.
+    room, kept = columns - 1, []
+    for piece in _ESCAPE.split(line):
+        if not _ESCAPE.fullmatch(piece):
+            shown = piece[: max(0, room)]
+            room -= len(piece)
+            piece = shown + "…" if shown and room < 0 else shown
+        kept.append(piece)
+    return "".join(kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from typing import NamedTuple, cast
@@ -72,20 +73,25 @@ def _nothing(probe: Probe) -> CkpttoolError:
 def _near(probe: Probe) -> str | None:
     import difflib
 
-    close = difflib.get_close_matches(probe.name, sorted(probe.names), _SUGGESTIONS)
-    places = [os.path.join(os.path.dirname(probe.path), name) for name in close]
-    return _did_you_mean(places)
+    close = difflib.get_close_matches(probe.name, sorted(probe.names), 4 * _SUGGESTIONS)
+    return _did_you_mean(_readable(os.path.dirname(probe.path), close))
 
 
 def _inside(probe: Probe) -> str | None:
+    return _did_you_mean(_readable(probe.path, sorted(probe.names)[:_LOOKED_AT]))
+
+
+def _readable(folder: str, names: Iterable[str]) -> list[str]:
+    """Return the locations that the named files stand for, each once."""
     locations: dict[str, None] = {}
-    for name in sorted(probe.names)[:_LOOKED_AT]:
-        if TEMPORARY not in name and not name.startswith("."):
-            inner = Probe(os.path.join(probe.path, name))
-            if inner.kind == "file":
-                for each in _claims(inner, plugins.BUILT_IN["formats"]):
-                    locations.setdefault(each.location)
-    return _did_you_mean(list(locations))
+    for name in names:
+        inner = Probe(os.path.join(folder, name))
+        if TEMPORARY in name or name.startswith(".") or inner.kind not in ("file", "folder"):
+            continue
+        with contextlib.suppress(CkpttoolError):
+            for each in _claims(inner, plugins.BUILT_IN["formats"]):
+                locations.setdefault(each.location)
+    return list(locations)
 
 
 def _did_you_mean(places: list[str]) -> str | None:

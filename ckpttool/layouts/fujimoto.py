@@ -71,4 +71,4 @@ def _single(tree: Tree, component: str) -> Binding | None:
     if binding is None:
         return None
     moves = tuple(replace(move, source=move.source[1:]) for move in binding.moves.moves)
-    return replace(binding, moves=Moves(moves), evidence=f"one {component} file: l1, l2, ...")
+    return replace(binding, moves=Moves(moves), evidence=f"one {component} file with l1, l2, ...")

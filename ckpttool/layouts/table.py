@@ -76,14 +76,14 @@ def bind(tree: Tree, table: Table) -> Binding | None:
     state = [_optimizer(tree, root, table, name, weights) for name in table.optimizers]
     moves += tuple(move for found_state in state for move in found_state.moves)
     moves += _counters(tree, root, table)
-    shown = "/".join((*root, "{" + ",".join(p for p in dict.fromkeys(q.component for q in parts)) + "}"))
+    networks = ", ".join(dict.fromkeys(part.component for part in parts))
     return Binding(
         layout=table.name,
         moves=Moves(moves),
         parts=parts,
         facts=table.facts,
         consumed=frozenset().union(*(found_state.consumed for found_state in state)),
-        evidence=f"networks {shown} with layers {parts[0].layers[0].name[-1]} ...",
+        evidence=f"{'/'.join(root)}/ has {networks}" if root else networks,
         of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
     )
 

@@ -1,0 +1,107 @@
+"""The sidecar: data with limits, bound to its weights, each fact with its provenance."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool import sidecar
+from ckpttool.errors import FormatError
+
+WHOLE: dict[str, Any] = {
+    "schema": 1,
+    "tool": "ckpttool 0.1.0",
+    "target_sha256": "0" * 64,
+    "env": {"id": "Pendulum-v1", "gymnasium": None},
+    "obs_dim": 3,
+    "action_low": [-2.0],
+    "action_high": [2.0],
+    "head": "tanh",
+    "activations": ["relu"],
+    "epsilon": {"adam": 1e-7},
+    "obs_norm": {"mean": [0.0], "var": [1.0], "epsilon": 1e-8, "clip": 10.0},
+    "provenance": {"env": "given"},
+    "residue": [],
+}
+
+
+def write(folder: Path, content: object) -> str:
+    path = str(folder / "x.pt")
+    text = content if isinstance(content, str) else json.dumps(content)
+    Path(sidecar.beside(path)).write_text(text)
+    return path
+
+
+def test_a_sidecar_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    found = sidecar.load(write(tmp_path, WHOLE))
+    assert found is not None
+    assert found.env == {"id": "Pendulum-v1", "gymnasium": None}
+    Path(sidecar.beside(str(tmp_path / "y.pt"))).write_bytes(found.encode())
+    again = sidecar.load(str(tmp_path / "y.pt"))
+    assert again is not None
+    assert again.document() == found.document()
+    assert again.encode() == found.encode()
+
+
+def test_no_sidecar_is_no_error(tmp_path: Path) -> None:
+    assert sidecar.load(str(tmp_path / "x.pt")) is None
+
+
+def test_keys_that_are_not_known_are_left_alone(tmp_path: Path) -> None:
+    assert sidecar.load(write(tmp_path, {**WHOLE, "later": 1})) is not None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"schema": 2},
+        {"target_sha256": None},
+        {"target_sha256": 3},
+        {"env": "Pendulum-v1"},
+        {"env": {"id": 7}},
+        {"obs_dim": -1},
+        {"obs_dim": True},
+        {"action_low": ["-2"]},
+        {"action_high": 2.0},
+        {"head": ["tanh"]},
+        {"activations": "relu"},
+        {"epsilon": 1e-7},
+        {"epsilon": {"adam": "1e-7"}},
+        {"obs_norm": {"mean": [0.0]}},
+        {"provenance": []},
+        {"residue": {}},
+    ],
+    ids=str,
+)
+def test_what_is_not_what_it_should_be_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(FormatError) as caught:
+        sidecar.load(write(tmp_path, {**WHOLE, **wrong}))
+    assert "sidecar" in str(caught.value)
+    assert caught.value.file is not None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000, "nonsense"])
+def test_what_is_no_sidecar_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(FormatError):
+        sidecar.load(write(tmp_path, text))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    )
+)
+def test_any_json_is_a_sidecar_or_a_format_error(
+    tmp_path_factory: pytest.TempPathFactory, content: object
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    for each in (content, {**WHOLE, "env": content}, {**WHOLE, "obs_norm": content}):
+        with contextlib.suppress(FormatError):
+            sidecar.load(write(folder, each))
