@@ -33,7 +33,15 @@ class Plugin(NamedTuple):
                 f"{self.name} needs {', '.join(missing)}, which is not installed",
                 hint=f"pip install 'ckpttool[{self.extra}]'" if self.extra else None,
             )
-        return importlib.import_module(self.module)
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as error:
+            if self.owner == "ckpttool":
+                raise
+            raise UsageError(
+                f"{self.name} of package {self.owner} cannot be loaded: {error}",
+                hint=f"pip uninstall {self.owner}, or install what it needs",
+            ) from error
 
 
 BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {

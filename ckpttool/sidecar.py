@@ -32,6 +32,7 @@ class Sidecar:
     target_sha256: str
     source: Mapping[str, Any] | None = None
     rules: Sequence[Mapping[str, Any]] = ()
+    assumed: Sequence[str] = ()
     env: Mapping[str, Any] | None = None
     obs_dim: int | None = None
     action_low: Sequence[float] | None = None
@@ -51,6 +52,7 @@ class Sidecar:
             "source": self.source,
             "target_sha256": self.target_sha256,
             "rules": list(self.rules),
+            "assumed": list(self.assumed),
             "env": self.env,
             "obs_dim": self.obs_dim,
             "action_low": self.action_low,
@@ -124,6 +126,7 @@ def _is_norm(value: object) -> bool:
 _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "source": lambda v: isinstance(v, dict),
     "rules": lambda v: isinstance(v, list),
+    "assumed": _is_words,
     "env": _is_env,
     "obs_dim": lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0,
     "action_low": _is_numbers,

@@ -396,6 +396,36 @@ def test_many_tensors_stay_many_lines(tmp_path: Path) -> None:
     assert sum("float32[1]" in line for line in ran.out.splitlines()) == 3000
 
 
+class Settings:
+    """A user's class, pickled with the tensors."""
+
+    def __init__(self) -> None:
+        self.lr = 0.5
+
+
+def test_an_object_shows_its_class_and_is_not_built(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    pickle.Pickler(stream, protocol=2).dump({"args": Settings()})
+    (tmp_path / "x.pt").write_bytes(_zip({"a/data.pkl": stream.getvalue(), "a/version": b"3\n"}))
+    ran = ckpttool("inspect", tmp_path / "x.pt")
+    assert ran.status == 0, ran.err
+    assert "object of tests.test_cli.Settings, not built" in ran.out
+    assert "= 0.5" in ran.out
+
+
+def test_a_glob_that_finds_nothing_says_so() -> None:
+    assert "note: no path matches nope/**" in ckpttool("inspect", TF_SAMPLE, "--glob", "nope/**").out
+
+
+def test_a_folder_of_bundles_without_a_state_file_offers_the_newest(tmp_path: Path) -> None:
+    for step in (7500, 15000):
+        for end in (".index", ".data-00000-of-00001"):
+            shutil.copy(f"{TF_SAMPLE.with_name(f'ckpt-{step}')}{end}", tmp_path)
+    ran = ckpttool("inspect", tmp_path)
+    refused(ran)
+    assert ran.err.strip().endswith("ckpt-15000?")
+
+
 def test_the_input_is_never_changed(tmp_path: Path) -> None:
     prefix = copy_bundle(tmp_path)
     before = snapshot(tmp_path)

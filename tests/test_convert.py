@@ -91,6 +91,11 @@ def test_what_is_assumed_is_said(tmp_path: Path) -> None:
     done = convert(str(tmp_path / TF_SAMPLE.name), str(tmp_path / "x.pt"))
     assert any("actor_optimizer epsilon = 1e-07 (default of Keras" in line for line in done.report.assumed)
     assert not any("learning_rate" in line for line in done.report.assumed)
+    receipt = json.loads((tmp_path / "x.pt.ckpttool.json").read_text())
+    assert receipt["assumed"] == list(done.report.assumed)
+    assert receipt["obs_dim"] == 3
+    assert receipt["provenance"]["obs_dim"] == "read from the weights"
+    assert receipt["provenance"]["head"].startswith("assumed")
 
 
 def test_twice_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -221,6 +226,14 @@ def test_an_existing_sidecar_is_kept(tmp_path: Path) -> None:
     with pytest.raises(TargetExistsError):
         convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"))
     assert not left_over(tmp_path, "agent.pt.ckpttool.json")
+
+
+def test_a_name_that_stands_for_a_checkpoint_is_taken(tmp_path: Path) -> None:
+    for end in (".index", ".data-00000-of-00001"):
+        shutil.copy(f"{TF_SAMPLE}{end}", tmp_path)
+    ran = ckpttool("convert", TORCH_SAMPLE, tmp_path / TF_SAMPLE.name, "--to", "torch")
+    assert "stands for a checkpoint" in refused(ran)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("link", [False, True])

@@ -288,3 +288,51 @@ def test_unknown_functions_are_refused(tmp_path: Path, changes: dict[str, object
     assert actor is not None
     with pytest.raises(UsageError, match="is called"):
         policy_network(agent.tree, actor, replace(WIRING, **changes))  # type: ignore[arg-type]
+
+
+def strange_actor(tmp_path: Path, name: str, array: np.ndarray) -> str:
+    from ckpttool.ops.save import save
+    from tests.trees import torch_dense, torch_tree
+
+    generator = np.random.default_rng(0)
+    entries: dict[str, np.ndarray | int] = {"total_it": 1}
+    for layer, sizes in {"l1": (3, 8), "l3": (8, 1)}.items():
+        entries |= {f"actor/{n}": a for n, a in torch_dense(generator, layer, *sizes).items()}
+    save(torch_tree({**entries, f"actor/{name}": array}), str(tmp_path / "strange.pt"))
+    return str(tmp_path / "strange.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("l2.weight", np.eye(8, dtype=np.float32)),  # a matrix without a bias may be an embedding
+        ("act.weight", np.full(1, 0.25, np.float32)),
+        ("bn.running_mean", np.zeros(8, np.float32)),
+    ],
+)
+def test_a_network_with_an_unknown_layer_is_not_run_without_it(
+    tmp_path: Path, name: str, array: np.ndarray
+) -> None:
+    path = strange_actor(tmp_path, name, array)
+    assert f"actor/{name.replace('.', '/')}" in refused(ckpttool("eval", path, "--env", "Pendulum-v1"))
+    assert "cannot be run yet" in refused(ckpttool("verify", path, path))
+
+
+def test_update_counts_that_differ_do_not_matter_for_playing(tmp_path: Path) -> None:
+    from ckpttool.ops.save import save
+    from tests.trees import torch_tree
+
+    entries = fujimoto_set()
+    entries["actor_optimizer/state/0/step"] = np.array(8, np.float32)
+    save(torch_tree(entries), str(tmp_path / "agent.pt"))  # type: ignore[arg-type]
+    assert restore(str(tmp_path / "agent.pt")).part("actor") is not None
+
+
+def test_a_sidecar_that_is_not_used_is_named_when_it_is_missed(tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copy(TORCH_SAMPLE, tmp_path / "x.pt")
+    shutil.copy(f"{TORCH_SAMPLE.with_name('ckpt-2500.pt')}.ckpttool.json", tmp_path / "x.pt.ckpttool.json")
+    ran = ckpttool("eval", tmp_path / "x.pt")
+    refused(ran)
+    assert "written for other weights" in ran.err

@@ -642,7 +642,7 @@ def test_listing_loads_no_numpy_and_no_framework(folder: Path) -> None:
         f"c = tensor_bundle.read({str(folder / 'ckpt-1')!r}); assert len(c.tree) == 1; "
         "assert not {'numpy', 'tensorflow', 'torch', 'ml_dtypes'} & sys.modules.keys()"
     )
-    root = Path(tensor_bundle.__file__).parents[2]
+    root = Path(tensor_bundle.__file__).parents[3]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
 
 

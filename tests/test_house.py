@@ -192,6 +192,18 @@ def test_a_format_of_another_package_is_found(tmp_path: Path) -> None:
     assert "ckpttool" in clash.err
 
 
+def test_a_broken_package_is_named(tmp_path: Path) -> None:
+    info = tmp_path / "shout-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shout\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ckpttool.formats]\nshout = nowhere_at_all\n")
+    (tmp_path / "x.shout").write_bytes(b"SHOUT" + bytes(8))
+    ran = run("inspect", tmp_path / "x.shout", env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    assert ran.status == 2
+    assert "shout of package shout cannot be loaded" in ran.err
+    assert "fault of ckpttool" not in ran.err
+
+
 STRANGER = """
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.leaf import Leaf, key

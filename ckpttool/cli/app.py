@@ -57,6 +57,7 @@ def inspect(
     path: PathArgument,
     glob: Glob = None,
     keys: Annotated[bool, typer.Option("--keys", help="Show the native keys as well.")] = False,
+    layout: LayoutOption = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -67,7 +68,7 @@ def inspect(
 
     # A listing makes many objects and no rubbish: collecting would cost a fifth of its time.
     gc.disable()
-    found = summary(path, glob)
+    found = summary(path, glob, layout)
     if as_json:
         output.write(output.document(found.document()))
     else:
@@ -183,7 +184,7 @@ def verify(
     else:
         from ckpttool.cli import tables
 
-        output.write(tables.parity(found))
+        output.write(tables.parity(found, quiet=quiet))
     return 0 if found.within else 1
 
 
@@ -228,7 +229,7 @@ def evaluate(
     else:
         from ckpttool.cli import tables
 
-        output.write(tables.evaluations(found))
+        output.write(tables.evaluations(found, quiet=quiet))
     if any(each.rollout.interrupted for each in found):
         return 130
     return 1 if min_return is not None and any(e.statistics.mean < min_return for e in found) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -56,7 +57,7 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
     """Return what was mapped (every line on a dry run), what was not, and what was assumed."""
     report = done.report
     lines: list[str] = []
-    if whole:
+    if whole and not quiet:
         # Two lines an entry: two paths and a rule side by side do not fit a terminal.
         for m in report.mapped:
             shapes = _shapes(m.shape_in, m.shape_out)
@@ -81,8 +82,8 @@ def _shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
     return str(list(before)) if before == after else f"{list(before)} -> {list(after)}"
 
 
-def parity(found: Verification) -> str:
-    """Return a row per network, then the verdict."""
+def parity(found: Verification, *, quiet: bool) -> str:
+    """Return a row per network, then the verdict; `quiet` leaves out what was assumed and noted."""
     rows = [
         (
             n.name,
@@ -108,54 +109,62 @@ def parity(found: Verification) -> str:
         f"A {clean(found.first)} ({found.backends[0]})",
         f"B {clean(found.second)} ({found.backends[1]})",
         _drawn(columns, rows),
-        *_listed("assumed", found.assumed),
-        *_listed("note", found.notes),
+        *([] if quiet else _listed("assumed", found.assumed) + _listed("note", found.notes)),
         f"tolerance: {found.tolerance}",
         "the two are the same agent" if found.within else "the two are NOT the same agent",
     ]
     return "\n".join(lines)
 
 
-def evaluations(found: Sequence[Evaluation]) -> str:
+def evaluations(found: Sequence[Evaluation], *, quiet: bool) -> str:
     """Return one report, or a row per checkpoint when there are several."""
     if len(found) == 1:
-        return _report(found[0])
+        return "\n".join([*_report(found[0]), *([] if quiet else _said(found[0]))])
     # The path comes last and whole: it is what people copy.
     lines = [f"{'mean':>10} {'std':>8} {'IQM':>10} {'episodes':>8}  checkpoint"]
     for each in found:
         result = each.statistics
         numbers = f"{result.mean:>10.1f} {_number(result.std):>8} {result.iqm:>10.1f} {result.n:>8}"
         lines.append(f"{numbers}  {clean(each.checkpoint)}")
-    return "\n".join([*lines, *dict.fromkeys(line for each in found for line in _said(each))])
+    if not quiet:
+        said = [(each, line) for each in found for line in _said(each)]
+        common = [line for line, n in Counter(line for _, line in said).items() if n == len(found)]
+        lines += common
+        lines += [f"{clean(e.checkpoint)}: {line}" for e, line in said if line not in common]
+    return "\n".join(lines)
 
 
-def _report(one: Evaluation) -> str:
+def _report(one: Evaluation) -> list[str]:
     played, result = one.rollout, one.statistics
-    spread = f"{result.ci95[0]:.2f} to {result.ci95[1]:.2f}" if result.ci95 else "needs two episodes"
-    seeds = f"{played.seeds[0]} to {played.seeds[-1]}"
-    lines = [
-        f"{clean(one.checkpoint)} in {clean(one.env)}",
-        f"return   {result.mean:.2f} +- {_number(result.std, 2)} (mean, std of {result.n} episodes)",
-        f"         95 % of the mean {spread} (bootstrap over episodes)",
-        f"         median {result.median:.2f}, IQM {result.iqm:.2f}, {result.min:.2f} to {result.max:.2f}",
+    lines = [f"{clean(one.checkpoint)} in {clean(one.env)}"]
+    if result.std is None or result.ci95 is None:
+        lines.append(f"return   {result.mean:.2f} (one episode)")
+    else:
+        low, high = result.ci95
+        lines += [
+            f"return   {result.mean:.2f} +- {result.std:.2f} (mean, std of {result.n} episodes)",
+            f"         95 % of the mean {low:.2f} to {high:.2f} (bootstrap over episodes)",
+            f"         median {result.median:.2f}, IQM {result.iqm:.2f}, "
+            f"{result.min:.2f} to {result.max:.2f}",
+        ]
+    lines += [
         f"length   {played.lengths.mean():.1f} steps; {int(played.terminated.sum())} terminated, "
         f"{int(played.truncated.sum())} truncated",
         f"speed    {played.steps_per_s:,.0f} steps/s ({played.steps:,} steps, {one.protocol.backend} on "
         f"{one.device}, {played.num_envs} at once)",
-        f"seeds    {seeds}, deterministic {one.protocol.network}",
-        *_said(one),
+        f"seeds    {played.seeds[0]} to {played.seeds[-1]}, deterministic {one.protocol.network}",
     ]
     if played.interrupted:
         lines.append(f"interrupted: {result.n} of {played.episodes} episodes were finished")
-    return "\n".join(lines)
+    return lines
 
 
 def _said(one: Evaluation) -> list[str]:
     return _listed("assumed", one.assumed) + _listed("note", one.notes)
 
 
-def _number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def listing(kind: str, rows: Sequence[Row]) -> str:

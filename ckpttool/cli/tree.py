@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import typer
 
 from ckpttool.cli.output import clean
+from ckpttool.leaf import display
 from ckpttool.ops.summary import Summary, TensorRow, ValueRow, shown_value
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -32,6 +33,7 @@ class _Branch:
 
     below: dict[str, _Branch] = field(default_factory=dict)
     rows: dict[str, TensorRow | ValueRow] = field(default_factory=dict)
+    record: str = ""
 
     def totals(self) -> tuple[int, int, int]:
         """Return tensors, trained parameters and bytes at and below the module."""
@@ -54,6 +56,9 @@ def render(found: Summary, *, keys: bool = False, quiet: bool = False) -> str:
         for module in modules:
             branch = branch.below.setdefault(module, _Branch())
         branch.rows[name] = row
+    for path, container in found.checkpoint.tree.containers.items():
+        if container.kind == "record" and container.name:
+            _name_record(root, display(path).split("/") if path else [], container.name)
     lines = list(_lines(root, "", keys=keys))
     width = min(_WIDEST_NAME, max((len(left) for left, _ in lines), default=0))
     fit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -63,17 +68,25 @@ def render(found: Summary, *, keys: bool = False, quiet: bool = False) -> str:
     return "\n".join([*_header(found), "", *body, *_notes(found)])
 
 
+def _name_record(branch: _Branch, segments: list[str], name: str) -> None:
+    for segment in segments:
+        if segment not in branch.below:
+            return
+        branch = branch.below[segment]
+    branch.record = name
+
+
 def _header(found: Summary) -> list[str]:
     checkpoint, totals = found.checkpoint, found.totals
     layout = found.layout or "none recognised"
     checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
-    written = f", written by {clean(checkpoint.writer)}" if checkpoint.writer else ""
+    written = f", {clean(checkpoint.writer)}" if checkpoint.writer else ""
     return [
         typer.style(clean(checkpoint.path), bold=True),
         f"format {checkpoint.format} ({checks}){written}",
         f"layout {layout}" + (f": {clean(found.evidence)}" if found.evidence else ""),
-        f"{totals.tensors:,} tensors, {totals.parameters:,} parameters, {size(totals.nbytes)} "
-        f"({size(totals.stored_nbytes)} on disk)",
+        f"{_count(totals.tensors, 'tensor')}, {_count(totals.parameters, 'parameter')}, "
+        f"{size(totals.nbytes)} ({size(totals.stored_nbytes)} on disk)",
     ]
 
 
@@ -88,7 +101,7 @@ def _lines(branch: _Branch, indent: str, *, keys: bool, top: bool = True) -> Ite
         tee, bar = ("└─ ", "   ") if last else ("├─ ", "│  ")
         if top and len(entries) == 1:
             tee, bar = "", ""
-        while isinstance(entry, _Branch) and not entry.rows and len(entry.below) == 1:
+        while isinstance(entry, _Branch) and not entry.rows and not entry.record and len(entry.below) == 1:
             # A module that only holds one module is no step of its own.
             (inner, entry), *_ = entry.below.items()
             name = f"{name}/{inner}"
@@ -102,8 +115,13 @@ def _lines(branch: _Branch, indent: str, *, keys: bool, top: bool = True) -> Ite
 
 def _module(branch: _Branch) -> str:
     tensors, parameters, nbytes = branch.totals()
-    counted = f"{parameters:,} parameters" if parameters else f"{tensors:,} tensors"
-    return typer.style(f"{counted}, {size(nbytes)}", dim=True)
+    counted = _count(parameters, "parameter") if parameters else _count(tensors, "tensor")
+    of = f"object of {clean(branch.record)}, not built; " if branch.record else ""
+    return typer.style(f"{of}{counted}, {size(nbytes)}", dim=True)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _row(row: TensorRow | ValueRow, *, keys: bool) -> str:

@@ -72,7 +72,9 @@ class Facts(NamedTuple):
 class Binding:
     """A tree recognised as an agent: every leaf's way to the canonical tree.
 
-    `consumed` are leaves that carry no information of their own once the rest is mapped (indices).
+    `consumed` are leaves that carry no information of their own once the rest is mapped (indices);
+    `unplaced` names, by component, the trained tensors that no known kind of layer took: such a network
+    can be listed, but running it without them would be running another one.
     """
 
     layout: str
@@ -80,6 +82,7 @@ class Binding:
     parts: tuple[Part, ...]
     facts: Facts
     consumed: frozenset[Path] = frozenset()
+    unplaced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     evidence: str = ""
     of: Mapping[Path, Path] = field(default_factory=dict)
 

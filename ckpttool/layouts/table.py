@@ -82,6 +82,7 @@ def bind(tree: Tree, table: Table) -> Binding | None:
         moves=Moves(moves),
         parts=parts,
         facts=table.facts,
+        unplaced=_unplaced(found, root, table, moves),
         consumed=frozenset().union(*(found_state.consumed for found_state in state)),
         evidence=f"{'/'.join(root)}/ has {networks}" if root else networks,
         of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
@@ -109,6 +110,21 @@ def _networks(
             parts.append(named)
             moves.extend(_weights(named, chain))
     return tuple(parts), tuple(moves)
+
+
+def _unplaced(
+    found: Sequence[Entry], root: tuple[str, ...], table: Table, moves: Sequence[Move]
+) -> dict[str, tuple[str, ...]]:
+    taken = {move.source for move in moves}
+    left: dict[str, list[str]] = {}
+    for entry in found:
+        if entry.leaf.role in ("parameter", "buffer") and entry.path not in taken:
+            ours = (
+                table.components.get(entry.segments[len(root)]) if len(entry.segments) > len(root) else None
+            )
+            if ours is not None and entry.segments[: len(root)] == root:
+                left.setdefault(ours, []).append("/".join(entry.segments))
+    return {component: tuple(names) for component, names in left.items()}
 
 
 def _last_width(chain: Sequence[Module]) -> int | None:

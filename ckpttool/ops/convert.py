@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttool import plugins, sidecar
-from ckpttool.checkpoint import Checkpoint, require_new
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UsageError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import plan as plans
@@ -18,8 +18,7 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf, display
 from ckpttool.mapping import generic
 from ckpttool.mapping.report import Mapped, Move, Report
 from ckpttool.mapping.rules import KEEP, chain
-from ckpttool.ops import save
-from ckpttool.ops.digest import Digest, digest_of
+from ckpttool.ops import receipt, save
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import canonical_tree, own_sidecar
 from ckpttool.sidecar import Sidecar
@@ -92,8 +91,8 @@ def convert(
     kind = save.target_kind(target, to)
     checkpoint = open_checkpoint(source)
     if not dry_run:
-        require_new(target, checkpoint.files, force=force)
-        require_new(sidecar.beside(target), checkpoint.files, force=force)
+        save.require_free(target, checkpoint.files, force=force)
+        save.require_free(sidecar.beside(target), checkpoint.files, force=force)
     known, stale = own_sidecar(checkpoint)
     mapping = _map(checkpoint, kind, layout, known)
     report = replace(mapping.report, notes=(*mapping.report.notes, *stale))
@@ -103,7 +102,7 @@ def convert(
         mapping.tree,
         target,
         kind,
-        receipt=lambda digest: _receipt(checkpoint, mapping, known, digest),
+        receipt=lambda digest: receipt.receipt(checkpoint, report, mapping.binding, known, digest),
         force=force,
         sync=sync,
         progress=progress,
@@ -194,31 +193,3 @@ def _lines(tree: Tree, target: Tree, moves: tuple[Move, ...]) -> tuple[Mapped, .
 def _unused(tree: Tree, moves: tuple[Move, ...], consumed: frozenset[Path] = frozenset()) -> tuple[str, ...]:
     used = {move.source for move in moves} | consumed
     return tuple(tree.names[path] for path in tree if path not in used)
-
-
-def _receipt(checkpoint: Checkpoint, mapping: _Mapping, known: Sidecar | None, written: Digest) -> Sidecar:
-    source = {
-        "path": os.path.basename(checkpoint.path),
-        "sha256": digest_of(checkpoint).sha256,
-        "format": checkpoint.format,
-        "layout": mapping.binding.layout if mapping.binding is not None else None,
-    }
-    rules = [{"source": m.source, "target": m.target, "rule": m.rule} for m in mapping.report.mapped]
-    residue = tuple({"path": name} for name in mapping.report.unused)
-    base = known or _assumed(mapping.binding)
-    return replace(base, target_sha256=written.sha256, source=source, rules=rules, residue=residue)
-
-
-def _assumed(binding: Binding | None) -> Sidecar:
-    if binding is None:
-        return Sidecar("")
-    hidden = max(len([x for x in part.layers if x.kind == "dense"]) for part in binding.parts) - 1
-    habit = f"assumed: the habit of layout {binding.layout}"
-    normed = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
-    return Sidecar(
-        "",
-        head=binding.facts.head,
-        activations=[binding.facts.hidden] * hidden,
-        epsilon={"layer_norm": binding.facts.epsilon} if normed else None,
-        provenance={"head": habit, "activations": habit} | ({"epsilon": habit} if normed else {}),
-    )

@@ -149,14 +149,14 @@ def _environment(agent: Agent, asked: str | None) -> tuple[str, bool]:
         raise UsageError(
             "the checkpoint does not say which environment it was trained in",
             file=agent.checkpoint.path,
-            hint="--env ID, such as --env Pendulum-v1",
+            hint="; ".join(("--env ID, such as --env Pendulum-v1", *agent.notes)),
         )
     # gymnasium imports the module before a colon: a file may not ask for that.
     return str(known["id"]), False
 
 
 def _policy(agent: Agent, how: Protocol, backend: Backend, spec: EnvSpec) -> tuple[Policy, tuple[str, ...]]:
-    part = agent.part(how.network)
+    part = agent.runnable(how.network)
     if part is None or part.head is not None:
         policies = [p.title for p in agent.binding.parts if p.head is None]
         raise UsageError(

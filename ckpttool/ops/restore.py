@@ -8,10 +8,10 @@ from typing import cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import MappingError, UsageError
+from ckpttool.errors import MappingError, UnsupportedError, UsageError
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.canonical import Binding, Part
+from ckpttool.layouts.canonical import NETWORKS, Binding, Part
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, Path, ValueLeaf, display
 from ckpttool.mapping.report import Moves
@@ -41,9 +41,24 @@ class Agent:
         """Return the network of that title (`actor`, `critic/q1`), or None."""
         return next((part for part in self.binding.parts if part.title == title), None)
 
+    def runnable(self, title: str) -> Part | None:
+        """Return the network of that title; raise UnsupportedError if a part of it is of no known kind."""
+        part = self.part(title)
+        left = self.binding.unplaced.get(part.component, ()) if part is not None else ()
+        if left:
+            raise UnsupportedError(
+                f"{title} holds a layer of a kind that cannot be run yet",
+                file=self.checkpoint.path,
+                found=", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else ""),
+            )
+        return part
+
 
 def restore(path: str, layout: str | None = None) -> Agent:
-    """Open the path as an agent; raise UsageError when no layout knows its naming."""
+    """Open the path as an agent that can be run: the canonical tree holds its networks only.
+
+    Raise UsageError when no layout knows its naming.
+    """
     checkpoint = open_checkpoint(path)
     binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
     if binding is None:
@@ -53,8 +68,13 @@ def restore(path: str, layout: str | None = None) -> Agent:
             hint="ckpttool inspect shows its tensors, ckpttool layouts the namings that are known",
         )
     found, notes = own_sidecar(checkpoint)
-    tree = canonical_tree(checkpoint.tree, binding.moves)
-    return Agent(checkpoint, binding, tree, found, notes)
+    return Agent(checkpoint, binding, networks(checkpoint.tree, binding), found, notes)
+
+
+def networks(tree: Tree, binding: Binding) -> Tree:
+    """Return the canonical agent without its optimizers and counters: what running it needs."""
+    moves = tuple(move for move in binding.moves.moves if move.target[0].value in NETWORKS)
+    return canonical_tree(tree, Moves(moves))
 
 
 def canonical_tree(tree: Tree, moves: Moves) -> Tree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,13 +10,13 @@ from typing import IO, NamedTuple, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint, Output, require_new, write_atomically
-from ckpttool.errors import FormatError, UsageError
-from ckpttool.formats.probe import WritingFormat
+from ckpttool.errors import FormatError, NotFoundError, TargetExistsError, TruncatedError, UsageError
+from ckpttool.formats.probe import Format, Probe, WritingFormat
 from ckpttool.leaf import Leaf, Path, display
 from ckpttool.ops.digest import Digest, digest_of
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.sidecar import Sidecar
-from ckpttool.source import Buffer, Source
+from ckpttool.source import Buffer, File, Source
 from ckpttool.tree import Tree
 
 
@@ -44,6 +45,21 @@ def target_kind(target: str, to: str | None) -> TargetKind:
     return TARGETS[chosen]
 
 
+def require_free(target: str, sources: tuple[File, ...] = (), *, force: bool = False) -> None:
+    """Raise unless `target` may be written; the prefix of a checkpoint that exists is taken too."""
+    require_new(target, sources, force=force)
+    probe = Probe(target)
+    if probe.kind == "missing" and not force:
+        with contextlib.suppress(NotFoundError, TruncatedError):
+            for plugin in plugins.BUILT_IN["formats"]:
+                if cast(Format, plugin.load()).claims(probe) is not None:
+                    raise TargetExistsError(
+                        f"the name stands for a checkpoint that exists ({plugin.name})",
+                        file=target,
+                        hint="another name; --force writes a file of this name beside it",
+                    )
+
+
 def save(
     tree: Tree,
     target: str,
@@ -55,7 +71,7 @@ def save(
 ) -> Digest:
     """Write a tree as it is into a new file and return the digest of what was read back."""
     kind = target_kind(target, to)
-    require_new(target, force=force)
+    require_free(target, force=force)
     return write(tree, target, kind, force=force, sync=sync, progress=progress)
 
 

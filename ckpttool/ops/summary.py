@@ -95,11 +95,14 @@ class Summary:
         }
 
 
-def summary(path: str, glob: str | None = None) -> Summary:
-    """List the checkpoint at the path; `glob` keeps the tensors and values whose path it matches."""
+def summary(path: str, glob: str | None = None, layout: str | None = None) -> Summary:
+    """List the checkpoint at the path; `glob` keeps the tensors and values whose path it matches.
+
+    `layout` names the layout to recognise it by; without it all are asked.
+    """
     checkpoint = open_checkpoint(path)
     tree = checkpoint.tree
-    binding = recognise(tree, os.path.basename(checkpoint.path))
+    binding = recognise(tree, os.path.basename(checkpoint.path), layout)
     owners: Mapping[Path, Path] = binding.of if binding is not None else {}
     keep = matcher(glob)
     rows = []
@@ -116,8 +119,11 @@ def summary(path: str, glob: str | None = None) -> Summary:
         sum(row.leaf.nbytes for row in rows),
         checkpoint.stored_nbytes,
     )
-    layout, evidence = (binding.layout, binding.evidence) if binding is not None else (None, "")
-    return Summary(checkpoint, layout, evidence, tuple(rows), values, totals, checkpoint.notes)
+    name, evidence = (binding.layout, binding.evidence) if binding is not None else (None, "")
+    notes = checkpoint.notes
+    if glob is not None and not rows and not values:
+        notes = (*notes, f"no path matches {glob}")
+    return Summary(checkpoint, name, evidence, tuple(rows), values, totals, notes)
 
 
 def shown_value(leaf: ValueLeaf) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _backend(agent: Agent) -> tuple[str, tuple[str, ...]]:
 
 
 def _network(agent: Agent, other: Agent, title: str, assumed: list[str]) -> Network:
-    part = agent.part(title)
+    part = agent.runnable(title)
     if part is None:
         raise UsageError(f"the checkpoint has no network {title}", file=agent.checkpoint.path)
     known = agent.sidecar or other.sidecar

@@ -26,6 +26,7 @@ def wire(agent: Agent, bounds: Bounds, known: Sidecar | None) -> tuple[Wiring, t
     The sidecar decides; where it is silent the layout's habit does, and `bounds` for the actions.
     """
     facts, layout = agent.binding.facts, agent.binding.layout
+    whose = "the sidecar" if known is agent.sidecar else "the other one's sidecar"
     assumed: list[str] = []
 
     def take(name: str, habit: Any, sentence: str) -> Any:
@@ -34,7 +35,7 @@ def wire(agent: Agent, bounds: Bounds, known: Sidecar | None) -> tuple[Wiring, t
             assumed.append(sentence)
             return habit
         if known is not None and str(known.provenance.get(name, "")).startswith("assumed"):
-            assumed.append(f"{sentence} (as the sidecar says)")
+            assumed.append(f"{sentence} (so says {whose})")
         return value
 
     habit = f"habit of layout {layout}"

@@ -116,9 +116,9 @@ def _big(archive: zip.Archive, top: str) -> bool:
 
 
 def _writer(archive: zip.Archive, top: str) -> str:
-    kind = "TorchScript" if f"{top}/constants.pkl" in archive.members else "torch.save"
+    kind = "TorchScript" if f"{top}/constants.pkl" in archive.members else "torch"
     version = _small(archive, f"{top}/version") or _small(archive, f"{top}/.data/version")
-    return f"{kind}, archive version {version}" if version else kind
+    return f"{kind} archive version {version}" if version else f"{kind} archive"
 
 
 def _notes(walk: Walk) -> tuple[str, ...]:

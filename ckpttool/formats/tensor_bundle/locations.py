@@ -74,7 +74,7 @@ def _of_folder(probe: Probe) -> str | None:
         inner = Probe(state)
         if inner.kind == "file" and _is_state(inner.head):
             return _of_state(state, probe.path, probe.names)
-    bases = sorted(_bases(probe.names))
+    bases = sorted(_bases(probe.names), key=_numbered)
     if len(bases) > 1:
         raise UsageError(
             f"the folder holds {len(bases)} checkpoints and no state file that names the latest: "
@@ -129,3 +129,9 @@ def _unescaped(data: bytes) -> bytes:
 
 def _listed(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _numbered(base: str) -> tuple[str, int]:
+    # ckpt-15000 after ckpt-7500.
+    stem, _, number = base.rpartition("-")
+    return (stem, int(number)) if number.isdecimal() else (base, -1)

@@ -1,0 +1,56 @@
+"""The receipt of a conversion: the sidecar that says what went where, by which rule, on what assumption."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from ckpttool.agents.components import widths
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.layouts.canonical import Binding
+from ckpttool.mapping.report import Report
+from ckpttool.ops.digest import Digest, digest_of
+from ckpttool.ops.restore import networks
+from ckpttool.sidecar import Sidecar
+from ckpttool.tree import Tree
+
+
+def receipt(
+    checkpoint: Checkpoint, report: Report, binding: Binding | None, known: Sidecar | None, written: Digest
+) -> Sidecar:
+    """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried."""
+    base = known or (_habit(binding, checkpoint.tree) if binding is not None else Sidecar(""))
+    return replace(
+        base,
+        target_sha256=written.sha256,
+        source={
+            "path": os.path.basename(checkpoint.path),
+            "sha256": digest_of(checkpoint).sha256,
+            "format": checkpoint.format,
+            "layout": binding.layout if binding is not None else None,
+        },
+        rules=[{"source": m.source, "target": m.target, "rule": m.rule} for m in report.mapped],
+        assumed=report.assumed,
+        residue=tuple({"path": name} for name in report.unused),
+    )
+
+
+def _habit(binding: Binding, tree: Tree) -> Sidecar:
+    facts = binding.facts
+    habit = f"assumed: the habit of layout {binding.layout}"
+    provenance = {"head": habit, "activations": habit}
+    kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
+    normed = any("layer_norm" in each for each in kinds)
+    if normed:
+        provenance["epsilon"] = habit
+    policy = next((part for part in binding.parts if part.head is None), None)
+    if policy is not None:
+        provenance["obs_dim"] = "read from the weights"
+    return Sidecar(
+        "",
+        obs_dim=widths(networks(tree, binding), policy)[0] if policy is not None else None,
+        head=facts.head,
+        activations=[facts.hidden] * (max(each.count("dense") for each in kinds) - 1),
+        epsilon={"layer_norm": facts.epsilon} if normed else None,
+        provenance=provenance,
+    )
