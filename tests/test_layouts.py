@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -332,3 +333,58 @@ def test_no_other_layout_takes_a_sample() -> None:
 def test_trees_of_odd_shapes_are_not_agents() -> None:
     for tree in (Tree({}), Tree({(): leaf(np.zeros(2, np.float32))}), Tree({keys("actor"): ValueLeaf(3)})):
         assert recognise(tree, "x") is None
+
+
+def with_adam(tree: Tree, lists: dict[str, str], *, named: bool = True, step: int = 3) -> Tree:
+    """Add an actor_optimizer as Keras 2.11 to 2.15 stores it: moments in lists, and no list of variables."""
+    weights = [(path, found) for path, found in tree.tensors() if "actor" in tree.names[path]]
+    leaves = dict(tree.leaves)
+    for path, found in weights:
+        leaves[path] = replace(found, name=tree.names[path].replace("policy/actor", "Actor"))
+    for edge, slot in lists.items():
+        for number, (path, found) in enumerate(weights):
+            kind = {
+                "role": "slot",
+                "slot": slot,
+                "name": f"Adam/{slot}/{leaves[path].name}" if named else None,
+            }
+            at = attributes(f"policy/actor_optimizer/{edge}/{number}")
+            leaves[at] = leaf(np.full(found.shape, number, np.float32), "", **kind)
+    leaves[attributes("policy/actor_optimizer/_iterations")] = leaf(np.array(step, np.int64), role="counter")
+    return Tree(leaves)
+
+
+LISTS = {"_momentums": "m", "_velocities": "v"}
+
+
+def test_moments_without_owners_are_joined_by_order_and_name() -> None:
+    tree = with_adam(tf_agent({}), LISTS)
+    binding = recognise(tree, "ckpt-1")
+    assert binding is not None
+    agent = canonical_names(tree, binding)
+    moment = agent["actor_optimizer/v/2/bias"]
+    assert isinstance(moment, Leaf)
+    assert set(moment.array()) == {5.0}
+    assert binding.of[attributes("policy/actor_optimizer/_velocities/5")] == attributes(
+        "policy/actor/l3/bias"
+    )
+
+
+def test_moments_whose_owners_nothing_confirms_are_left_unmapped() -> None:
+    tree = with_adam(tf_agent({}), LISTS, named=False)
+    binding = recognise(tree, "ckpt-1")
+    assert binding is not None
+    assert not [name for name in canonical_names(tree, binding) if name.startswith("actor_optimizer/m")]
+
+
+@pytest.mark.parametrize(("step", "lost"), [(0, ()), (3, ("policy/actor_optimizer/_iterations",))])
+def test_an_optimizer_before_its_first_update(step: int, lost: tuple[str, ...]) -> None:
+    # torch keeps no state then; a count of updates without any moment has no place there.
+    tree = with_adam(tf_agent({}), {}, step=step)
+    binding = recognise(tree, "ckpt-1")
+    assert binding is not None
+    agent = canonical_tree(tree, binding.moves)
+    plan = td3_torch.plan(binding, agent, {})
+    first = {move.target: move.source for move in binding.moves.moves}
+    placed = {first[move.source] for move in plan.moves} | {first[path] for path in plan.consumed}
+    assert tuple(tree.names[path] for path in tree if path not in placed) == lost

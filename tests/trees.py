@@ -11,9 +11,9 @@ from ckpttool.source import Inline
 from ckpttool.tree import Tree
 
 
-def leaf(array: np.ndarray, name: str = "", **facts: object) -> Leaf:
+def leaf(array: np.ndarray, native: str = "", **facts: object) -> Leaf:
     little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
-    return Leaf(array.dtype.name, array.shape, Inline(little.tobytes()), name, **facts)  # type: ignore[arg-type]
+    return Leaf(array.dtype.name, array.shape, Inline(little.tobytes()), native, **facts)  # type: ignore[arg-type]
 
 
 def attributes(name: str) -> Path:

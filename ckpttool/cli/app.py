@@ -164,7 +164,7 @@ def verify(
         float | None,
         typer.Option(
             help="Largest error of B against float64, relative to the output's scale. "
-            "Default: 2x the error of A's own framework, and at most 1e-5."
+            "Default: 2x the error of A's own framework, or rounding at the largest sum."
         ),
     ] = None,
     layout: LayoutOption = None,

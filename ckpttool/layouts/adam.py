@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ckpttool.layouts import canonical
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
-from ckpttool.leaf import Path, ValueLeaf, attr, display, index, key
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, index, key
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP, Cast, Rule, ToTensor, ToValue
 from ckpttool.tree import Container, Tree
@@ -59,22 +59,45 @@ _KERAS_SETTINGS = {
     "beta_1": "beta_1",
     "beta_2": "beta_2",
     "epsilon": "epsilon",
+    # The legacy optimizer's decay of the learning rate; torch has no such thing and keeps it unused.
+    "decay": "decay",
 }
 
 
 def from_keras(optimizer: Optimizer) -> OptimizerMoves:
-    """Bind a Keras optimizer: the format has already paired each slot with its variable."""
+    """Bind a Keras optimizer: the format has paired each slot with its variable wherever the file says so.
+
+    Keras 2.11 to 2.15 keeps no list of the variables: there the i-th moment belongs to the i-th weight of
+    the optimizer's network, which the weight's own name in the moment's must confirm.
+    """
     weights = {source: (target, rule) for source, target, rule in optimizer.weights}
     moves: list[Move] = []
+    of: dict[Path, Path] = {}
     for path, leaf in optimizer.tree.tensors():
         segments = tuple(optimizer.tree.names[path].split("/"))
-        if leaf.role == "slot" and leaf.of in weights and leaf.slot in canonical.SLOTS:
-            target, rule = weights[leaf.of]
-            moves.append(Move(path, canonical.slot(optimizer.name, leaf.slot, target), rule))
+        mine = segments[: len(optimizer.prefix)] == optimizer.prefix
+        if leaf.role == "slot" and leaf.slot in canonical.SLOTS:
+            owner = leaf.of if leaf.of is not None or not mine else _by_order(path, leaf, optimizer)
+            if owner in weights:
+                target, rule = weights[owner]
+                moves.append(Move(path, canonical.slot(optimizer.name, leaf.slot, target), rule))
+                of[path] = owner
         elif segments[:-1] == optimizer.prefix and segments[-1] in _KERAS_SETTINGS:
             setting = _KERAS_SETTINGS[segments[-1]]
             moves.append(Move(path, canonical.setting(optimizer.name, setting), KEEP))
-    return OptimizerMoves(tuple(moves))
+    return OptimizerMoves(tuple(moves), of=of)
+
+
+def _by_order(path: Path, slot: Leaf, optimizer: Optimizer) -> Path | None:
+    number = path[-1].value
+    if not isinstance(number, int) or not 0 <= number < len(optimizer.weights):
+        return None
+    owner = optimizer.weights[number][0]
+    weight = optimizer.tree[owner]
+    if not isinstance(weight, Leaf) or weight.shape != slot.shape:
+        return None
+    confirmed = weight.name is not None and slot.name is not None and slot.name.endswith(weight.name)
+    return owner if confirmed else None
 
 
 def from_torch(optimizer: Optimizer) -> OptimizerMoves:
@@ -202,6 +225,14 @@ class ToTorch:
             and source[1].value not in self.told
             and display(target[3:]) in _MATTERS
         ]
+
+    def consumed(self) -> list[Path]:
+        """Return what need not be written: torch has no state before the first update, so no count of 0."""
+        step = canonical.setting(self.name, "step")
+        if self.started or step not in self.agent:
+            return []
+        count = ToValue().leaf(self.agent[step])
+        return [step] if isinstance(count, ValueLeaf) and count.value == 0 else []
 
     def missing(self) -> list[str]:
         """Return the moments that other weights of the network have and one lacks."""

@@ -19,7 +19,8 @@ class Plan:
     """The way from the canonical tree: moves in the target's order, and what the target needs besides.
 
     `added` are values that no source leaf gives (an index list, a default); those that matter for
-    training are named in `assumed`. `missing` are targets that nothing fills.
+    training are named in `assumed`. `missing` are targets that nothing fills; `consumed` are canonical
+    leaves that the target says without an entry of its own.
     """
 
     moves: tuple[Move, ...]
@@ -27,6 +28,7 @@ class Plan:
     containers: Mapping[Path, Container] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    consumed: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -55,6 +55,7 @@ def plan(binding: Binding, agent: Tree, told: Mapping[str, float]) -> Plan:
     added: dict[Path, ValueLeaf] = {}
     assumed: list[str] = []
     missing: list[str] = []
+    consumed: list[Path] = []
     for name, network in canonical.OPTIMIZED.items():
         weights = [move for move in moves if move.source[0] == attr(network)]
         if any(path[0] == attr(name) for path in agent):
@@ -64,10 +65,11 @@ def plan(binding: Binding, agent: Tree, told: Mapping[str, float]) -> Plan:
             containers |= state.containers()
             assumed += state.assumed()
             missing += state.missing()
+            consumed += state.consumed()
     moves += [Move((attr(c),), (key(c),), ToValue()) for c in TABLE.counters if (attr(c),) in agent]
     absent = [c for c in canonical.NETWORKS if (key(c),) not in containers]
     notes = (f"the source has no {', '.join(absent)}",) if absent else ()
-    return Plan(tuple(moves), added, containers, tuple(assumed), tuple(missing), notes)
+    return Plan(tuple(moves), added, containers, tuple(assumed), tuple(missing), tuple(consumed), notes)
 
 
 def _network(part: Part, agent: Tree) -> Iterator[Move]:

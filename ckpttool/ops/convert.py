@@ -149,7 +149,7 @@ def _agent(tree: Tree, binding: Binding, layout_name: str, known: Sidecar | None
     target = _moved(tree, moves, plan.added, plan.containers)
     report = Report(
         _lines(tree, target, moves),
-        tuple(name for name in _unused(tree, moves, binding.consumed)),
+        _unused(tree, moves, binding.consumed | {first[path].source for path in plan.consumed}),
         plan.missing,
         (*binding.moves.assumed, *plan.assumed),
         (*binding.moves.notes, *plan.notes),
