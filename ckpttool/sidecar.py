@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpttool import documents
 from ckpttool.errors import FormatError
 from ckpttool.version import __version__
 
@@ -80,20 +81,13 @@ def load(path: str) -> Sidecar | None:
     file = beside(path)
     if not os.path.isfile(file):
         return None
-    if os.path.getsize(file) > _LIMIT:
-        raise FormatError("the sidecar is larger than any sidecar", file=file)
-    try:
-        with open(file, "rb") as stream:
-            found = json.loads(stream.read())
-    except (ValueError, RecursionError) as error:
-        raise FormatError("the sidecar is not JSON", file=file) from error
-    return _checked(found, file)
+    return _checked(documents.load(file, "the sidecar", _LIMIT), file)
 
 
-def _checked(found: object, file: str) -> Sidecar:
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        schema = found.get("schema") if isinstance(found, dict) else type(found).__name__
-        raise FormatError("the sidecar has another schema", file=file, expected="1", found=str(schema)[:40])
+def _checked(found: Mapping[str, Any], file: str) -> Sidecar:
+    if found.get("schema") != SCHEMA:
+        shown = str(found.get("schema"))[:40]
+        raise FormatError("the sidecar has another schema", file=file, expected=str(SCHEMA), found=shown)
     for name, allowed in _TYPES.items():
         if found.get(name) is not None and not allowed(found[name]):
             raise FormatError(f"the sidecar's {name} is not what it should be", file=file, path=name)

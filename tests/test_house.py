@@ -20,7 +20,7 @@ PACKAGE = ROOT / "ckpttool"
 # A floor may import the floors below it. `ckpttool` itself (the face) and `version` stand outside.
 FLOORS = [
     {"errors"},
-    {"dtypes", "wire", "plugins"},
+    {"dtypes", "wire", "plugins", "documents"},
     {"source"},
     {"leaf"},
     {"tree"},

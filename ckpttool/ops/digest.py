@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ckpttool import documents
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, NotFoundError
 from ckpttool.formats.resolve import open_checkpoint
@@ -134,7 +135,9 @@ def _plain(leaf: ValueLeaf) -> tuple[str, str]:
 
 def compare(found: Digest, saved_file: str) -> Comparison:
     """Compare with a digest saved by `digest --json`, or with the target digest of a sidecar."""
-    saved = _load(saved_file)
+    if not os.path.isfile(saved_file):
+        raise NotFoundError("there is no such saved digest", file=saved_file)
+    saved = documents.load(saved_file, "the saved digest", _SAVED_LIMIT)
     if "target_sha256" in saved:
         equal = saved["target_sha256"] == found.sha256
         return Comparison(found, () if equal else ("the whole checkpoint",), (), (), equal)
@@ -147,18 +150,3 @@ def compare(found: Digest, saved_file: str) -> Comparison:
     only_here = tuple(k for k in ours if k not in theirs)
     only_saved = tuple(k for k in theirs if k not in ours)
     return Comparison(found, different, only_here, only_saved, saved.get("sha256") == found.sha256)
-
-
-def _load(file: str) -> Mapping[str, Any]:
-    if not os.path.isfile(file):
-        raise NotFoundError("there is no such saved digest", file=file)
-    if os.path.getsize(file) > _SAVED_LIMIT:
-        raise FormatError("the file is too large for a saved digest", file=file)
-    try:
-        with open(file, "rb") as stream:
-            found = json.loads(stream.read())
-    except (ValueError, RecursionError) as error:
-        raise FormatError("the saved digest is not JSON", file=file) from error
-    if not isinstance(found, dict):
-        raise FormatError("this is neither a saved digest nor a sidecar", file=file)
-    return found

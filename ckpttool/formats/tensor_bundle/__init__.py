@@ -1,7 +1,7 @@
 """TensorFlow checkpoints: an index of tensors and the data shards beside it.
 
 The format is that of tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The index is an sstable
-(wire.sstable) of protobuf records (wire.bundle).
+(wire.sstable) of protobuf records (records).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ckpttool import dtypes
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.formats.probe import Probe
-from ckpttool.formats.tensor_bundle import locations, object_leaves
+from ckpttool.formats.tensor_bundle import locations, object_leaves, records
 from ckpttool.formats.tensor_bundle.object_graph import KEY as GRAPH
 from ckpttool.formats.tensor_bundle.object_leaves import Tensor
 from ckpttool.formats.tensor_bundle.sources import (
@@ -26,7 +26,7 @@ from ckpttool.formats.tensor_bundle.sources import (
 )
 from ckpttool.source import Checksum, File, Shape, Source, Span, Swapped
 from ckpttool.tree import Tree
-from ckpttool.wire import bundle, protobuf, sstable
+from ckpttool.wire import protobuf, sstable
 
 NAME = "tensor_bundle"
 TITLE = "TensorFlow checkpoint (index and data shards)"
@@ -125,7 +125,7 @@ class _Listing:
             if key[:1] != b"\0":
                 name = protobuf.text(key)
                 try:
-                    found[name] = self._tensor(key, bundle.entry(value))
+                    found[name] = self._tensor(key, records.entry(value))
                 except CkpttoolError as error:
                     raise error.located(path=name) from error.__cause__
         return found
@@ -140,14 +140,14 @@ class _Listing:
         names = [os.path.basename(self._shard_path(shard)) for shard in missing]
         return [f"shard {name} is missing: its tensors are listed, not readable" for name in names]
 
-    def _tensor(self, key: bytes, entry: bundle.Entry) -> Tensor:
+    def _tensor(self, key: bytes, entry: records.Entry) -> Tensor:
         dtype = _dtype(entry.dtype)
         elements = _elements(entry.shape)
         if entry.slices:
             return Tensor(dtype.name, entry.shape, self._sliced(key, entry, dtype))
         return Tensor(dtype.name, entry.shape, self._source(entry, dtype, elements))
 
-    def _source(self, entry: bundle.Entry, dtype: dtypes.DType, elements: int) -> Source:
+    def _source(self, entry: records.Entry, dtype: dtypes.DType, elements: int) -> Source:
         _check_size(entry, dtype, elements)
         file = self._shard(entry)
         checksum = Checksum("crc32c", entry.checksum)
@@ -162,15 +162,15 @@ class _Listing:
         width = dtypes.component_size(dtype.name)
         return Swapped(span, width) if big and width > 1 else span
 
-    def _sliced(self, key: bytes, whole: bundle.Entry, dtype: dtypes.DType) -> Source:
+    def _sliced(self, key: bytes, whole: records.Entry, dtype: dtypes.DType) -> Source:
         if not dtype.itemsize:
             return Unreadable(f"{self._prefix}.index", f"a tensor of type {dtype.name} is cut into slices")
         parts = []
         for extents in whole.slices:
-            value = self._slices.get(bundle.slice_key(key, extents))
+            value = self._slices.get(records.slice_key(key, extents))
             if value is None:
                 raise FormatError("the index lacks a slice that the tensor is made of", found=str(extents))
-            entry = bundle.entry(value)
+            entry = records.entry(value)
             box = _box(extents, whole.shape)
             shape = tuple(length for _, length in box)
             if entry.dtype != whole.dtype or entry.shape != shape or entry.slices:
@@ -178,7 +178,7 @@ class _Listing:
             parts.append((box, self._source(entry, dtype, _elements(shape))))
         return assembled(dtype.name, whole.shape, parts)
 
-    def _shard(self, entry: bundle.Entry) -> File | None:
+    def _shard(self, entry: records.Entry) -> File | None:
         number = entry.shard
         if not 0 <= number < self.header.shards:
             raise FormatError(
@@ -211,8 +211,8 @@ class _Listing:
         return f"{self._prefix}.data-{number:05d}-of-{self.header.shards:05d}"
 
 
-def _header(data: bytes) -> bundle.Header:
-    header = bundle.header(data)
+def _header(data: bytes) -> records.Header:
+    header = records.header(data)
     if header.shards < 1:
         raise FormatError("the header's number of shards is impossible", found=str(header.shards))
     if header.min_consumer > VERSION or VERSION in header.bad_consumers:
@@ -253,7 +253,7 @@ def _elements(shape: Shape) -> int:
     return math.prod(shape)
 
 
-def _check_size(entry: bundle.Entry, dtype: dtypes.DType, elements: int) -> None:
+def _check_size(entry: records.Entry, dtype: dtypes.DType, elements: int) -> None:
     if entry.offset < 0 or entry.size < 0:
         raise FormatError("the tensor's place is negative", found=f"{entry.size} bytes at {entry.offset}")
     if dtype.itemsize:
@@ -270,7 +270,7 @@ def _check_size(entry: bundle.Entry, dtype: dtypes.DType, elements: int) -> None
         )
 
 
-def _box(extents: tuple[bundle.Extent, ...], shape: Shape) -> tuple[tuple[int, int], ...]:
+def _box(extents: tuple[records.Extent, ...], shape: Shape) -> tuple[tuple[int, int], ...]:
     if len(extents) != len(shape):
         raise FormatError("a slice has another rank than its tensor", found=str(len(extents)))
     box = []

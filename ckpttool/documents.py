@@ -1,0 +1,26 @@
+"""Reads a small JSON document from disk: with a limit, and with an error that says what it should be."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from ckpttool.errors import FormatError
+
+
+def load(file: str, what: str, limit: int) -> dict[str, Any]:
+    """Return the object in the file; raise FormatError if it is larger than `limit` bytes or no JSON object.
+
+    `what` names the document in the error ("the sidecar").
+    """
+    if os.path.getsize(file) > limit:
+        raise FormatError(f"the file is too large for {what}", file=file, expected=f"at most {limit:,} bytes")
+    try:
+        with open(file, "rb") as stream:
+            found = json.loads(stream.read())
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{what} is not JSON", file=file) from error
+    if not isinstance(found, dict):
+        raise FormatError(f"{what} is not a JSON object", file=file, found=type(found).__name__)
+    return found
