@@ -33,6 +33,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt torch
 	$(PIP) install --constraint constraints.txt --editable '.[all,dev]'
+	# What pip does for installed packages and not for editable ones: without it the first start compiles.
+	$(BIN)/python -m compileall -q ckpttool
 	touch $@
 
 clean:
