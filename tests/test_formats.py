@@ -1,0 +1,196 @@
+"""The promises of every format, as one class that each format's tests inherit."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from ckpttool import plugins
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import ChangedError, CkpttoolError
+from ckpttool.formats import pytorch, pytorch_set, tensor_bundle
+from ckpttool.formats.probe import Probe
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import Leaf, key
+from ckpttool.ops.digest import digest_of
+from ckpttool.ops.save import save
+from ckpttool.tree import Tree
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
+from tests.test_layouts import fujimoto_set
+from tests.trees import torch_tree
+
+MIB = 1 << 20
+
+
+class Made(NamedTuple):
+    """A source whose megabyte exists only while it is read."""
+
+    number: int
+
+    def read(self) -> bytes:
+        return bytes([self.number]) * MIB
+
+
+class FormatContract:
+    """What holds for every format; a subclass names the module and makes one checkpoint of it."""
+
+    module: ModuleType
+
+    def make(self, folder: Path) -> str:
+        """Put a whole checkpoint into the folder and return what a person would point at."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> str:
+        return self.make(tmp_path)
+
+    @pytest.fixture
+    def checkpoint(self, path: str) -> Checkpoint:
+        found = self.module.read(self.module.claims(Probe(path)))
+        assert isinstance(found, Checkpoint)
+        return found
+
+    def test_it_is_registered_under_its_name(self) -> None:
+        assert plugins.find("formats", self.module.NAME).load() is self.module
+        assert self.module.TITLE
+        assert self.module.FRAMEWORK in [plugin.name for plugin in plugins.BUILT_IN["backends"]]
+        assert self.module.WRITES is hasattr(self.module, "write")
+
+    def test_it_alone_claims_its_checkpoint(self, path: str) -> None:
+        for plugin in plugins.BUILT_IN["formats"]:
+            claimed = plugin.load().claims(Probe(path))
+            assert (claimed is not None) is (plugin.name == self.module.NAME)
+
+    def test_the_record_is_whole(self, checkpoint: Checkpoint, path: str) -> None:
+        assert checkpoint.format == self.module.NAME
+        assert checkpoint.path == path
+        assert checkpoint.stored_nbytes == sum(os.path.getsize(file.path) for file in checkpoint.files)
+        assert len(checkpoint.tree) > 5
+
+    def test_names_and_keys_are_unique(self, checkpoint: Checkpoint) -> None:
+        names = list(checkpoint.tree.names.values())
+        keys = [leaf.key for _, leaf in checkpoint.tree.tensors()]
+        assert len(set(names)) == len(names)
+        assert len(set(keys)) == len(keys)
+
+    def test_leaves_give_what_they_promise(self, checkpoint: Checkpoint) -> None:
+        for path, leaf in checkpoint.tree.tensors():
+            assert len(leaf.read()) == leaf.nbytes, path
+            array = leaf.array()
+            assert (array.shape, array.dtype.name) == (leaf.shape, leaf.dtype)
+            assert not leaf.of or leaf.of in checkpoint.tree
+            assert (leaf.slot is not None) <= (leaf.role == "slot")
+
+    def test_leaves_are_values(self, checkpoint: Checkpoint) -> None:
+        # A tree can be sent to another process and read there.
+        again = pickle.loads(pickle.dumps(checkpoint))
+        assert digest_of(again) == digest_of(checkpoint)
+
+    def test_listing_twice_gives_the_same(self, checkpoint: Checkpoint) -> None:
+        again = open_checkpoint(checkpoint.path)
+        assert list(again.tree) == list(checkpoint.tree)
+        assert digest_of(again).sha256 == digest_of(checkpoint).sha256
+
+    def test_a_file_that_changed_is_not_read(self, checkpoint: Checkpoint) -> None:
+        largest = max(checkpoint.files, key=lambda file: file.size)
+        os.utime(largest.path, ns=(1, 1))
+        with pytest.raises(ChangedError):
+            digest_of(checkpoint)
+
+    def test_reading_leaves_the_files_as_they_were(self, path: str) -> None:
+        folder = Path(path).parent
+        before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}
+        digest_of(open_checkpoint(path))
+        assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()} == before
+
+    def test_no_truncation_gets_through(self, path: str) -> None:
+        files = [file.path for file in open_checkpoint(path).files]
+        for name in files:
+            whole = Path(name).read_bytes()
+            for length in sorted({0, 1, 47, len(whole) // 2, len(whole) - 8, len(whole) - 1}):
+                Path(name).write_bytes(whole[:length])
+                with pytest.raises(CkpttoolError):
+                    digest_of(open_checkpoint(path))
+            Path(name).write_bytes(whole)
+
+    def test_no_flipped_bit_gets_through(self, path: str) -> None:
+        # Either it is refused, or (in padding, a date, a comment) it changed nothing that is read.
+        right = digest_of(open_checkpoint(path)).sha256
+        generator = np.random.default_rng(0)
+        for name in {file.path for file in open_checkpoint(path).files}:
+            whole = Path(name).read_bytes()
+            for _ in range(60):
+                damaged = bytearray(whole)
+                damaged[generator.integers(len(whole))] ^= 1 << generator.integers(8)
+                Path(name).write_bytes(damaged)
+                try:
+                    assert digest_of(open_checkpoint(path)).sha256 == right
+                except CkpttoolError as error:
+                    assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
+            Path(name).write_bytes(whole)
+
+
+class WritingContract(FormatContract):
+    """What holds for a format that writes as well."""
+
+    def test_what_was_written_is_what_was_read(self, checkpoint: Checkpoint, tmp_path: Path) -> None:
+        target = tmp_path / "again"
+        with open(target, "wb") as stream:
+            self.module.write(checkpoint.tree, stream)
+        again = self.module.read(str(target))
+        assert list(again.tree) == list(checkpoint.tree)
+        assert dict(again.tree.containers) == dict(checkpoint.tree.containers)
+        assert digest_of(again).sha256 == digest_of(checkpoint).sha256
+
+    def test_writing_twice_gives_the_same_bytes(self, checkpoint: Checkpoint) -> None:
+        streams = io.BytesIO(), io.BytesIO()
+        for stream in streams:
+            self.module.write(checkpoint.tree, stream)
+        assert streams[0].getvalue() == streams[1].getvalue()
+
+    def test_one_leaf_is_in_memory_at_a_time(self, tmp_path: Path) -> None:
+        import tracemalloc
+
+        tree = Tree({(key(f"w{n}"),): Leaf("uint8", (MIB,), Made(n), f"w{n}") for n in range(40)})
+        with open(tmp_path / "large", "wb") as stream:
+            tracemalloc.start()
+            self.module.write(tree, stream)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        assert peak < 4 * MIB
+
+
+class TestTensorBundle(FormatContract):
+    module = tensor_bundle
+
+    def make(self, folder: Path) -> str:
+        for end in (".index", ".data-00000-of-00001"):
+            shutil.copy(f"{TF_SAMPLE}{end}", folder)
+        return str(folder / TF_SAMPLE.name)
+
+
+class TestPytorch(WritingContract):
+    module = pytorch
+
+    def make(self, folder: Path) -> str:
+        shutil.copy(TORCH_SAMPLE, folder / "agent.pt")
+        return str(folder / "agent.pt")
+
+
+class TestPytorchSet(FormatContract):
+    module = pytorch_set
+
+    def make(self, folder: Path) -> str:
+        entries = fujimoto_set()
+        for member in ("actor", "critic", "actor_optimizer", "critic_optimizer"):
+            mine = {n.removeprefix(f"{member}/"): v for n, v in entries.items() if n.startswith(f"{member}/")}
+            save(torch_tree(mine), str(folder / f"TD3_Env_0_{member}"), "torch")  # type: ignore[arg-type]
+        return str(folder / "TD3_Env_0")
