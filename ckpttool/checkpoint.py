@@ -54,6 +54,9 @@ def require_new(target: str, sources: tuple[File, ...] = (), *, force: bool = Fa
                 raise UsageError("source and target are the same file", file=target)
     if os.path.isdir(target):
         raise TargetExistsError("the target is a folder", file=target)
+    if os.path.exists(target) and not os.path.isfile(target):
+        # --force would replace the device itself.
+        raise TargetExistsError("the target is a device, socket or pipe", file=target)
     if not force:
         raise TargetExistsError("the target exists already", file=target, hint="--force replaces it")
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -226,6 +227,15 @@ def test_an_existing_sidecar_is_kept(tmp_path: Path) -> None:
     with pytest.raises(TargetExistsError):
         convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"))
     assert not left_over(tmp_path, "agent.pt.ckpttool.json")
+
+
+def test_a_device_is_never_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for target in ("/dev/null", str(tmp_path / "pipe"), str(tmp_path)):
+        with pytest.raises(TargetExistsError, match="the target is a"):
+            convert(str(TF_SAMPLE), target, to="torch", force=True)
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    assert left_over(tmp_path) == {"pipe"}
 
 
 def test_a_name_that_stands_for_a_checkpoint_is_taken(tmp_path: Path) -> None:
