@@ -41,7 +41,9 @@ class Checkpoint:
         return sum(file.size for file in self.files)
 
 
-def require_new(target: str, sources: tuple[File, ...] = (), *, force: bool = False) -> None:
+def require_new(
+    target: str, sources: tuple[File, ...] = (), *, force: bool = False, hint: str = "--force replaces it"
+) -> None:
     """Raise unless `target` may be written: not one of the sources, and not there without `force`."""
     folder = os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
@@ -58,7 +60,7 @@ def require_new(target: str, sources: tuple[File, ...] = (), *, force: bool = Fa
         # --force would replace the device itself.
         raise TargetExistsError("the target is a device, socket or pipe", file=target)
     if not force:
-        raise TargetExistsError("the target exists already", file=target, hint="--force replaces it")
+        raise TargetExistsError("the target exists already", file=target, hint=hint)
 
 
 class Output(NamedTuple):

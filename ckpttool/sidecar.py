@@ -19,6 +19,7 @@ from ckpttool.version import __version__
 SUFFIX = ".ckpttool.json"
 SCHEMA = 1
 _LIMIT = 16 << 20
+_LARGEST = 3.4e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,9 @@ def _checked(found: Mapping[str, Any], file: str) -> Sidecar:
     for name, allowed in _TYPES.items():
         if found.get(name) is not None and not allowed(found[name]):
             raise FormatError(f"the sidecar's {name} is not what it should be", file=file, path=name)
+    low, high = found.get("action_low") or (), found.get("action_high") or ()
+    if len(low) != len(high) or any(a > b for a, b in zip(low, high, strict=True)):
+        raise FormatError("the sidecar's action bounds do not bound", file=file, path="action_low")
     if not isinstance(found.get("target_sha256"), str):
         raise FormatError("the sidecar names no target_sha256", file=file)
     known = {name: found[name] for name in Sidecar.__dataclass_fields__ if found.get(name) is not None}
@@ -102,7 +106,8 @@ def _is_numbers(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    # Networks compute in float32: what that cannot hold is no bound and no statistic.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _is_words(value: object) -> bool:
@@ -114,7 +119,11 @@ def _is_env(value: object) -> bool:
 
 
 def _is_norm(value: object) -> bool:
-    return isinstance(value, dict) and _is_numbers(value.get("mean")) and _is_numbers(value.get("var"))
+    if not isinstance(value, dict) or not _is_numbers(value.get("mean")) or not _is_numbers(value.get("var")):
+        return False
+    if any(variance < 0 for variance in value["var"]) or len(value["mean"]) != len(value["var"]):
+        return False
+    return all(value.get(n) is None or (_is_number(value[n]) and value[n] > 0) for n in ("epsilon", "clip"))
 
 
 _TYPES: Mapping[str, Callable[[Any], bool]] = {

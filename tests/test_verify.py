@@ -120,7 +120,7 @@ class TestComparison:
         found = op.verify(str(TORCH_SAMPLE), changed(tmp_path, narrow))
         assert not found.within
         assert found.networks[0].n == 0
-        assert any("only one of the two has critic" in note for note in found.notes)
+        assert any("B lacks critic/q1" in note for note in found.notes)
 
     def test_nothing_in_common(self, tmp_path: Path) -> None:
         def only(prefix: str) -> Callable[..., None]:

@@ -175,6 +175,8 @@ def _describe(env: Any) -> EnvSpec:
             raise UnsupportedError(
                 f"{name}: the {what} space must be a Box of one axis", expected="Box (n,)", found=str(space)
             )
+    if action.dtype.kind != "f":
+        raise UnsupportedError(f"{name}: actions are whole numbers", expected="floats", found=str(action))
     limit = env.spec.max_episode_steps if getattr(env, "spec", None) is not None else None
     return EnvSpec(name, int(obs.shape[0]), action.low.copy(), action.high.copy(), limit, _versions(env))
 

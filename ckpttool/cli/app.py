@@ -197,7 +197,7 @@ def evaluate(
         str | None, typer.Option(metavar="ID", help="Gymnasium environment. Default: the sidecar's.")
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Episode i is reset with seed + i.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Episode i is reset with seed + i.")] = 1000,
     num_envs: Annotated[
         int | None, typer.Option(min=1, help="Environments at once. Default: up to 16.")
     ] = None,
@@ -217,11 +217,14 @@ def evaluate(
     """Restore agents and play them: fixed seeds, deterministic policy, undiscounted returns."""
     from ckpttool.ops import evaluate as op
 
+    if out is not None:
+        op.require_new_result(out)  # before hours of playing, not after
     protocol = op.Protocol(episodes, seed, num_envs, device, backend, network)
-    with progress("eval", quiet=quiet or as_json) as moving:
-        found = [op.evaluate(path, env, protocol, layout=layout, progress=moving) for path in paths]
+    found, failure = _played(paths, env, protocol, layout, quiet=quiet or as_json)
+    if not found and failure is not None:
+        raise failure
     documents = [each.document() for each in found]
-    content = documents[0] if len(found) == 1 else {"evaluations": documents}
+    content = documents[0] if len(paths) == 1 else {"evaluations": documents}
     if out is not None:
         op.save(out, output.document(content))
     if as_json:
@@ -230,9 +233,34 @@ def evaluate(
         from ckpttool.cli import tables
 
         output.write(tables.evaluations(found, quiet=quiet))
+    if failure is not None:
+        output.fail(failure, as_json=False)
+        return 2
     if any(each.rollout.interrupted for each in found):
         return 130
     return 1 if min_return is not None and any(e.statistics.mean < min_return for e in found) else 0
+
+
+def _played(
+    paths: list[str], env: str | None, protocol: Any, layout: str | None, *, quiet: bool
+) -> tuple[list[Any], CkpttoolError | None]:
+    """Play one checkpoint after the other; what is finished is kept when one fails or Ctrl-C comes."""
+    from ckpttool.ops import evaluate as op
+
+    found: list[Any] = []
+    with progress("eval", quiet=quiet) as moving:
+        for path in paths:
+            try:
+                found.append(op.evaluate(path, env, protocol, layout=layout, progress=moving))
+            except CkpttoolError as error:
+                return found, error
+            except KeyboardInterrupt:
+                if not found:
+                    raise
+                return found, CkpttoolError("interrupted", file=path)
+            if found[-1].rollout.interrupted:
+                break
+    return found, None
 
 
 @app.command(epilog="Example: ckpttool formats --json")

@@ -125,7 +125,7 @@ def evaluations(found: Sequence[Evaluation], *, quiet: bool) -> str:
     for each in found:
         result = each.statistics
         numbers = f"{result.mean:>10.1f} {_number(result.std):>8} {result.iqm:>10.1f} {result.n:>8}"
-        lines.append(f"{numbers}  {clean(each.checkpoint)}")
+        lines.append(f"{numbers}  {clean(each.checkpoint)}{_cut_short(each)}")
     if not quiet:
         said = [(each, line) for each in found for line in _said(each)]
         common = [line for line, n in Counter(line for _, line in said).items() if n == len(found)]
@@ -154,9 +154,14 @@ def _report(one: Evaluation) -> list[str]:
         f"{one.device}, {played.num_envs} at once)",
         f"seeds    {played.seeds[0]} to {played.seeds[-1]}, deterministic {one.protocol.network}",
     ]
-    if played.interrupted:
-        lines.append(f"interrupted: {result.n} of {played.episodes} episodes were finished")
-    return lines
+    return [*lines, cut.strip()] if (cut := _cut_short(one)) else lines
+
+
+def _cut_short(one: Evaluation) -> str:
+    played = one.rollout
+    if not played.interrupted:
+        return ""
+    return f" {len(played.returns)} of {played.episodes} episodes were finished (interrupted)"
 
 
 def _said(one: Evaluation) -> list[str]:

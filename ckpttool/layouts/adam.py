@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -63,6 +64,11 @@ _KERAS_SETTINGS = {
     "decay": "decay",
 }
 
+# Keras optimizers with a state that looks like Adam's and means something else, or does more with it.
+_NOT_ADAM = frozenset(
+    "adadelta adafactor adagrad adamax adamw ftrl lamb lion muon nadam rmsprop sgd".split()  # noqa: SIM905
+)
+
 
 def from_keras(optimizer: Optimizer) -> OptimizerMoves:
     """Bind a Keras optimizer: the format has paired each slot with its variable wherever the file says so.
@@ -70,14 +76,18 @@ def from_keras(optimizer: Optimizer) -> OptimizerMoves:
     Keras 2.11 to 2.15 keeps no list of the variables: there the i-th moment belongs to the i-th weight of
     the optimizer's network, which the weight's own name in the moment's must confirm.
     """
+    kind = _keras_kind(optimizer)
+    if kind in _NOT_ADAM:
+        return OptimizerMoves((), note=f"{optimizer.name} is {kind}, whose state is not converted yet")
     weights = {source: (target, rule) for source, target, rule in optimizer.weights}
     moves: list[Move] = []
     of: dict[Path, Path] = {}
     for path, leaf in optimizer.tree.tensors():
         segments = tuple(optimizer.tree.names[path].split("/"))
-        mine = segments[: len(optimizer.prefix)] == optimizer.prefix
+        if segments[: len(optimizer.prefix)] != optimizer.prefix:
+            continue
         if leaf.role == "slot" and leaf.slot in canonical.SLOTS:
-            owner = leaf.of if leaf.of is not None or not mine else _by_order(path, leaf, optimizer)
+            owner = leaf.of if leaf.of is not None else _by_order(path, leaf, optimizer)
             if owner in weights:
                 target, rule = weights[owner]
                 moves.append(Move(path, canonical.slot(optimizer.name, leaf.slot, target), rule))
@@ -86,6 +96,15 @@ def from_keras(optimizer: Optimizer) -> OptimizerMoves:
             setting = _KERAS_SETTINGS[segments[-1]]
             moves.append(Move(path, canonical.setting(optimizer.name, setting), KEEP))
     return OptimizerMoves(tuple(moves), of=of)
+
+
+def _keras_kind(optimizer: Optimizer) -> str | None:
+    """Return the optimizer's class in lower case, as its variables are named (`adam_1/iteration`)."""
+    for path, leaf in optimizer.tree.tensors():
+        segments = tuple(optimizer.tree.names[path].split("/"))
+        if segments[:-1] == optimizer.prefix and _KERAS_SETTINGS.get(segments[-1]) == "step" and leaf.name:
+            return re.sub(r"_\d+$", "", leaf.name.split("/")[0].lower())
+    return None
 
 
 def _by_order(path: Path, slot: Leaf, optimizer: Optimizer) -> Path | None:
@@ -114,7 +133,8 @@ def from_torch(optimizer: Optimizer) -> OptimizerMoves:
     }
     order = _parameter_order(mine, optimizer)
     if order is None:
-        return OptimizerMoves(())
+        note = f"{optimizer.name}: its parameter groups do not match the network, none is mapped"
+        return OptimizerMoves((), note=note if mine else "")
     moves: list[Move] = []
     of: dict[Path, Path] = {}
     for number, (source, target, rule) in order.items():
@@ -138,7 +158,15 @@ def _parameter_order(
     if several or len(listed) != len(optimizer.weights):
         return None
     numbers = [leaf.value for p in listed if isinstance(leaf := optimizer.tree[p], ValueLeaf)]
-    return {str(n): weight for n, weight in zip(numbers, optimizer.weights, strict=True)}
+    order = {str(n): weight for n, weight in zip(numbers, optimizer.weights, strict=True)}
+    return order if all(_fits(mine, n, weight[0], optimizer) for n, weight in order.items()) else None
+
+
+def _fits(mine: Mapping[tuple[str, ...], Path], number: str, owner: Path, optimizer: Optimizer) -> bool:
+    """Say whether a parameter's moments have its shape; another order of parameters shows itself so."""
+    weight = optimizer.tree[owner]
+    moments = [optimizer.tree[p] for n in TORCH_SLOTS if (p := mine.get(("state", number, n))) is not None]
+    return all(isinstance(m, Leaf) and isinstance(weight, Leaf) and m.shape == weight.shape for m in moments)
 
 
 def _steps(mine: Mapping[tuple[str, ...], Path], optimizer: Optimizer) -> list[Move]:
@@ -237,6 +265,7 @@ class ToTorch:
     def missing(self) -> list[str]:
         """Return the moments that other weights of the network have and one lacks."""
         kinds = [s for s in canonical.SLOTS if any(self._has(s, w) for w in self.weights)]
+        kinds = list(dict.fromkeys(("m", "v", *kinds))) if self.started else []
         lost = [
             f"{self.name}/state/{number}/{_BACK[slot]}"
             for number, weight in enumerate(self.weights)

@@ -13,7 +13,6 @@ from ckpttool.layouts import adam
 from ckpttool.layouts.canonical import Binding, Facts
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Path, key
-from ckpttool.mapping.report import Moves
 from ckpttool.tree import Tree
 
 TABLE = Table(
@@ -71,4 +70,6 @@ def _single(tree: Tree, component: str) -> Binding | None:
     if binding is None:
         return None
     moves = tuple(replace(move, source=move.source[1:]) for move in binding.moves.moves)
-    return replace(binding, moves=Moves(moves), evidence=f"one {component} file with l1, l2, ...")
+    return replace(
+        binding, moves=replace(binding.moves, moves=moves), evidence=f"one {component} file with l1, l2, ..."
+    )

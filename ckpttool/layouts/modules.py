@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckpttool.layouts.canonical import Part, PartLayer
@@ -89,36 +89,54 @@ def modules(found: Sequence[Entry], cut: int, framework: str) -> tuple[Module, .
             seen.add(entry.path)
             groups.setdefault(entry.segments[cut:-1], {})[entry.segments[-1]] = entry
     kinds = {name: recognise({n: e.leaf for n, e in g.items()}, framework) for name, g in groups.items()}
-    layers = [Module(name, kind, groups[name]) for name, kind in kinds.items() if kind is not None]
-    return _in_use_order(sorted(layers, key=lambda module: _natural(module.name)))
+    return _in_use_order([Module(n, kind, groups[n]) for n, kind in kinds.items() if kind is not None])
 
 
-def _in_use_order(found: list[Module]) -> tuple[Module, ...]:
-    # l1, l2, l3, n1, n2 are used as l1, n1, l2, n2, l3: a norm follows the dense layer of its number.
-    dense = {(m.name[:-1], _number(m.name)): m for m in found if m.kind.name == "dense"}
-    placed: list[Module] = []
-    for module in found:
-        owner = dense.get((module.name[:-1], _number(module.name)))
-        if module.kind.name == "dense" or owner is None or module.name[-1].isdigit():
-            placed.append(module)
-    for module in found:
-        if module not in placed:
-            owner = dense[module.name[:-1], _number(module.name)]
-            placed.insert(placed.index(owner) + 1, module)
+_NUMBERED = re.compile(r"(\D*)(\d+)")
+
+
+def _in_use_order(stored: list[Module]) -> tuple[Module, ...]:
+    """Return layers in the order of their numbers where they are numbered (l1, l2, ...), else as stored.
+
+    Norms that are defined apart (l1, l2, l3, n1, n2) follow the dense layer of their number.
+    """
+    if all(module.name and module.name[-1].isdigit() for module in stored):
+        return tuple(sorted(stored, key=_ranks(stored)))
+    dense = [module for module in stored if module.kind.name == "dense"]
+    placed = sorted(dense, key=_ranks(dense))
+    by_number = {(m.name[:-1], _number(m.name)): m for m in dense}
+    for position, module in enumerate(stored):
+        if module.kind.name == "dense":
+            continue
+        before = [m for m in stored[:position] if m.kind.name == "dense"]
+        owner = by_number.get((module.name[:-1], _number(module.name))) or (before[-1] if before else None)
+        placed.insert(placed.index(owner) + 1 if owner is not None else 0, module)
     return tuple(placed)
+
+
+def _ranks(found: Sequence[Module]) -> Callable[[Module], tuple[int, ...]]:
+    siblings: dict[Segments, dict[str, int]] = {}
+    for module in found:
+        for depth, segment in enumerate(module.name):
+            names = siblings.setdefault(module.name[:depth], {})
+            names.setdefault(segment, len(names))
+    for names in siblings.values():
+        numbers = [_NUMBERED.fullmatch(name) for name in names]
+        if len({match[1] for match in numbers if match}) == 1 and all(numbers):
+            names.update({name: int(match[2]) for name, match in zip(names, numbers, strict=True) if match})
+    return lambda module: tuple(siblings[module.name[:d]][s] for d, s in enumerate(module.name))
+
+
+def by_definition(chain: Sequence[Module]) -> bool:
+    """Say whether only the order of the file tells two layers of equal shape apart."""
+    unnumbered = [m for m in chain if m.kind.name == "dense" and _number(m.name) is None]
+    shapes = [(module.width_in, module.width_out) for module in unnumbered]
+    return len(set(shapes)) < len(shapes)
 
 
 def _number(name: Segments) -> int | None:
     numbers = re.findall(r"\d+", name[-1]) if name else []
     return int(numbers[-1]) if numbers else None
-
-
-def _natural(name: Segments) -> list[list[tuple[int, int, str]]]:
-    # l2 before l10, and an index before a name, whatever order the file has them in.
-    return [
-        [(0, int(s), "") if s.isdigit() else (1, 0, s) for s in re.findall(r"\d+|\D+", segment)]
-        for segment in name
-    ]
 
 
 def heads(found: tuple[Module, ...]) -> tuple[tuple[Module, ...], ...]:

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from ckpttool.layouts import canonical
 from ckpttool.layouts.canonical import Binding, Facts, Part
-from ckpttool.layouts.modules import Entry, Module, connected, entries, heads, modules, part, root_of
+from ckpttool.layouts.modules import (
+    Entry,
+    Module,
+    by_definition,
+    connected,
+    entries,
+    heads,
+    modules,
+    part,
+    root_of,
+)
 from ckpttool.leaf import Leaf, Path, attr
 from ckpttool.mapping.report import Move, Moves
 from ckpttool.mapping.rules import KEEP, Rule, ToTensor
@@ -56,6 +66,7 @@ class OptimizerMoves:
     moves: tuple[Move, ...]
     consumed: frozenset[Path] = frozenset()
     of: Mapping[Path, Path] | None = None
+    note: str = ""
 
 
 def bind(tree: Tree, table: Table) -> Binding | None:
@@ -64,10 +75,10 @@ def bind(tree: Tree, table: Table) -> Binding | None:
     root = root_of([entry.segments for entry in found], table.components, rooted=table.rooted)
     if root is None:
         return None
-    parts, moves = _networks(found, root, table)
+    parts, moves, assumed = _networks(found, root, table)
     if not parts:
         return None
-    # In the order of the file, which is that of the modules' definition: optimizers count in it.
+    # In the order of the file: optimizers count their parameters in it.
     order = {path: number for number, path in enumerate(tree)}
     moves = tuple(sorted(moves, key=lambda move: order[move.source]))
     weights: dict[Path, Move] = {}
@@ -76,10 +87,11 @@ def bind(tree: Tree, table: Table) -> Binding | None:
     state = [_optimizer(tree, root, table, name, weights) for name in table.optimizers]
     moves += tuple(move for found_state in state for move in found_state.moves)
     moves += _counters(tree, root, table)
+    notes = tuple(found_state.note for found_state in state if found_state.note)
     networks = ", ".join(dict.fromkeys(part.component for part in parts))
     return Binding(
         layout=table.name,
-        moves=Moves(moves),
+        moves=Moves(moves, assumed, notes),
         parts=parts,
         facts=table.facts,
         unplaced=_unplaced(found, root, table, moves),
@@ -91,9 +103,10 @@ def bind(tree: Tree, table: Table) -> Binding | None:
 
 def _networks(
     found: Sequence[Entry], root: tuple[str, ...], table: Table
-) -> tuple[tuple[Part, ...], tuple[Move, ...]]:
+) -> tuple[tuple[Part, ...], tuple[Move, ...], tuple[str, ...]]:
     parts: list[Part] = []
     moves: list[Move] = []
+    assumed: list[str] = []
     cut = len(root) + 1
     chains: dict[str, tuple[Module, ...]] = {}
     for theirs, ours in table.components.items():
@@ -109,7 +122,10 @@ def _networks(
             named = part(component, None if component.startswith("actor") else f"q{number}", chain)
             parts.append(named)
             moves.extend(_weights(named, chain))
-    return tuple(parts), tuple(moves)
+            if by_definition(chain):
+                order = ", ".join("/".join(layer.name) for layer in named.layers)
+                assumed.append(f"the layers of {named.title} are used in the order of the file: {order}")
+    return tuple(parts), tuple(moves), tuple(assumed)
 
 
 def _unplaced(

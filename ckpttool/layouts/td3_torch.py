@@ -48,10 +48,12 @@ def plan(binding: Binding, agent: Tree, told: Mapping[str, float]) -> Plan:
     moves: list[Move] = []
     containers: dict[Path, Container] = {(): _DICT}
     for component in canonical.NETWORKS:
-        written = [m for p in binding.parts if p.component == component for m in _network(p, agent)]
-        if written:
+        layers = [m for p in binding.parts if p.component == component for m in _layers(p, agent)]
+        # Layers in the order of the file, but weight before bias in each: so torch counts parameters.
+        layers.sort(key=lambda layer: min(order[move.source] for move in layer))
+        if layers:
             containers[key(component),] = _ORDERED
-            moves += sorted(written, key=lambda move: order[move.source])
+            moves += [move for layer in layers for move in layer]
     added: dict[Path, ValueLeaf] = {}
     assumed: list[str] = []
     missing: list[str] = []
@@ -72,10 +74,12 @@ def plan(binding: Binding, agent: Tree, told: Mapping[str, float]) -> Plan:
     return Plan(tuple(moves), added, containers, tuple(assumed), tuple(missing), tuple(consumed), notes)
 
 
-def _network(part: Part, agent: Tree) -> Iterator[Move]:
+def _layers(part: Part, agent: Tree) -> Iterator[list[Move]]:
     for position, layer in enumerate(part.layers):
+        moves = []
         for weight in SPELLING["torch", layer.kind].weights:
             source = canonical.weight(part, position, weight.canonical)
             if source in agent:
                 target = (key(part.component), key(".".join((*layer.name, weight.name))))
-                yield Move(source, target, weight.to_canonical.inverse(agent[source]))
+                moves.append(Move(source, target, weight.to_canonical.inverse(agent[source])))
+        yield moves

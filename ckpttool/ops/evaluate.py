@@ -202,5 +202,10 @@ def save(path: str, text: str) -> None:
     def write(stream: IO[bytes]) -> None:
         stream.write(text.encode() + b"\n")
 
-    require_new(path)
+    require_new_result(path)
     write_atomically((Output(os.fspath(path), write),))
+
+
+def require_new_result(path: str) -> None:
+    """Raise unless a result may be written to `path`: for asking before hours of playing."""
+    require_new(path, hint="take another name")

@@ -68,7 +68,11 @@ def restore(path: str, layout: str | None = None) -> Agent:
             hint="ckpttool inspect shows its tensors, ckpttool layouts the namings that are known",
         )
     found, notes = own_sidecar(checkpoint)
-    return Agent(checkpoint, binding, networks(checkpoint.tree, binding), found, notes)
+    tree = networks(checkpoint.tree, binding)
+    other = sorted({leaf.dtype for _, leaf in tree.tensors()} - {"float32"})
+    if other:
+        notes = (*notes, f"weights stored as {', '.join(other)} are run as float32")
+    return Agent(checkpoint, binding, tree, found, notes)
 
 
 def networks(tree: Tree, binding: Binding) -> Tree:

@@ -10,7 +10,14 @@ from typing import IO, NamedTuple, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint, Output, require_new, write_atomically
-from ckpttool.errors import FormatError, NotFoundError, TargetExistsError, TruncatedError, UsageError
+from ckpttool.errors import (
+    CkpttoolError,
+    FormatError,
+    NotFoundError,
+    TargetExistsError,
+    TruncatedError,
+    UsageError,
+)
 from ckpttool.formats.probe import Format, Probe, WritingFormat
 from ckpttool.leaf import Leaf, Path, display
 from ckpttool.ops.digest import Digest, digest_of
@@ -49,14 +56,14 @@ def require_free(target: str, sources: tuple[File, ...] = (), *, force: bool = F
     """Raise unless `target` may be written; the prefix of a checkpoint that exists is taken too."""
     require_new(target, sources, force=force)
     probe = Probe(target)
-    if probe.kind == "missing" and not force:
+    if probe.kind == "missing":
         with contextlib.suppress(NotFoundError, TruncatedError):
             for plugin in plugins.BUILT_IN["formats"]:
                 if cast(Format, plugin.load()).claims(probe) is not None:
                     raise TargetExistsError(
                         f"the name stands for a checkpoint that exists ({plugin.name})",
                         file=target,
-                        hint="another name; --force writes a file of this name beside it",
+                        hint="take another name",
                     )
 
 
@@ -153,6 +160,9 @@ class _Watched:
 
     def read(self) -> Buffer:
         """Return the base's bytes."""
-        data = self.base.read()
+        try:
+            data = self.base.read()
+        except CkpttoolError as error:
+            raise error.located(path=display(self.path)) from error
         self.seen(self.path, data)
         return data

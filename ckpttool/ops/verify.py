@@ -109,7 +109,7 @@ def verify(
     titles = [p.title for p in a.binding.parts if b.part(p.title) is not None]
     if not titles:
         raise UsageError("the two checkpoints have no network in common", file=second)
-    alone = [p.title for x, y in ((a, b), (b, a)) for p in x.binding.parts if y.part(p.title) is None]
+    lost, more = ([p.title for p in x.binding.parts if y.part(p.title) is None] for x, y in ((a, b), (b, a)))
     assumed: list[str] = []
     pairs = {title: (_network(a, b, title, assumed), _network(b, a, title, assumed)) for title in titles}
     found = []
@@ -119,13 +119,16 @@ def verify(
         for number, (title, (left, right)) in enumerate(pairs.items()):
             progress(number, len(pairs))
             found.append(_parity(title, left, right, workers, tolerance))
+    # What A has and B lacks cannot be the same; what B has besides says nothing against it.
+    found += [Parity(title, 0, np.inf, np.inf, np.inf, np.inf, within=False) for title in lost]
     bound = (
         f"error against float64 at most {OWN_ERROR:g}x that of A, or rounding at the largest sum"
         if tolerance is None
         else f"error against float64 at most {tolerance:g} of the output's scale"
     )
     said = tuple(dict.fromkeys(note for each in notes for note in each))
-    only = (f"only one of the two has {', '.join(alone)}",) if alone else ()
+    only = [f"B lacks {', '.join(lost)}"] if lost else []
+    only += [f"only B has {', '.join(more)}"] if more else []
     return Verification(
         a.checkpoint.path,
         b.checkpoint.path,

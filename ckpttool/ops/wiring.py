@@ -27,7 +27,7 @@ def wire(agent: Agent, bounds: Bounds, known: Sidecar | None) -> tuple[Wiring, t
     """
     facts, layout = agent.binding.facts, agent.binding.layout
     whose = "the sidecar" if known is agent.sidecar else "the other one's sidecar"
-    assumed: list[str] = []
+    assumed = list(agent.binding.moves.assumed)
 
     def take(name: str, habit: Any, sentence: str) -> Any:
         value = getattr(known, name) if known is not None else None
