@@ -137,6 +137,39 @@ def test_several_checkpoints_are_one_document() -> None:
     assert "IQM" in text
 
 
+def test_finished_results_survive_a_path_that_fails() -> None:
+    ran = ckpttool("eval", TORCH_SAMPLE, "nosuch.pt", "--episodes", 2)
+    assert ran.status == 2
+    assert str(TORCH_SAMPLE) in ran.out
+    assert "nosuch.pt: there is no such checkpoint" in ran.err
+
+
+def test_a_taken_result_file_is_said_before_playing(tmp_path: Path) -> None:
+    (tmp_path / "have.json").write_text("mine")
+    ran = ckpttool("eval", TORCH_SAMPLE, "--episodes", 100_000_000, "--out", tmp_path / "have.json")
+    assert "exists already" in refused(ran)
+    assert "--force" not in ran.err
+
+
+def test_ctrl_c_keeps_what_is_finished() -> None:
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    arguments = [str(TORCH_SAMPLE)] * 2 + ["--episodes", "1000000", "--num-envs", "1", "--json"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ckpttool", "eval", *arguments], stdout=subprocess.PIPE, text=True
+    )
+    time.sleep(6)
+    child.send_signal(signal.SIGINT)
+    out, _ = child.communicate(timeout=30)
+    assert child.returncode == 130
+    (only,) = json.loads(out)["evaluations"]
+    assert only["interrupted"]
+    assert 0 < len(only["returns"]) < 1_000_000
+
+
 def test_a_minimum_return_decides_the_status() -> None:
     assert ckpttool("eval", TORCH_SAMPLE, "--episodes", 2, "--min-return", -2000).status == 0
     assert ckpttool("eval", TORCH_SAMPLE, "--episodes", 2, "--min-return", 0).status == 1

@@ -388,3 +388,103 @@ def test_an_optimizer_before_its_first_update(step: int, lost: tuple[str, ...]) 
     first = {move.target: move.source for move in binding.moves.moves}
     placed = {first[move.source] for move in plan.moves} | {first[path] for path in plan.consumed}
     assert tuple(tree.names[path] for path in tree if path not in placed) == lost
+
+
+def hidden_layers(names: list[str]) -> Tree:
+    sizes = [(OBS, 4), *[(4, 4)] * (len(names) - 2), (4, ACT)]
+    arrays: dict[str, np.ndarray] = {}
+    for name, size in zip(names, sizes, strict=True):
+        arrays |= dense(np.random.default_rng(0), f"policy/actor/{name}", *size)
+    return tensorflow_tree(arrays)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["h_one", "h_two", "h_three", "out"],
+        ["inp", "mid", "action"],
+        ["l1", "l2", "head"],
+        ["fc1", "fc2", "mu"],
+    ],
+    ids=" ".join,
+)
+def test_layers_without_numbers_keep_the_order_of_the_file(names: list[str]) -> None:
+    binding = recognise(hidden_layers(names), "ckpt-1")
+    assert binding is not None
+    assert networks(binding)["actor"] == names
+    # Only where equal shapes leave another order possible is it an assumption.
+    assert bool(binding.moves.assumed) is (names[0] == "h_one")
+
+
+def test_torch_counts_a_weight_before_its_bias() -> None:
+    tree = hidden_layers(["l1", "l2", "l3"])
+    backwards = dict(sorted(tree.leaves.items(), key=lambda item: tree.names[item[0]]))
+    assert next(iter(backwards))[-1].value == "bias"
+    tree = with_adam(Tree(backwards), LISTS)
+    binding = recognise(tree, "ckpt-1")
+    assert binding is not None
+    agent = canonical_tree(tree, binding.moves)
+    plan = td3_torch.plan(binding, agent, {})
+    targets = {display(m.target): m.rule.leaf(agent[m.source]) for m in plan.moves}
+    weights = [found for name, found in targets.items() if name.startswith("actor/")]
+    for number, weight in enumerate(weights):
+        moment = targets[f"actor_optimizer/state/{number}/exp_avg"]
+        assert isinstance(weight, Leaf)
+        assert isinstance(moment, Leaf)
+        assert moment.shape == weight.shape
+        assert len(weight.shape) == 2 - number % 2
+
+
+@pytest.mark.parametrize("kind", ["lamb", "lion_1", "adam_w", "Adamax", "rm_sprop_2"])
+def test_only_adam_is_taken_as_adam(kind: str) -> None:
+    tree = with_adam(tf_agent({}), LISTS)
+    counter = attributes("policy/actor_optimizer/_iterations")
+    found = tree[counter]
+    assert isinstance(found, Leaf)
+    tree = Tree({**tree.leaves, counter: replace(found, name=f"{kind}/iteration")})
+    binding = recognise(tree, "ckpt-1")
+    assert binding is not None
+    assert not [name for name in canonical_names(tree, binding) if name.startswith("actor_optimizer")]
+    assert "whose state is not converted yet" in binding.moves.notes[0]
+
+
+def test_a_moment_of_every_kind_is_missed() -> None:
+    tree = with_adam(tf_agent({}), {"_momentums": "m"})
+    binding = recognise(tree, "ckpt-1")
+    assert binding is not None
+    plan = td3_torch.plan(binding, canonical_tree(tree, binding.moves), {})
+    assert len(plan.missing) == 6
+    assert all(name.endswith("exp_avg_sq") for name in plan.missing)
+
+
+def test_moments_of_another_order_are_not_joined() -> None:
+    entries = fujimoto_set()
+    for name in ("exp_avg", "exp_avg_sq"):
+        one, other = (f"actor_optimizer/state/{n}/{name}" for n in (0, 1))
+        entries[one], entries[other] = entries[other], entries[one]
+    tree = torch_tree(entries)  # type: ignore[arg-type]
+    binding = recognise(tree, "agent")
+    assert binding is not None
+    assert not [name for name in canonical_names(tree, binding) if name.startswith("actor_optimizer")]
+    assert any("do not match the network" in note for note in binding.moves.notes)
+
+
+def test_a_counter_of_any_name_is_carried() -> None:
+    arrays = {"policy/it": np.array(5, np.int64)}
+    it = {path: replace(found, role="counter") for path, found in tensorflow_tree(arrays).tensors()}
+    tree = Tree({**tf_agent({}).leaves, **it})
+    binding = recognise(tree, "ckpt-1")
+    assert binding is not None
+    plan = td3_torch.plan(binding, canonical_tree(tree, binding.moves), {})
+    assert "it" in [display(move.target) for move in plan.moves]
+
+
+def test_a_trunk_and_a_head_are_one_q_function() -> None:
+    generator = np.random.default_rng(0)
+    critic = dense(generator, "policy/critic/trunk/l1", OBS + ACT, 4) | dense(
+        generator, "policy/critic/head/out", 4, 1
+    )
+    binding = recognise(tf_agent(critic), "ckpt-1")
+    assert binding is not None
+    assert networks(binding)["critic/q1"] == ["trunk/l1", "head/out"]
+    assert "critic/q2" not in networks(binding)

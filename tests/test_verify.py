@@ -151,6 +151,20 @@ class TestComparison:
         assert np.abs(first["action"]).max() == 1
 
 
+@pytest.mark.usefixtures("numpy_only")
+def test_a_network_that_got_lost_is_not_the_same(tmp_path: Path) -> None:
+    def without_critic(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath]) -> None:
+        for name, path in names.items():
+            if name.startswith("critic/"):
+                leaves.pop(path)
+
+    lost = changed(tmp_path, without_critic)
+    found = op.verify(str(TORCH_SAMPLE), lost)
+    assert not found.within
+    assert {n.name for n in found.networks if not n.within} == {"critic/q1", "critic/q2"}
+    assert op.verify(lost, str(TORCH_SAMPLE)).within  # what B has besides says nothing against it
+
+
 @pytest.mark.torch
 @pytest.mark.tensorflow
 def test_each_framework_runs_its_own(tmp_path: Path) -> None:

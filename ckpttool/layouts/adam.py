@@ -103,7 +103,7 @@ def _keras_kind(optimizer: Optimizer) -> str | None:
     for path, leaf in optimizer.tree.tensors():
         segments = tuple(optimizer.tree.names[path].split("/"))
         if segments[:-1] == optimizer.prefix and _KERAS_SETTINGS.get(segments[-1]) == "step" and leaf.name:
-            return re.sub(r"_\d+$", "", leaf.name.split("/")[0].lower())
+            return re.sub(r"_\d+$", "", leaf.name.split("/")[0].lower()).replace("_", "")
     return None
 
 

@@ -148,7 +148,9 @@ def heads(found: tuple[Module, ...]) -> tuple[tuple[Module, ...], ...]:
     by_owner: dict[Segments, list[Module]] = {}
     for module in found:
         by_owner.setdefault(_public(module.name)[:-1], []).append(module)
-    if len(by_owner) > 1:
+    ends = [[m.width_out for m in group if m.width_out is not None][-1:] for group in by_owner.values()]
+    # A trunk and a head are modules of their own too, but parts of one Q-function.
+    if len(by_owner) > 1 and all(end == [1] for end in ends):
         return tuple(tuple(group) for group in by_owner.values())
     chains: list[list[Module]] = [[]]
     for module in found:

@@ -171,10 +171,11 @@ def _optimizer(
 
 
 def _counters(tree: Tree, root: tuple[str, ...], table: Table) -> tuple[Move, ...]:
-    wanted = {(*root, theirs): ours for theirs, ours in table.counters.items()}
-    wanted |= {(theirs,): ours for theirs, ours in table.counters.items()}
-    return tuple(
-        Move(path, (attr(wanted[segments]),), KEEP if isinstance(leaf, Leaf) else ToTensor("int64"))
-        for path, leaf in tree.items()
-        if (segments := tuple(tree.names[path].split("/"))) in wanted
-    )
+    """Return the moves of the agent's own counters: those that the table names, and any other by its name."""
+    found = []
+    for path, leaf in tree.items():
+        *owner, name = tree.names[path].split("/")
+        if tuple(owner) in ((), root) and (name in table.counters or leaf.role == "counter"):
+            rule = KEEP if isinstance(leaf, Leaf) else ToTensor("int64")
+            found.append(Move(path, (attr(table.counters.get(name, name)),), rule))
+    return tuple(found)

@@ -68,7 +68,7 @@ def plan(binding: Binding, agent: Tree, told: Mapping[str, float]) -> Plan:
             assumed += state.assumed()
             missing += state.missing()
             consumed += state.consumed()
-    moves += [Move((attr(c),), (key(c),), ToValue()) for c in TABLE.counters if (attr(c),) in agent]
+    moves += [Move(path, (key(path[0].value),), ToValue()) for path in agent if len(path) == 1]
     absent = [c for c in canonical.NETWORKS if (key(c),) not in containers]
     notes = (f"the source has no {', '.join(absent)}",) if absent else ()
     return Plan(tuple(moves), added, containers, tuple(assumed), tuple(missing), tuple(consumed), notes)
