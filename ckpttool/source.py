@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckpttool import dtypes
 from ckpttool.errors import ChangedError, ChecksumError, FormatError, NotFoundError, TruncatedError
+from ckpttool.wire.crc import crc32c
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,15 +106,14 @@ class Checksum(NamedTuple):
 
     def check(self, data: Buffer, file: str, offset: int) -> None:
         """Raise ChecksumError unless `data` has this checksum."""
-        if self.kind == "crc32":
-            found = zlib.crc32(data)
-        else:
-            import google_crc32c
+        found = zlib.crc32(data) if self.kind == "crc32" else crc32c(data)
+        self.require(found, len(data), file, offset)
 
-            found = google_crc32c.value(bytes(data) if isinstance(data, bytearray) else data)
+    def require(self, found: int, nbytes: int, file: str, offset: int) -> None:
+        """Raise ChecksumError unless `found`, computed over `nbytes` bytes at `offset`, is this checksum."""
         if found != self.value:
             raise ChecksumError(
-                f"the {self.kind} checksum of {len(data):,} bytes does not match: the file is damaged",
+                f"the {self.kind} checksum of {nbytes:,} bytes does not match: the file is damaged",
                 file=file,
                 offset=offset,
                 expected=f"{self.value:08x}",

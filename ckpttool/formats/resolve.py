@@ -41,10 +41,10 @@ def resolve(path: str) -> Resolved:
     probe = Probe(path)
     if probe.kind == "special":
         raise NotACheckpointError("a device, socket or pipe is not opened", file=path)
-    found = _claims(probe, plugins.BUILT_IN["formats"])
+    found = claims(probe, plugins.BUILT_IN["formats"])
     if not found:
         ours = {plugin.name for plugin in plugins.BUILT_IN["formats"]}
-        found = _claims(probe, (p for p in plugins.installed("formats") if p.name not in ours))
+        found = claims(probe, (p for p in plugins.installed("formats") if p.name not in ours))
     if len(found) > 1:
         names = " and ".join(each.format.NAME for each in found)
         raise UsageError(f"formats {names} both claim the path", file=path)
@@ -53,7 +53,8 @@ def resolve(path: str) -> Resolved:
     raise _nothing(probe)
 
 
-def _claims(probe: Probe, asked: Iterable[plugins.Plugin]) -> list[Resolved]:
+def claims(probe: Probe, asked: Iterable[plugins.Plugin]) -> list[Resolved]:
+    """Return which of the formats take the path, and the location that each would read."""
     formats = (cast(Format, plugin.load()) for plugin in asked)
     return [Resolved(f, location) for f in formats if (location := f.claims(probe)) is not None]
 
@@ -89,7 +90,7 @@ def _readable(folder: str, names: Iterable[str]) -> list[str]:
         if TEMPORARY in name or name.startswith(".") or inner.kind not in ("file", "folder"):
             continue
         with contextlib.suppress(CkpttoolError):
-            for each in _claims(inner, plugins.BUILT_IN["formats"]):
+            for each in claims(inner, plugins.BUILT_IN["formats"]):
                 locations.setdefault(each.location)
     return list(locations)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ckpttool.layouts import canonical
+from ckpttool.layouts.modules import Segments
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, index, key
 from ckpttool.mapping.report import Move
@@ -76,15 +77,16 @@ def from_keras(optimizer: Optimizer) -> OptimizerMoves:
     Keras 2.11 to 2.15 keeps no list of the variables: there the i-th moment belongs to the i-th weight of
     the optimizer's network, which the weight's own name in the moment's must confirm.
     """
-    kind = _keras_kind(optimizer)
+    mine = _below(optimizer)
+    kind = _keras_kind(mine, optimizer.tree)
     if kind in _NOT_ADAM:
         return OptimizerMoves((), note=f"{optimizer.name} is {kind}, whose state is not converted yet")
     weights = {source: (target, rule) for source, target, rule in optimizer.weights}
     moves: list[Move] = []
     of: dict[Path, Path] = {}
-    for path, leaf in optimizer.tree.tensors():
-        segments = tuple(optimizer.tree.names[path].split("/"))
-        if segments[: len(optimizer.prefix)] != optimizer.prefix:
+    for name, path in mine.items():
+        leaf = optimizer.tree[path]
+        if not isinstance(leaf, Leaf):
             continue
         if leaf.role == "slot" and leaf.slot in canonical.SLOTS:
             owner = leaf.of if leaf.of is not None else _by_order(path, leaf, optimizer)
@@ -92,17 +94,23 @@ def from_keras(optimizer: Optimizer) -> OptimizerMoves:
                 target, rule = weights[owner]
                 moves.append(Move(path, canonical.slot(optimizer.name, leaf.slot, target), rule))
                 of[path] = owner
-        elif segments[:-1] == optimizer.prefix and segments[-1] in _KERAS_SETTINGS:
-            setting = _KERAS_SETTINGS[segments[-1]]
-            moves.append(Move(path, canonical.setting(optimizer.name, setting), KEEP))
+        elif len(name) == 1 and name[0] in _KERAS_SETTINGS:
+            moves.append(Move(path, canonical.setting(optimizer.name, _KERAS_SETTINGS[name[0]]), KEEP))
     return OptimizerMoves(tuple(moves), of=of)
 
 
-def _keras_kind(optimizer: Optimizer) -> str | None:
+def _below(optimizer: Optimizer) -> dict[Segments, Path]:
+    """Return the optimizer's own leaves by their names below it, in the order of the file."""
+    cut = len(optimizer.prefix)
+    split = ((tuple(name.split("/")), path) for path, name in optimizer.tree.names.items())
+    return {name[cut:]: path for name, path in split if name[:cut] == optimizer.prefix}
+
+
+def _keras_kind(mine: Mapping[Segments, Path], tree: Tree) -> str | None:
     """Return the optimizer's class in lower case, as its variables are named (`adam_1/iteration`)."""
-    for path, leaf in optimizer.tree.tensors():
-        segments = tuple(optimizer.tree.names[path].split("/"))
-        if segments[:-1] == optimizer.prefix and _KERAS_SETTINGS.get(segments[-1]) == "step" and leaf.name:
+    for theirs, ours in _KERAS_SETTINGS.items():
+        leaf = tree[mine[theirs,]] if ours == "step" and (theirs,) in mine else None
+        if isinstance(leaf, Leaf) and leaf.name:
             return re.sub(r"_\d+$", "", leaf.name.split("/")[0].lower()).replace("_", "")
     return None
 
@@ -125,12 +133,7 @@ def from_torch(optimizer: Optimizer) -> OptimizerMoves:
     Source: torch/optim/optimizer.py, state_dict(). Several groups are left unmapped: their
     hyperparameters may differ.
     """
-    cut = len(optimizer.prefix)
-    mine = {
-        tuple(name.split("/"))[cut:]: path
-        for path, name in optimizer.tree.names.items()
-        if tuple(name.split("/"))[:cut] == optimizer.prefix
-    }
+    mine = _below(optimizer)
     order = _parameter_order(mine, optimizer)
     if order is None:
         note = f"{optimizer.name}: its parameter groups do not match the network, none is mapped"
@@ -151,7 +154,7 @@ def from_torch(optimizer: Optimizer) -> OptimizerMoves:
 
 
 def _parameter_order(
-    mine: Mapping[tuple[str, ...], Path], optimizer: Optimizer
+    mine: Mapping[Segments, Path], optimizer: Optimizer
 ) -> dict[str, tuple[Path, Path, Rule]] | None:
     listed = [p for name, p in mine.items() if name[:3] == ("param_groups", "0", "params")]
     several = any(name[:2] == ("param_groups", "1") for name in mine)
@@ -162,14 +165,14 @@ def _parameter_order(
     return order if all(_fits(mine, n, weight[0], optimizer) for n, weight in order.items()) else None
 
 
-def _fits(mine: Mapping[tuple[str, ...], Path], number: str, owner: Path, optimizer: Optimizer) -> bool:
+def _fits(mine: Mapping[Segments, Path], number: str, owner: Path, optimizer: Optimizer) -> bool:
     """Say whether a parameter's moments have its shape; another order of parameters shows itself so."""
     weight = optimizer.tree[owner]
     moments = [optimizer.tree[p] for n in TORCH_SLOTS if (p := mine.get(("state", number, n))) is not None]
     return all(isinstance(m, Leaf) and isinstance(weight, Leaf) and m.shape == weight.shape for m in moments)
 
 
-def _steps(mine: Mapping[tuple[str, ...], Path], optimizer: Optimizer) -> list[Move]:
+def _steps(mine: Mapping[Segments, Path], optimizer: Optimizer) -> list[Move]:
     # torch counts updates once per parameter; all move to one counter, which must be the same number.
     target = canonical.setting(optimizer.name, "step")
     return [
@@ -179,7 +182,7 @@ def _steps(mine: Mapping[tuple[str, ...], Path], optimizer: Optimizer) -> list[M
     ]
 
 
-def _settings(mine: Mapping[tuple[str, ...], Path], optimizer: Optimizer) -> list[Move]:
+def _settings(mine: Mapping[Segments, Path], optimizer: Optimizer) -> list[Move]:
     moves = []
     for name, path in mine.items():
         if name[:2] == ("param_groups", "0") and name[2] != "params":

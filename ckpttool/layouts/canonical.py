@@ -17,15 +17,6 @@ from typing import NamedTuple
 from ckpttool.leaf import Path, attr, index
 from ckpttool.mapping.report import Moves
 
-# The component's role in words that do not depend on the algorithm's names.
-ROLES: dict[str, str] = {
-    "actor": "policy",
-    "actor_target": "target of actor",
-    "critic": "q",
-    "critic_target": "target of critic",
-    "actor_optimizer": "optimizer of actor",
-    "critic_optimizer": "optimizer of critic",
-}
 NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 OPTIMIZED = {"actor_optimizer": "actor", "critic_optimizer": "critic"}
 SLOTS = ("m", "v", "vhat")

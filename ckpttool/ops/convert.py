@@ -93,16 +93,16 @@ def convert(
     if not dry_run:
         save.require_free(target, checkpoint.files, force=force)
         save.require_free(sidecar.beside(target), checkpoint.files, force=force)
-    known, stale = own_sidecar(checkpoint)
-    mapping = _map(checkpoint, kind, layout, known)
-    report = replace(mapping.report, notes=(*mapping.report.notes, *stale))
+    own = own_sidecar(checkpoint)
+    mapping = _map(checkpoint, kind, layout, own.sidecar)
+    report = replace(mapping.report, notes=(*mapping.report.notes, *own.notes))
     if dry_run or not (report.complete or allow_missing):
         return Conversion(checkpoint.path, target, report, None, written=False)
     written = save.write(
         mapping.tree,
         target,
         kind,
-        receipt=lambda digest: receipt.receipt(checkpoint, report, mapping.binding, known, digest),
+        receipt=lambda digest: receipt.receipt(checkpoint, report, mapping.binding, own, digest),
         force=force,
         sync=sync,
         progress=progress,

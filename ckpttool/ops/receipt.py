@@ -10,22 +10,22 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.layouts.canonical import Binding
 from ckpttool.mapping.report import Report
 from ckpttool.ops.digest import Digest, digest_of
-from ckpttool.ops.restore import networks
+from ckpttool.ops.restore import Own, networks
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
 
 def receipt(
-    checkpoint: Checkpoint, report: Report, binding: Binding | None, known: Sidecar | None, written: Digest
+    checkpoint: Checkpoint, report: Report, binding: Binding | None, own: Own, written: Digest
 ) -> Sidecar:
     """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried."""
-    base = known or (_habit(binding, checkpoint.tree) if binding is not None else Sidecar(""))
+    base = own.sidecar or (_habit(binding, checkpoint.tree) if binding is not None else Sidecar(""))
     return replace(
         base,
         target_sha256=written.sha256,
         source={
             "path": os.path.basename(checkpoint.path),
-            "sha256": digest_of(checkpoint).sha256,
+            "sha256": own.sha256 or digest_of(checkpoint).sha256,
             "format": checkpoint.format,
             "layout": binding.layout if binding is not None else None,
         },

@@ -67,12 +67,13 @@ def restore(path: str, layout: str | None = None) -> Agent:
             file=checkpoint.path,
             hint="ckpttool inspect shows its tensors, ckpttool layouts the namings that are known",
         )
-    found, notes = own_sidecar(checkpoint)
+    own = own_sidecar(checkpoint)
+    notes = own.notes
     tree = networks(checkpoint.tree, binding)
     other = sorted({leaf.dtype for _, leaf in tree.tensors()} - {"float32"})
     if other:
         notes = (*notes, f"weights stored as {', '.join(other)} are run as float32")
-    return Agent(checkpoint, binding, tree, found, notes)
+    return Agent(checkpoint, binding, tree, own.sidecar, notes)
 
 
 def networks(tree: Tree, binding: Binding) -> Tree:
@@ -108,11 +109,25 @@ def _require_equal(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf, target: str, 
         )
 
 
-def own_sidecar(checkpoint: Checkpoint) -> tuple[Sidecar | None, tuple[str, ...]]:
-    """Return the checkpoint's sidecar if it was written for these very weights, and a note if not."""
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The sidecar that was written for these very weights; a note if the one that is there was not.
+
+    `sha256` is the checkpoint's digest where it had to be computed to know.
+    """
+
+    sidecar: Sidecar | None = None
+    notes: tuple[str, ...] = ()
+    sha256: str | None = None
+
+
+def own_sidecar(checkpoint: Checkpoint) -> Own:
+    """Return what the sidecar beside the checkpoint is to it; only if there is one are the weights read."""
     found = sidecar.load(checkpoint.path)
     if found is None:
-        return None, ()
-    if found.target_sha256 != digest_of(checkpoint).sha256:
-        return None, ("the sidecar beside the checkpoint was written for other weights and is not used",)
-    return found, ()
+        return Own()
+    sha256 = digest_of(checkpoint).sha256
+    if found.target_sha256 == sha256:
+        return Own(found, sha256=sha256)
+    note = "the sidecar beside the checkpoint was written for other weights and is not used"
+    return Own(notes=(note,), sha256=sha256)

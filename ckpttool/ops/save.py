@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, NamedTuple, cast
 
 from ckpttool import plugins, sidecar
-from ckpttool.checkpoint import Checkpoint, Output, require_new, write_atomically
+from ckpttool.checkpoint import Output, require_new, write_atomically
 from ckpttool.errors import (
     CkpttoolError,
     FormatError,
@@ -18,13 +18,15 @@ from ckpttool.errors import (
     TruncatedError,
     UsageError,
 )
-from ckpttool.formats.probe import Format, Probe, WritingFormat
+from ckpttool.formats.probe import Probe, WritingFormat
+from ckpttool.formats.resolve import claims
 from ckpttool.leaf import Leaf, Path, display
 from ckpttool.ops.digest import Digest, digest_of
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.sidecar import Sidecar
 from ckpttool.source import Buffer, File, Source
 from ckpttool.tree import Tree
+from ckpttool.wire.crc import crc32c
 
 
 class TargetKind(NamedTuple):
@@ -58,13 +60,12 @@ def require_free(target: str, sources: tuple[File, ...] = (), *, force: bool = F
     probe = Probe(target)
     if probe.kind == "missing":
         with contextlib.suppress(NotFoundError, TruncatedError):
-            for plugin in plugins.BUILT_IN["formats"]:
-                if cast(Format, plugin.load()).claims(probe) is not None:
-                    raise TargetExistsError(
-                        f"the name stands for a checkpoint that exists ({plugin.name})",
-                        file=target,
-                        hint="take another name",
-                    )
+            for claim in claims(probe, plugins.BUILT_IN["formats"]):
+                raise TargetExistsError(
+                    f"the name stands for a checkpoint that exists ({claim.format.NAME})",
+                    file=target,
+                    hint="take another name",
+                )
 
 
 def save(
@@ -94,17 +95,17 @@ def write(
 ) -> Digest:
     """Write the tree, and beside it the sidecar that `receipt` makes from the written file's digest."""
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
-    copied = _Copied()
-    watched = copied.watch(tree, progress)
+    taken = _Checksums()
+    watched = taken.watch(tree, progress)
     result: list[Digest] = []
 
     def fill(stream: IO[bytes]) -> None:
         writer.write(watched, stream)
 
     def check(temporary: str) -> None:
-        written = writer.read(temporary)
-        copied.compare(written)
-        result.append(digest_of(written))
+        written, found = writer.read(temporary), _Checksums()
+        result.append(digest_of(replace(written, tree=found.watch(written.tree))))
+        taken.require(found)
 
     outputs = [Output(target, fill, check)]
     if receipt is not None:
@@ -118,19 +119,17 @@ def _put(stream: IO[bytes], receipt: Sidecar) -> None:
     stream.write(receipt.encode())
 
 
-class _Copied(dict[Path, int]):
-    """Remembers the CRC-32C of every leaf's bytes as the writer took them."""
+class _Checksums(dict[Path, int]):
+    """The CRC-32C of every leaf's bytes, noted as somebody else reads them."""
 
-    def watch(self, tree: Tree, progress: Progress) -> Tree:
+    def watch(self, tree: Tree, progress: Progress = silent) -> Tree:
         """Return the same tree whose leaves report what is read from them."""
         total = sum(leaf.nbytes for _, leaf in tree.tensors())
         done = 0
 
         def seen(path: Path, data: Buffer) -> None:
-            import google_crc32c
-
             nonlocal done
-            self[path] = google_crc32c.value(bytes(data))
+            self[path] = crc32c(data)
             done += len(data)
             progress(done, total)
 
@@ -140,13 +139,10 @@ class _Copied(dict[Path, int]):
         }
         return Tree(watched, tree.aliases, tree.containers)
 
-    def compare(self, written: Checkpoint) -> None:
-        """Raise FormatError unless the written file holds exactly the bytes that were taken."""
-        import google_crc32c
-
-        for path, crc in self.items():
-            leaf = written.tree.get(path)
-            if not isinstance(leaf, Leaf) or google_crc32c.value(bytes(leaf.read())) != crc:
+    def require(self, found: Mapping[Path, int]) -> None:
+        """Raise FormatError unless what was found has all that was taken, byte for byte."""
+        for path, checksum in self.items():
+            if found.get(path) != checksum:
                 raise FormatError("what was written is not what was read", path=display(path))
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from ckpttool.source import Buffer
-
 # tsl/lib/hash/crc32c.h: "it is problematic to compute the CRC of a string that contains embedded CRCs".
 _DELTA = 0xA282EAD8
 _BITS = 0xFFFFFFFF
 
 
-def crc32c(data: Buffer, running: int = 0) -> int:
+def crc32c(data: bytes | bytearray | memoryview, running: int = 0) -> int:
     """Return the CRC-32C of `data`, or of everything before it (`running`) and `data`."""
     import google_crc32c
 
-    found: int = google_crc32c.extend(running, bytes(data) if isinstance(data, bytearray) else data)
+    # The library takes bytes and nothing else.
+    found: int = google_crc32c.extend(running, data if isinstance(data, bytes) else bytes(data))
     return found
 
 

@@ -9,8 +9,8 @@ from collections import Counter
 from typing import Literal, NamedTuple
 
 from ckpttool import dtypes
-from ckpttool.errors import ChecksumError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.source import Shape, Source, Span, as_array
+from ckpttool.errors import FormatError, TruncatedError, UnsupportedError
+from ckpttool.source import Checksum, Shape, Source, Span, as_array
 from ckpttool.wire import crc, varint
 
 Order = Literal["little", "big"]
@@ -153,14 +153,7 @@ def _tiles(boxes: list[list[tuple[int, int]]], whole: list[tuple[int, int]]) -> 
 
 
 def _require(expected: int, found: int, span: Span) -> None:
-    if expected != found:
-        raise ChecksumError(
-            f"the crc32c checksum of {span.length:,} bytes does not match: the file is damaged",
-            file=span.file.path,
-            offset=span.offset,
-            expected=f"{expected:08x}",
-            found=f"{found:08x}",
-        )
+    Checksum("crc32c", expected).require(found, span.length, span.file.path, span.offset)
 
 
 def _broken(span: Span, message: str) -> FormatError:
