@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import IO, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any, Literal, NamedTuple
 
 from ckpttool.errors import CkpttoolError, TargetExistsError, UsageError
 from ckpttool.source import File
@@ -24,7 +24,8 @@ class Checkpoint:
     `path` is what was taken (a TensorFlow prefix rather than its `.index`), `files` everything that was
     read or that holds tensor bytes, `writer` what the file says about its writer, `integrity` the
     checksum that covers every tensor, `stored_nbytes` the size of the files, `notes` what a person
-    should know.
+    should know. `details` is what only this format has to say (a SavedModel's signatures), as JSON values;
+    docs/json.md describes it.
     """
 
     path: str
@@ -34,6 +35,7 @@ class Checkpoint:
     writer: str | None = None
     integrity: Integrity = "none"
     notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def stored_nbytes(self) -> int:
@@ -64,11 +66,24 @@ def require_new(
 
 
 class Output(NamedTuple):
-    """One file to write: `write` fills it, `check` may reopen the temporary file by name and raise."""
+    """One file to write, `target` and `suffix` together; `write` fills it.
+
+    Files of one target are written under one temporary stem with their own suffixes, so that `check`, called
+    with that stem when this file and those before it are filled, may open them as what they will be; it
+    raises if they are wrong. `replaces` says that the file may be there already (a state file that is
+    brought up to date).
+    """
 
     target: str
     write: Callable[[IO[bytes]], None]
     check: Callable[[str], None] | None = None
+    suffix: str = ""
+    replaces: bool = False
+
+    @property
+    def file(self) -> str:
+        """The name that the file will have."""
+        return self.target + self.suffix
 
 
 def write_atomically(outputs: Sequence[Output], *, force: bool = False, sync: bool = True) -> None:
@@ -79,17 +94,21 @@ def write_atomically(outputs: Sequence[Output], *, force: bool = False, sync: bo
     is raised. `sync` flushes files and folders to disk. On any failure, Ctrl-C included, the temporary
     files are removed, and so are the targets that this call has made.
     """
-    temporaries = [_temporary(output.target) for output in outputs]
+    stems = {target: _temporary(target) for target in dict.fromkeys(output.target for output in outputs)}
+    temporaries = [stems[output.target] + output.suffix for output in outputs]
     published: list[str] = []
-    target = outputs[0].target
+    file = outputs[0].file
     try:
         for output, temporary in zip(outputs, temporaries, strict=True):
-            target = output.target
+            file = output.file
             _fill(output, temporary, sync=sync)
+            if output.check is not None:
+                output.check(stems[output.target])
         for output, temporary in zip(outputs, temporaries, strict=True):
-            target = output.target
-            _publish(temporary, target, force=force)
-            published.append(target)
+            file = output.file
+            _publish(temporary, file, force=force or output.replaces)
+            if not output.replaces:
+                published.append(file)
         if sync:
             for folder in {os.path.dirname(temporary) for temporary in temporaries}:
                 _sync_folder(folder)
@@ -97,7 +116,7 @@ def write_atomically(outputs: Sequence[Output], *, force: bool = False, sync: bo
         if not force:
             _remove(published)
         if isinstance(error, OSError):
-            raise _explained(error, target) from error
+            raise _explained(error, file) from error
         raise
     finally:
         _remove(temporaries)
@@ -114,8 +133,6 @@ def _fill(output: Output, temporary: str, *, sync: bool) -> None:
         stream.flush()
         if sync:
             os.fsync(stream.fileno())
-    if output.check is not None:
-        output.check(temporary)
 
 
 def _remove(files: Sequence[str]) -> None:

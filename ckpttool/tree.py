@@ -20,10 +20,12 @@ class Alias(NamedTuple):
 class Container(NamedTuple):
     """What holds the entries below a path, so that a writer can rebuild it.
 
-    `state` is what the container carries besides its entries (OrderedDict's `_metadata`), as plain data.
+    `state` is what the container carries besides its entries (OrderedDict's `_metadata`), as plain data. A
+    "module" is an object whose class the file names: `name` is that class, `state` a dict of plain facts from
+    its configuration ("units", "activation", "epsilon", "layer"), never code.
     """
 
-    kind: Literal["dict", "OrderedDict", "list", "tuple", "record"]
+    kind: Literal["dict", "OrderedDict", "list", "tuple", "record", "module"]
     name: str | None = None
     state: object = None
 

@@ -274,16 +274,16 @@ def test_a_damaged_source_leaves_no_file(tmp_path: Path) -> None:
 def test_a_write_that_went_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ckpttool.formats import pytorch
 
-    whole = pytorch.write
+    whole = pytorch.pieces
 
-    def lossy(tree: Tree, stream: object) -> None:
+    def lossy(tree: Tree) -> object:
         leaves = dict(tree.leaves)
         path, first = next((p, f) for p, f in tree.tensors() if f.size > 9)
         wrong = leaf(np.zeros(first.shape, np.float32), first.key)
         first.read()
-        whole(Tree({**leaves, path: wrong}, tree.aliases, tree.containers), stream)  # type: ignore[arg-type]
+        return whole(Tree({**leaves, path: wrong}, tree.aliases, tree.containers))
 
-    monkeypatch.setattr(pytorch, "write", lossy)
+    monkeypatch.setattr(pytorch, "pieces", lossy)
     with pytest.raises(FormatError, match="not what was read"):
         convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"))
     assert not left_over(tmp_path)

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.errors import FormatError
-from ckpttool.formats import tensor_bundle
-from ckpttool.formats.tensor_bundle import object_aliases, object_graph, object_paths
-from ckpttool.formats.tensor_bundle.object_leaves import Tensor, by_graph
+from ckpttool.formats import object_graph, tensor_bundle
+from ckpttool.formats.object_graph import aliases as graph_aliases
+from ckpttool.formats.object_graph import paths as graph_paths
+from ckpttool.formats.object_graph.leaves import by_graph
+from ckpttool.formats.variables import Tensor
 from ckpttool.leaf import Path as TreePath
 from ckpttool.source import Inline
 from ckpttool.tree import Tree
@@ -289,7 +291,7 @@ def test_fans_of_4_to_the_30() -> None:
     assert time.process_time() - started < 10
     first = "/".join("a" * 30)
     assert list(paths) == [first]
-    assert len(paths[first]) == len(set(paths[first])) == object_aliases.MAX_ALIASES
+    assert len(paths[first]) == len(set(paths[first])) == graph_aliases.MAX_ALIASES
     assert "more paths than are listed" in notes[0]
 
 
@@ -299,7 +301,7 @@ def test_a_complete_graph_is_bounded() -> None:
     paths, notes = named(*nodes, variable("k"), keys=("k",))
     assert time.process_time() - started < 20
     ((first, others),) = paths.items()
-    assert len(others) == object_aliases.MAX_ALIASES
+    assert len(others) == graph_aliases.MAX_ALIASES
     assert others[0] == "v" != first
     assert notes
 
@@ -334,14 +336,14 @@ def test_any_graph_is_named_once(edges: list[list[int]]) -> None:
         for number, targets in enumerate(edges)
     ]
     parsed = object_graph.parse(graph(*nodes))
-    tree = object_paths.canonical(parsed)
+    tree = graph_paths.canonical(parsed)
     reached, waiting = {0}, [0]
     while waiting:
         fresh = set(edges[waiting.pop()]) - reached
         reached |= fresh
         waiting += fresh
     assert tree.paths.keys() == reached
-    aliases = object_aliases.find(parsed, tree, reached)
+    aliases = graph_aliases.find(parsed, tree, reached)
     everything = [*tree.paths.values(), *(path for paths in aliases.paths.values() for path in paths)]
     assert len(everything) == len(set(everything))
     for number, path in [(n, p) for n, paths in aliases.paths.items() for p in (*paths, tree.paths[n])]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import IO, Literal, Protocol
+from typing import IO, Literal, NamedTuple, Protocol
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.tree import Tree
@@ -96,9 +97,21 @@ class Format(Protocol):
         ...
 
 
-class WritingFormat(Format, Protocol):
-    """A format module that can also write one file (its `WRITES` is true)."""
+class Piece(NamedTuple):
+    """One file of a checkpoint to be written: what follows the target in its name, and who fills it."""
 
-    def write(self, tree: Tree, stream: IO[bytes]) -> None:
-        """Write the tree, one leaf in memory at a time; raise UnsupportedError for what it cannot hold."""
+    suffix: str
+    write: Callable[[IO[bytes]], None]
+
+
+class WritingFormat(Format, Protocol):
+    """A format module that can also write (its `WRITES` is true)."""
+
+    def pieces(self, tree: Tree) -> Sequence[Piece]:
+        """Return the files that hold the tree, in the order of writing, an index last.
+
+        Filling a piece keeps one leaf in memory at a time. Raise UnsupportedError, before anything is
+        written, for what the format cannot hold. A format may take further options by keyword
+        (ops.save.TARGETS names them).
+        """
         ...

@@ -91,8 +91,8 @@ def convert(
     kind = save.target_kind(target, to)
     checkpoint = open_checkpoint(source)
     if not dry_run:
-        save.require_free(target, checkpoint.files, force=force)
-        save.require_free(sidecar.beside(target), checkpoint.files, force=force)
+        save.require_free(target, kind, checkpoint.files, force=force)
+        save.require_free(sidecar.beside(target), kind, checkpoint.files, force=force)
     own = own_sidecar(checkpoint)
     mapping = _map(checkpoint, kind, layout, own.sidecar)
     report = replace(mapping.report, notes=(*mapping.report.notes, *own.notes))

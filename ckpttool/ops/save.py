@@ -6,7 +6,8 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import IO, NamedTuple, cast
+from types import MappingProxyType
+from typing import IO, Any, NamedTuple, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Output, require_new, write_atomically
@@ -19,7 +20,7 @@ from ckpttool.errors import (
     UsageError,
 )
 from ckpttool.formats.probe import Probe, WritingFormat
-from ckpttool.formats.resolve import claims
+from ckpttool.formats.resolve import Resolved, claims
 from ckpttool.leaf import Leaf, Path, display
 from ckpttool.ops.digest import Digest, digest_of
 from ckpttool.ops.progress import Progress, silent
@@ -30,10 +31,14 @@ from ckpttool.wire.crc import crc32c
 
 
 class TargetKind(NamedTuple):
-    """What `--to` names: the format that writes it, and the layout that an agent gets there."""
+    """What `--to` names: the format that writes it, and the layout that an agent gets there.
+
+    `options` are what the format's `pieces` is told besides the tree.
+    """
 
     format: str
     layout: str
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 TARGETS: dict[str, TargetKind] = {"torch": TargetKind("pytorch", "td3_torch")}
@@ -54,18 +59,30 @@ def target_kind(target: str, to: str | None) -> TargetKind:
     return TARGETS[chosen]
 
 
-def require_free(target: str, sources: tuple[File, ...] = (), *, force: bool = False) -> None:
+def require_free(
+    target: str, kind: TargetKind, sources: tuple[File, ...] = (), *, force: bool = False
+) -> None:
     """Raise unless `target` may be written; the prefix of a checkpoint that exists is taken too."""
     require_new(target, sources, force=force)
     probe = Probe(target)
     if probe.kind == "missing":
         with contextlib.suppress(NotFoundError, TruncatedError):
             for claim in claims(probe, plugins.BUILT_IN["formats"]):
+                if force and kind.format == claim.format.NAME:
+                    _require_other(claim, sources)
+                    continue
                 raise TargetExistsError(
                     f"the name stands for a checkpoint that exists ({claim.format.NAME})",
                     file=target,
-                    hint="take another name",
+                    hint="--force replaces it" if kind.format == claim.format.NAME else "take another name",
                 )
+
+
+def _require_other(claim: Resolved, sources: tuple[File, ...]) -> None:
+    """Raise if the checkpoint that would be replaced is the one that is converted."""
+    theirs = claim.format.read(claim.location).files
+    if {(file.path, file.inode) for file in theirs} & {(file.path, file.inode) for file in sources}:
+        raise UsageError("source and target are the same checkpoint", file=claim.location)
 
 
 def save(
@@ -79,7 +96,7 @@ def save(
 ) -> Digest:
     """Write a tree as it is into a new file and return the digest of what was read back."""
     kind = target_kind(target, to)
-    require_free(target, force=force)
+    require_free(target, kind, force=force)
     return write(tree, target, kind, force=force, sync=sync, progress=progress)
 
 
@@ -96,18 +113,17 @@ def write(
     """Write the tree, and beside it the sidecar that `receipt` makes from the written file's digest."""
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     taken = _Checksums()
-    watched = taken.watch(tree, progress)
     result: list[Digest] = []
 
-    def fill(stream: IO[bytes]) -> None:
-        writer.write(watched, stream)
-
     def check(temporary: str) -> None:
-        written, found = writer.read(temporary), _Checksums()
+        location = writer.claims(Probe(temporary))
+        written, found = writer.read(temporary if location is None else location), _Checksums()
         result.append(digest_of(replace(written, tree=found.watch(written.tree))))
         taken.require(found)
 
-    outputs = [Output(target, fill, check)]
+    pieces = writer.pieces(taken.watch(tree, progress), **kind.options)
+    outputs = [Output(target, piece.write, suffix=piece.suffix) for piece in pieces]
+    outputs[-1] = outputs[-1]._replace(check=check)
     if receipt is not None:
         make = receipt
         outputs.append(Output(sidecar.beside(target), lambda stream: _put(stream, make(result[0]))))

@@ -92,6 +92,7 @@ class Summary:
                 "stored_nbytes": self.totals.stored_nbytes,
             },
             "notes": list(self.notes),
+            "details": dict(self.checkpoint.details),
         }
 
 

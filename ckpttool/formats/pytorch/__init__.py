@@ -13,11 +13,11 @@ from ckpttool.errors import CkpttoolError, FormatError
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.pytorch.tensors import BUILDERS, Storages
 from ckpttool.formats.pytorch.tree import REVISITS, Usage, Walk
-from ckpttool.formats.pytorch.write import write
+from ckpttool.formats.pytorch.write import pieces
 from ckpttool.source import File
 from ckpttool.wire import pickle_reader, zip  # noqa: A004 - the module is named by its format
 
-__all__ = ["FRAMEWORK", "NAME", "TITLE", "WRITES", "claims", "read", "write"]
+__all__ = ["FRAMEWORK", "NAME", "TITLE", "WRITES", "claims", "pieces", "read"]
 
 NAME = "pytorch"
 TITLE = "PyTorch checkpoint (zip, since 1.6)"

@@ -13,6 +13,7 @@ from typing import IO, Any, NoReturn
 
 from ckpttool import dtypes
 from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.probe import Piece
 from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf, display
 from ckpttool.source import Shape
 from ckpttool.tree import Container, Tree
@@ -29,8 +30,8 @@ _ORDERED = "collections.OrderedDict"
 _SETS = ("builtins.set", "builtins.frozenset")
 
 
-def write(tree: Tree, stream: IO[bytes]) -> None:
-    """Write the tree to an empty stream, one leaf in memory at a time.
+def pieces(tree: Tree) -> tuple[Piece]:
+    """Return the one file that holds the tree.
 
     Leaves whose `trainable` is known become Parameters, other tensors plain ones; numpy arrays become
     tensors; aliases share one storage. Raise UnsupportedError, before anything is written, for what a
@@ -38,13 +39,17 @@ def write(tree: Tree, stream: IO[bytes]) -> None:
     """
     plan = _Plan(tree)
     pickle = dumps(plan.value(plan.root))
+    return (Piece("", lambda stream: _write(plan, pickle, stream)),)
+
+
+def _write(plan: _Plan, pickle: bytes, stream: IO[bytes]) -> None:
     archive = Writer(stream, ALIGNMENT)
     archive.add(f"{TOP}/data.pkl", pickle)
     archive.add(f"{TOP}/.format_version", b"1")
     archive.add(f"{TOP}/.storage_alignment", str(ALIGNMENT).encode())
     archive.add(f"{TOP}/byteorder", b"little")
     for number, path in enumerate(plan.stored):
-        archive.add(f"{TOP}/data/{number}", _data(tree[path], path))
+        archive.add(f"{TOP}/data/{number}", _data(plan.tree[path], path))
     archive.add(f"{TOP}/version", b"3\n")
     archive.add(f"{TOP}/.data/serialization_id", _identity(archive.checksums))
     archive.close()

@@ -13,10 +13,11 @@ import os
 from ckpttool import dtypes
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.formats import tensor_protos
+from ckpttool.formats.object_graph import KEY as GRAPH
+from ckpttool.formats.object_graph import leaves
 from ckpttool.formats.probe import Probe
-from ckpttool.formats.tensor_bundle import locations, object_leaves, records
-from ckpttool.formats.tensor_bundle.object_graph import KEY as GRAPH
-from ckpttool.formats.tensor_bundle.object_leaves import Tensor
+from ckpttool.formats.tensor_bundle import locations, records
 from ckpttool.formats.tensor_bundle.sources import (
     Missing,
     TensorFlowStrings,
@@ -24,6 +25,8 @@ from ckpttool.formats.tensor_bundle.sources import (
     Unreadable,
     assembled,
 )
+from ckpttool.formats.tensor_protos import Extent
+from ckpttool.formats.variables import Tensor, by_name
 from ckpttool.source import Checksum, File, Shape, Source, Span, Swapped
 from ckpttool.tree import Tree
 from ckpttool.wire import protobuf, sstable
@@ -96,12 +99,12 @@ def _index_bytes(file: File) -> bytes:
 def _tree(tensors: dict[str, Tensor], index: str) -> tuple[Tree, tuple[str, ...]]:
     graph = tensors.pop(GRAPH, None)
     if graph is None:
-        return object_leaves.by_name(tensors), ()
+        return by_name(tensors), ()
     if graph.dtype != "string" or graph.shape:
         raise FormatError("the object graph is not one string", file=index, path=GRAPH)
     try:
         # A scalar's bytes are one length and the string itself (see leaf.Leaf.read).
-        return object_leaves.by_graph(bytes(graph.source.read())[8:], tensors)
+        return leaves.by_graph(bytes(graph.source.read())[8:], tensors)
     except CkpttoolError as error:
         raise error.located(file=index, path=GRAPH) from error.__cause__
 
@@ -167,7 +170,7 @@ class _Listing:
             return Unreadable(f"{self._prefix}.index", f"a tensor of type {dtype.name} is cut into slices")
         parts = []
         for extents in whole.slices:
-            value = self._slices.get(records.slice_key(key, extents))
+            value = self._slices.get(tensor_protos.slice_key(key, extents))
             if value is None:
                 raise FormatError("the index lacks a slice that the tensor is made of", found=str(extents))
             entry = records.entry(value)
@@ -270,7 +273,7 @@ def _check_size(entry: records.Entry, dtype: dtypes.DType, elements: int) -> Non
         )
 
 
-def _box(extents: tuple[records.Extent, ...], shape: Shape) -> tuple[tuple[int, int], ...]:
+def _box(extents: tuple[Extent, ...], shape: Shape) -> tuple[tuple[int, int], ...]:
     if len(extents) != len(shape):
         raise FormatError("a slice has another rank than its tensor", found=str(len(extents)))
     box = []

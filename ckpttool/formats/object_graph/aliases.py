@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
-from ckpttool.formats.tensor_bundle.object_graph import Graph, step
-from ckpttool.formats.tensor_bundle.object_paths import MAX_DEPTH, Tree
+from ckpttool.formats.object_graph import Graph, step
+from ckpttool.formats.object_graph.paths import MAX_DEPTH, Tree
 from ckpttool.leaf import Key, Path
 
 # Limits on hostile graphs: real ones give an object a handful of paths.

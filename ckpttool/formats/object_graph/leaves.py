@@ -5,23 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from ckpttool.formats.tensor_bundle import object_aliases, object_graph, object_paths, object_roles
-from ckpttool.formats.tensor_bundle.object_graph import Graph
+from ckpttool.formats import object_graph
+from ckpttool.formats.object_graph import Graph
+from ckpttool.formats.object_graph import aliases as graph_aliases
+from ckpttool.formats.object_graph import paths as graph_paths
+from ckpttool.formats.object_graph import roles as graph_roles
+from ckpttool.formats.variables import Tensor, role_by_name
 from ckpttool.leaf import Key, Leaf, Path, Role
-from ckpttool.source import Shape, Source
 from ckpttool.tree import Alias, Tree
 
 SHOWN = 3  # names in a note
-
-
-class Tensor(NamedTuple):
-    """What the bundle itself says about one tensor."""
-
-    dtype: str
-    shape: Shape
-    source: Source
 
 
 @dataclass(slots=True)
@@ -31,7 +25,7 @@ class _Naming:
     graph: Graph
     canonical: dict[int, Path]
     others: dict[int, tuple[Path, ...]]
-    roles: object_roles.Roles
+    roles: graph_roles.Roles
     tensors: Mapping[str, Tensor]
     leaves: dict[Path, Leaf]
     aliases: dict[Path, tuple[Alias, ...]]
@@ -39,23 +33,13 @@ class _Naming:
     absent: list[tuple[int, Path, object_graph.Attribute]]
 
 
-def by_name(tensors: Mapping[str, Tensor]) -> Tree:
-    """Return the tree of a bundle without an object graph: paths are variable names split at `/`."""
-    leaves = {}
-    for key, tensor in tensors.items():
-        path = tuple(Key("attr", part) for part in key.split("/"))
-        role = object_roles.role(path, key, tensor.dtype, tensor.shape)
-        leaves[path] = Leaf(tensor.dtype, tensor.shape, tensor.source, key, role, name=key)
-    return Tree(leaves)
-
-
 def by_graph(data: bytes, tensors: Mapping[str, Tensor]) -> tuple[Tree, tuple[str, ...]]:
     """Return the tree of a bundle whose object graph is `data`, and what a person should know about it."""
     graph = object_graph.parse(data)
-    chosen = object_paths.canonical(graph)
+    chosen = graph_paths.canonical(graph)
     valued = {number for number, node in enumerate(graph) if node.attributes}
-    aliases = object_aliases.find(graph, chosen, valued)
-    roles = object_roles.from_optimizers(graph)
+    aliases = graph_aliases.find(graph, chosen, valued)
+    roles = graph_roles.from_optimizers(graph)
     naming = _Naming(graph, chosen.paths, aliases.paths, roles, tensors, {}, {}, {}, [])
     for number, path in chosen.paths.items():
         if number in valued:
@@ -134,7 +118,7 @@ def _leaf(naming: _Naming, number: int, path: Path, key: str, full_name: str, ro
         role, trainable = "parameter", True
     elif role is None:
         setting = number in naming.roles.settings
-        role = object_roles.role(path, full_name, dtype, shape, setting=setting)
+        role = role_by_name(path, full_name, dtype, shape, setting=setting)
     return Leaf(dtype, shape, source, key, role, of, kind, trainable, full_name or None)
 
 
@@ -144,7 +128,7 @@ def _add_slots(naming: _Naming) -> None:
     for number, slot in naming.roles.slots.items():
         if number in canonical or slot.of not in canonical or slot.optimizer not in canonical:
             continue
-        path = object_roles.slot_path(canonical[slot.optimizer], slot.kind, canonical[slot.of])
+        path = graph_roles.slot_path(canonical[slot.optimizer], slot.kind, canonical[slot.of])
         _add(naming, number, path)
 
 
@@ -171,23 +155,23 @@ def _add_loose(naming: _Naming) -> list[str]:
         while path in naming.leaves:
             path = (*path, Key("attr", ".ATTRIBUTES"))
         tensor = naming.tensors[key]
-        role = object_roles.role(path, "", tensor.dtype, tensor.shape)
+        role = role_by_name(path, "", tensor.dtype, tensor.shape)
         naming.leaves[path] = Leaf(tensor.dtype, tensor.shape, tensor.source, key, role)
         naming.used[key] = path
     return loose
 
 
 def _notes(
-    loose: list[str], absent: list[str], chosen: object_paths.Tree, aliases: object_aliases.Aliases
+    loose: list[str], absent: list[str], chosen: graph_paths.Tree, aliases: graph_aliases.Aliases
 ) -> Iterator[str]:
     if loose:
         yield f"{_some(loose)}: named by no object of the graph, listed by key"
     if absent:
         yield f"{_some(absent)}: named by the object graph, not in the index"
     if chosen.deep:
-        yield f"what lies more than {object_paths.MAX_DEPTH} edges deep in the object graph is listed by key"
+        yield f"what lies more than {graph_paths.MAX_DEPTH} edges deep in the object graph is listed by key"
     if aliases.capped or not aliases.complete:
-        most = object_aliases.MAX_ALIASES
+        most = graph_aliases.MAX_ALIASES
         yield f"some variables have more paths than are listed (at most {most} besides the first)"
 
 

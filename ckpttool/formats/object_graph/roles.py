@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ckpttool.formats.tensor_bundle.object_graph import Graph, Node
-from ckpttool.formats.tensor_bundle.object_paths import is_optimizer
-from ckpttool.leaf import Key, Path, Role
+from ckpttool.formats.object_graph import Graph, Node
+from ckpttool.formats.object_graph.paths import is_optimizer
+from ckpttool.leaf import Key, Path
 
 # Keras keeps one list of slot variables for each kind, in the order of `_trainable_variables`
 # (keras/src/optimizers/*.py).
@@ -34,13 +34,7 @@ _SLOT_LISTS = {
 _RMSPROP = {"_velocities": "rms", "_momentums": "momentum"}
 # How Keras ends a slot's name: 3 writes `adam/dense_kernel_momentum`, 2.11 to 2.15 `Adam/m/dense/kernel`.
 _ENDINGS = {"momentum": "m", "velocity": "v", "velocity_hat": "vhat", "m": "m", "v": "v", "vhat": "vhat"}
-_STATISTICS = frozenset(("moving_mean", "moving_variance", "moving_mean_squared"))
-_COUNTERS = frozenset(("_iterations", "iterations", "iter", "save_counter", "step_counter", "global_step"))
 _OPTIMIZER_LISTS = frozenset(("_variables", "_trainable_variables"))
-# Below these edges are metrics and the state of mixed-precision training.
-_APART = frozenset(("keras_api", "loss_scale"))
-_NO_NUMBERS = frozenset(("bool", "string", "variant"))
-_INTEGERS = frozenset(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))
 
 
 class Slot(NamedTuple):
@@ -151,25 +145,6 @@ def _owner_by_name(full_name: str, owners: dict[str, int]) -> tuple[str, int] | 
             ending = rest[at + 1 :]
             return _ENDINGS.get(ending, ending), owners[rest[:at]]
     return None
-
-
-def role(path: Path, full_name: str, dtype: str, shape: tuple[int, ...], *, setting: bool = False) -> Role:
-    """Say what a variable is for that is no slot; `setting` tells that an optimizer holds it directly."""
-    steps = [str(step.value) for step in path]
-    last = steps[-1] if steps else ""
-    if last in _COUNTERS and dtype in _INTEGERS:
-        return "counter"
-    if setting:
-        return "other"
-    if "replay" in f"{full_name} {'/'.join(steps)}".lower():
-        return "replay"
-    if last in _STATISTICS:
-        return "buffer"
-    if dtype in _INTEGERS and not shape and "seed" not in full_name:
-        return "counter"
-    if dtype in _INTEGERS or dtype in _NO_NUMBERS or not _APART.isdisjoint(steps):
-        return "other"
-    return "parameter"
 
 
 def slot_path(optimizer: Path, kind: str, of: Path) -> Path:

@@ -25,7 +25,7 @@ import re
 from collections import deque
 from typing import NamedTuple
 
-from ckpttool.formats.tensor_bundle.object_graph import Graph, Node, step
+from ckpttool.formats.object_graph import Graph, Node, step
 from ckpttool.leaf import Path
 
 OWN, CONTAINER, ODD, PRIVATE, OPTIMIZER, LIST = range(6)

@@ -1,7 +1,8 @@
 """TensorFlow's stored graph of trackable objects: what each object holds, and what its edges are called.
 
 Field numbers are those of tensorflow/core/protobuf/trackable_object_graph.proto. Which paths the graph
-gives its variables is in object_paths, what optimizers and names say about them in object_roles.
+gives its variables is in `paths`, what optimizers and names
+say about them in `roles`, and the tree that comes of it in `leaves`.
 """
 
 from __future__ import annotations
