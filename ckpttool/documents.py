@@ -16,11 +16,22 @@ def load(file: str, what: str, limit: int) -> dict[str, Any]:
     """
     if os.path.getsize(file) > limit:
         raise FormatError(f"the file is too large for {what}", file=file, expected=f"at most {limit:,} bytes")
+    with open(file, "rb") as stream:
+        data = stream.read()
     try:
-        with open(file, "rb") as stream:
-            found = json.loads(stream.read())
+        return parse(data, what, limit)
+    except FormatError as error:
+        raise error.located(file=file) from error.__cause__
+
+
+def parse(data: bytes, what: str, limit: int) -> dict[str, Any]:
+    """Return the object that `data` spells; raise FormatError as `load` does."""
+    if len(data) > limit:
+        raise FormatError(f"{what} is too large", expected=f"at most {limit:,} bytes", found=f"{len(data):,}")
+    try:
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{what} is not JSON", file=file) from error
+        raise FormatError(f"{what} is not JSON") from error
     if not isinstance(found, dict):
-        raise FormatError(f"{what} is not a JSON object", file=file, found=type(found).__name__)
+        raise FormatError(f"{what} is not a JSON object", found=type(found).__name__)
     return found

@@ -57,6 +57,11 @@ TABLE: tuple[DType, ...] = (
     DType("float8_e4m3fnuz", 1, 26, None, "float8_e4m3fnuz", None, extension=True),
     DType("float8_e4m3b11fnuz", 1, 27, extension=True),
     DType("float8_e5m2fnuz", 1, 28, None, "float8_e5m2fnuz", None, extension=True),
+    # In memory and in TensorFlow's files each of these takes a byte.
+    DType("int4", 1, 29, extension=True),
+    DType("uint4", 1, 30, extension=True),
+    DType("int2", 1, 31, extension=True),
+    DType("uint2", 1, 32, extension=True),
     DType("float8_e8m0fnu", 1, None, None, "float8_e8m0fnu", "F8_E8M0", extension=True),
 )
 

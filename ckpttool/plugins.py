@@ -47,8 +47,15 @@ class Plugin(NamedTuple):
 BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
     "formats": (
         Plugin("tensor_bundle", "ckpttool.formats.tensor_bundle"),
+        Plugin("tensorflow_v1", "ckpttool.formats.tensorflow_v1"),
+        Plugin("saved_model", "ckpttool.formats.saved_model"),
+        Plugin("keras_h5", "ckpttool.formats.keras_h5"),
+        Plugin("keras_zip", "ckpttool.formats.keras_zip"),
         Plugin("pytorch", "ckpttool.formats.pytorch"),
         Plugin("pytorch_set", "ckpttool.formats.pytorch_set"),
+        Plugin("stable_baselines2", "ckpttool.formats.stable_baselines2"),
+        Plugin("rllib", "ckpttool.formats.rllib"),
+        Plugin("pickle", "ckpttool.formats.pickle_file"),
     ),
     "layouts": (
         Plugin("td3_torch", "ckpttool.layouts.td3_torch"),

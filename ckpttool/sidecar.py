@@ -28,7 +28,8 @@ class Sidecar:
 
     `env` holds `id` and `gymnasium`; `action_low` and `action_high` are per dimension; `head` is what
     turns the policy's last layer into an action; `activations` follow the hidden layers; `obs_norm`
-    holds `mean`, `var`, `epsilon`, `clip`; `epsilon` holds `layer_norm` and `adam` where they are known.
+    holds `mean`, `var`, `epsilon`, `clip`; `epsilon` holds `layer_norm` and `adam` where they are known;
+    `optimizers` holds settings by optimizer that the checkpoint's format does not.
     """
 
     target_sha256: str
@@ -43,6 +44,7 @@ class Sidecar:
     activations: Sequence[str] | None = None
     obs_norm: Mapping[str, Any] | None = None
     epsilon: Mapping[str, float] | None = None
+    optimizers: Mapping[str, Mapping[str, float | bool | None]] | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
     residue: Sequence[Mapping[str, Any]] = ()
 
@@ -63,6 +65,7 @@ class Sidecar:
             "activations": self.activations,
             "obs_norm": self.obs_norm,
             "epsilon": self.epsilon,
+            "optimizers": self.optimizers,
             "provenance": dict(self.provenance),
             "residue": list(self.residue),
         }
@@ -114,6 +117,14 @@ def _is_words(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
+def _is_settings(value: object) -> bool:
+    if not isinstance(value, dict) or not all(isinstance(each, dict) for each in value.values()):
+        return False
+    return all(
+        v is None or isinstance(v, bool) or _is_number(v) for each in value.values() for v in each.values()
+    )
+
+
 def _is_env(value: object) -> bool:
     return isinstance(value, dict) and all(v is None or isinstance(v, str) for v in value.values())
 
@@ -138,6 +149,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "activations": _is_words,
     "obs_norm": _is_norm,
     "epsilon": lambda v: isinstance(v, dict) and all(map(_is_number, v.values())),
+    "optimizers": _is_settings,
     "provenance": lambda v: isinstance(v, dict),
     "residue": lambda v: isinstance(v, list),
 }

@@ -160,6 +160,10 @@ class Inline(NamedTuple):
         """Return the bytes."""
         return self.data
 
+    def part(self, start: int, stop: int) -> Buffer:
+        """Return bytes `start` to `stop`."""
+        return memoryview(self.data)[start:stop]
+
 
 class Deflated(NamedTuple):
     """A raw DEFLATE stream of known size (a compressed zip member); `base` is its compressed span."""
@@ -200,6 +204,22 @@ class Deflated(NamedTuple):
 Storage = Span | Deflated
 
 
+class Part(NamedTuple):
+    """A run of bytes inside a storage whose checksum covers more (an array behind its header)."""
+
+    base: Storage
+    offset: int
+    length: int
+
+    def read(self) -> Buffer:
+        """Return the bytes; all of the storage is read, and checked, once."""
+        return memoryview(self.base.read())[self.offset : self.offset + self.length]
+
+    def part(self, start: int, stop: int) -> Buffer:
+        """Return bytes `start` to `stop` of the run."""
+        return memoryview(self.read())[start:stop]
+
+
 class Swapped(NamedTuple):
     """Big-endian data: every `width` bytes of `base` are turned around."""
 
@@ -221,7 +241,7 @@ class Strided(NamedTuple):
     `width` is the unit of a byte swap for storages of big-endian machines, 0 for little-endian ones.
     """
 
-    storage: Storage
+    storage: Storage | Part | Inline
     itemsize: int
     shape: Shape
     strides: Shape

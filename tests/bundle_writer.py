@@ -93,15 +93,17 @@ def strings(*values: bytes) -> tuple[bytes, bytes]:
     return data, masked(rest, google_crc32c.value(lengths))
 
 
-def node(children=(), attributes=(), slots=()) -> bytes:
-    out = b""
+def node(children=(), attributes=(), slots=(), saver: str = "") -> bytes:
+    out = bytearray()
     for name, target in children:
         out += field(1, (field(1, target) if target else b"") + field(2, name))
     for name, full_name, key in attributes:
         out += field(2, field(1, name) + field(2, full_name) + field(3, key))
     for of, name, variable in slots:
         out += field(3, field(1, of) + field(2, name) + field(3, variable))
-    return out
+    if saver:
+        out += field(4, field(1, saver) + field(2, "object"))
+    return bytes(out)
 
 
 def graph(*nodes: bytes) -> bytes:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import numpy as np
 import pytest
 
@@ -30,7 +31,8 @@ from ckpttool.errors import (
 )
 from ckpttool.formats import tensor_bundle
 from ckpttool.formats.probe import Probe
-from ckpttool.leaf import Leaf
+from ckpttool.leaf import Leaf, display
+from ckpttool.tree import Container
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
 run = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]
@@ -275,11 +277,7 @@ def test_golden_corpus(kind: str) -> None:
             prefix += "/variables/variables"
         if not Path(f"{prefix}.index").is_file():
             continue
-        try:
-            found = leaves(tensor_bundle.read(prefix))
-        except UnsupportedError as error:
-            assert "snappy" in str(error)  # noqa: PT017 - what this version cannot read, it names
-            continue
+        found = leaves(tensor_bundle.read(prefix))
         tensors = _tensors(json.loads(truth.read_text()))
         for key, fact in tensors.items():
             if key == "_CHECKPOINTABLE_OBJECT_GRAPH":
@@ -378,10 +376,9 @@ def test_halves_of_a_checkpoint(folder: Path) -> None:
             claim(path)
 
 
-def test_version_1_files_are_named(tmp_path: Path) -> None:
+def test_version_1_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "model.ckpt").write_bytes(table([(b"", b"")]))
-    with pytest.raises(UnsupportedError, match="V1"):
-        claim(tmp_path / "model.ckpt")
+    assert claim(tmp_path / "model.ckpt") is claim(tmp_path) is None
 
 
 def test_missing_shard(folder: Path) -> None:
@@ -448,6 +445,8 @@ def crafted(folder: Path, entries: dict[bytes, bytes], data: bytes = DATA) -> Ch
         (entry(99, shape(4), 0, 16, CRC), FormatError),
         (entry(101, shape(4), 0, 16, CRC), FormatError),
         (entry(20, shape(4), 0, 16, CRC), FormatError),
+        (entry(29, shape(32), 0, 16, CRC), FormatError),
+        (entry(33, shape(16), 0, 16, CRC), FormatError),
         (entry(1, shape(-4), 0, 16, CRC), FormatError),
         (entry(1, field(3, 1), 0, 16, CRC), FormatError),
         (entry(1, shape(*[1] * 300), 0, 4, CRC), FormatError),
@@ -557,6 +556,34 @@ def sliced(*extents: tuple[tuple[int, int | None], ...]) -> bytes:
     return out
 
 
+@pytest.mark.parametrize(
+    ("number", "name", "low"), [(29, "int4", -8), (30, "uint4", 0), (31, "int2", -2), (32, "uint2", 0)]
+)
+def test_types_below_a_byte_take_one(tmp_path: Path, number: int, name: str, low: int) -> None:
+    # tensorflow/core/framework/types.proto; TensorFlow's own files are in test_tensorflow_reads.
+    bits = int(name[-1])
+    data = bytes((low + n) % (1 << bits) for n in range(1 << bits))
+    (leaf,) = leaves(
+        crafted(tmp_path, {b"w": entry(number, shape(len(data)), 0, len(data), masked(data))}, data)
+    ).values()
+    assert (leaf.dtype, leaf.read(), leaf.nbytes) == (name, data, len(data))
+    assert leaf.array().astype(int).tolist() == list(range(low, low + len(data)))
+    packed = entry(number, shape(len(data)), 0, len(data) // 2, masked(data[: len(data) // 2]))
+    with pytest.raises(FormatError, match="size does not fit"):
+        crafted(tmp_path, {b"w": packed}, data)
+
+
+def test_compressed_blocks(folder: Path) -> None:
+    plain = table(sorted({b"": header(), b"w": entry(1, shape(1), 0, 4, masked(DATA[:4]))}.items()))
+    contents = W["block"]([(b"", header()), (b"w", entry(1, shape(1), 0, 4, masked(DATA[:4])))])
+    compressed = bytes(cramjam.snappy.compress_raw(contents))
+    (folder / "ckpt-1.index").write_bytes(W["table_of"]([compressed], [b"w"], kind=1))
+    (folder / "ckpt-1.data-00000-of-00001").write_bytes(DATA[:4])
+    found = leaves(tensor_bundle.read(str(folder / "ckpt-1")))
+    (folder / "ckpt-1.index").write_bytes(plain)
+    assert leaves(tensor_bundle.read(str(folder / "ckpt-1")))["w"].read() == found["w"].read() == DATA[:4]
+
+
 def halves(first: bytes, second: bytes) -> dict[bytes, bytes]:
     # Rows 0 to 2 and 2 to 4 of w [4, 2]; the keys as FORMATS of tensorflow/core/lib/strings/ordered_code.cc.
     whole = entry(1, shape(4, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2), (0, None)), ((2, 2), (0, None))))
@@ -572,12 +599,20 @@ def test_slices(tmp_path: Path) -> None:
     assert found["w"].array().tolist() == [[4, 5], [6, 7], [0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize("rows", [4, 5])
+def test_a_tensor_without_all_of_its_slices_is_listed_only(tmp_path: Path, rows: int) -> None:
+    data = np.arange(8, dtype=np.float32).tobytes()
+    part = entry(1, shape(2, 2), 0, 16, masked(data[:16]))
+    whole = entry(1, shape(rows, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2), (0, None))))
+    found = leaves(crafted(tmp_path, {**halves(part, part), b"w": whole}, data))
+    with pytest.raises(FormatError, match="do not cover"):
+        found["w"].read()
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda e: e.pop(b"\0w\0\1\1\2\x82\x82\x80\x7f"),
-        lambda e: e.update({b"w": entry(1, shape(5, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2), (0, None))))}),
-        lambda e: e.update({b"w": entry(1, shape(4, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2), (0, None))))}),
         lambda e: e.update({b"w": entry(1, shape(4, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2),)))}),
         lambda e: e.update({b"w": entry(2, shape(4, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2), (0, None))))}),
         lambda e: e.update({b"w": e[b"w"] + sliced(((0, 2), (0, None)))}),
@@ -604,6 +639,113 @@ def test_the_object_graph_must_be_one_sound_string(tmp_path: Path) -> None:
         with pytest.raises(FormatError) as caught:
             crafted(tmp_path, {key: bad}, data.ljust(16, b"\0"))
         assert caught.value.file is not None
+
+
+def test_an_object_graph_of_any_size_is_not_read(tmp_path: Path) -> None:
+    # 16 GiB in a file that is a hole.
+    with (tmp_path / "x.data-00000-of-00001").open("wb") as stream:
+        stream.truncate(16 << 30)
+    graph = entry(7, b"", 0, 16 << 30, b"\0" * 4)
+    entries = {b"": header(), b"_CHECKPOINTABLE_OBJECT_GRAPH": graph}
+    (tmp_path / "x.index").write_bytes(table(sorted(entries.items())))
+    with pytest.raises(UnsupportedError, match="too large"):
+        tensor_bundle.read(str(tmp_path / "x"))
+
+
+# Configurations, as TensorFlow 1.13 writes them (tensorflow/python/training/checkpointable/base.py,
+# Checkpointable._gather_saveables_for_checkpoint).
+
+DENSE = {
+    "class_name": "Dense",
+    "config": {
+        "name": "hidden",
+        "units": 4,
+        "activation": "relu",
+        "use_bias": True,
+        "batch_input_shape": [None, 3],
+        "kernel_regularizer": None,
+        "bias_initializer": {"class_name": "Zeros", "config": {"dtype": "float32"}},
+    },
+}
+NORM = {"class_name": "BatchNormalizationV1", "config": {"name": "bn", "axis": [1], "epsilon": 0.001}}
+LAMBDA = {"class_name": "Lambda", "config": {"name": "l", "function": ["4wEAAAA" * 100, None, None]}}
+
+
+def with_configs(folder: Path, *configs: bytes) -> Checkpoint:
+    """A bundle with one layer for each configuration, each with a kernel."""
+    data, entries = bytearray(DATA), {}
+    children, nodes = [], []
+    for number, config in enumerate(configs):
+        stored, crc = strings(config)
+        own = f"l{number}/.ATTRIBUTES/OBJECT_CONFIG_JSON"
+        kernel = f"l{number}/kernel/.ATTRIBUTES/VARIABLE_VALUE"
+        entries[own.encode()] = entry(7, b"", len(data), len(stored), crc)
+        entries[kernel.encode()] = entry(1, shape(4), 0, 16, CRC)
+        data += stored
+        children.append((f"l{number}", 1 + 2 * number))
+        nodes.append(W["node"]([("kernel", 2 + 2 * number)], [("OBJECT_CONFIG_JSON", "", own)]))
+        nodes.append(W["variable"](kernel.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")))
+    stored, crc = strings(W["graph"](W["node"](children), *nodes))
+    entries[b"_CHECKPOINTABLE_OBJECT_GRAPH"] = entry(7, b"", len(data), len(stored), crc)
+    return crafted(folder, entries, bytes(data + stored))
+
+
+def test_configurations_of_layers(tmp_path: Path) -> None:
+    configs = [json.dumps(config, sort_keys=True).encode() for config in (DENSE, NORM, LAMBDA)]
+    checkpoint = with_configs(tmp_path, *configs)
+    assert checkpoint.notes == ()
+    found = {display(path): container for path, container in checkpoint.tree.containers.items()}
+    facts = {"layer": "hidden", "units": 4, "activation": "relu", "use_bias": True}
+    facts |= {"batch_input_shape": [None, 3], "kernel_regularizer": None}
+    assert found["l0"] == Container("module", "Dense", facts)
+    assert found["l1"] == Container(
+        "module", "BatchNormalizationV1", {"layer": "bn", "axis": [1], "epsilon": 0.001}
+    )
+    assert found["l2"] == Container("module", "Lambda", {"layer": "l"})
+    config = leaves(checkpoint)["l0/.ATTRIBUTES/OBJECT_CONFIG_JSON"]
+    assert (config.role, config.strings()) == ("other", [configs[0]])
+    roles = [leaf.role for _, leaf in checkpoint.tree.tensors()]
+    assert sorted(roles) == ["other"] * 3 + ["parameter"] * 3
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        b"",
+        b"\xff",
+        b"{",
+        b"[" * 100_000,
+        b"9" * 100_000,
+        b'{"class_name": ' + b"9" * 5000 + b"}",
+        b"[1]",
+        b'"Dense"',
+        b'{"class_name": "Dense", "config": {}}'.ljust((1 << 20) + 1),
+    ],
+)
+def test_configurations_that_are_none(tmp_path: Path, config: bytes) -> None:
+    checkpoint = with_configs(tmp_path, config, json.dumps(NORM).encode())
+    assert [display(path) for path in checkpoint.tree.containers] == ["l1"]
+    assert checkpoint.notes == (
+        "l0/.ATTRIBUTES/OBJECT_CONFIG_JSON: not a configuration that can be read, passed over",
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [b"{}", b'{"class_name": 7, "config": {}}', b'{"class_name": "Dense", "config": [1]}', b'{"config": {}}'],
+)
+def test_configurations_without_a_class(tmp_path: Path, config: bytes) -> None:
+    checkpoint = with_configs(tmp_path, config)
+    assert (checkpoint.notes, checkpoint.tree.containers) == ((), {})
+
+
+def test_a_damaged_configuration_is_passed_over(tmp_path: Path) -> None:
+    with_configs(tmp_path, json.dumps(DENSE).encode())
+    shard = tmp_path / "x.data-00000-of-00001"
+    shard.write_bytes(shard.read_bytes().replace(b"hidden", b"hidded"))
+    checkpoint = tensor_bundle.read(str(tmp_path / "x"))
+    assert len(checkpoint.notes) == 1
+    assert len(checkpoint.tree) == 2
 
 
 def test_damage_under_sound_checksums(tmp_path: Path) -> None:

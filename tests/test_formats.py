@@ -107,9 +107,10 @@ class FormatContract:
 
     def test_reading_leaves_the_files_as_they_were(self, path: str) -> None:
         folder = Path(path).parent
-        before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}
+        before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
         digest_of(open_checkpoint(path))
-        assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()} == before
+        after = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
+        assert after == before
 
     def test_no_truncation_gets_through(self, path: str) -> None:
         files = [file.path for file in open_checkpoint(path).files]
@@ -174,7 +175,7 @@ class WritingContract(FormatContract):
         assert peak < 4 * MIB
 
 
-class TestTensorBundle(FormatContract):
+class TestTensorBundle(WritingContract):
     module = tensor_bundle
 
     def make(self, folder: Path) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ckpttool.errors import MappingError, UsageError
+from ckpttool.formats import tensor_bundle
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import fujimoto, td3_tf, td3_torch
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, ValueLeaf, display
+from ckpttool.mapping.plan import build
 from ckpttool.ops.restore import canonical_tree
 from ckpttool.tree import Tree
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
@@ -28,6 +31,25 @@ def canonical_names(tree: Tree, binding: Binding) -> dict[str, Leaf | ValueLeaf]
 
 def networks(binding: Binding) -> dict[str, list[str]]:
     return {part.title: ["/".join(layer.name) for layer in part.layers] for part in binding.parts}
+
+
+# The layouts that can also hold an agent.
+WRITING = (td3_torch, td3_tf)
+
+
+def contents(leaf: Leaf | ValueLeaf) -> object:
+    """Return a leaf's one number, or the first of many, for comparison across types."""
+    return leaf.array().reshape(-1)[0].item() if isinstance(leaf, Leaf) else leaf.value
+
+
+def same(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf) -> bool:
+    """Compare two leaves bit for bit; a single number may have been rounded to float32."""
+    if isinstance(one, Leaf) and isinstance(other, Leaf) and one.shape:
+        return (one.dtype, one.shape, bytes(one.read())) == (other.dtype, other.shape, bytes(other.read()))
+    first, second = contents(one), contents(other)
+    if isinstance(first, float) and isinstance(second, float):
+        return np.float32(first) == np.float32(second)
+    return first == second
 
 
 class LayoutContract:
@@ -82,6 +104,25 @@ class LayoutContract:
             assert isinstance(weight, Leaf)
             assert isinstance(moment, Leaf)
             assert moment.shape == weight.shape
+
+    @pytest.mark.parametrize("layout", WRITING, ids=lambda layout: str(layout.TABLE.name))
+    def test_what_a_layout_writes_it_recognises(self, tree: Tree, layout: Any) -> None:
+        binding = recognise(tree, "agent")
+        assert binding is not None
+        agent = canonical_tree(tree, binding.moves)
+        plan = layout.plan(binding, agent, {})
+        written = build(agent, plan)
+        if layout is td3_tf:
+            written = tensor_bundle.stored(written, graph=True, counter=1)
+        again = recognise(written, "agent")
+        assert again is not None
+        assert set(written) == {move.source for move in again.moves.moves} | again.consumed
+        back = canonical_tree(written, again.moves)
+        for path, found in agent.items():
+            if path in back or path not in plan.consumed:
+                assert same(back[path], found), display(path)
+        heads = [(part.title, [layer.kind for layer in part.layers]) for part in binding.parts]
+        assert heads == [(part.title, [layer.kind for layer in part.layers]) for part in again.parts]
 
     def test_without_its_networks_it_is_not_recognised(self, tree: Tree) -> None:
         rest = {path: found for path, found in tree.items() if "optimizer" in tree.names[path]}
@@ -488,3 +529,136 @@ def test_a_trunk_and_a_head_are_one_q_function() -> None:
     assert binding is not None
     assert networks(binding)["critic/q1"] == ["trunk/l1", "head/out"]
     assert "critic/q2" not in networks(binding)
+
+
+# --- The layout of TensorFlow's objects is written -----------------------------------------------------
+
+
+def as_tensorflow(tree: Tree, told: Any = None) -> tuple[Tree, Any]:
+    binding = recognise(tree, "agent")
+    assert binding is not None
+    agent = canonical_tree(tree, binding.moves)
+    plan = td3_tf.plan(binding, agent, told or {})
+    return build(agent, plan), plan
+
+
+def torch_agent(layers: list[str], kinds: dict[str, object] | None = None) -> Tree:
+    """A torch actor with a flat critic of these layers, and an optimizer for the actor."""
+    generator = np.random.default_rng(3)
+    actor: dict[str, np.ndarray] = {}
+    for name, sizes in zip(layers, [(OBS, 4), (4, 4), (4, ACT)], strict=True):
+        actor |= torch_dense(generator, name, *sizes)
+    entries: dict[str, object] = {f"actor/{name}": array for name, array in actor.items()}
+    entries |= {f"actor_target/{name}": array for name, array in actor.items()}
+    entries |= {
+        f"actor_optimizer/{name}": value for name, value in (adam_state(actor) | (kinds or {})).items()
+    }
+    entries["total_it"] = 12
+    return torch_tree(entries)  # type: ignore[arg-type]
+
+
+def test_the_optimizers_lists_are_keras() -> None:
+    tree, plan = as_tensorflow(open_checkpoint(str(TORCH_SAMPLE)).tree)
+    optimizer = "policy/critic_optimizer"
+    there = {
+        display(alias.path): tree.names[path] for path, others in tree.aliases.items() for alias in others
+    }
+    listed = [there[f"{optimizer}/_variables/{n}"] for n in range(26)]
+    assert listed[:2] == [f"{optimizer}/_iterations", f"{optimizer}/_learning_rate"]
+    pairs = [(f"{optimizer}/_momentums/{n}", f"{optimizer}/_velocities/{n}") for n in range(12)]
+    assert listed[2:] == [name for pair in pairs for name in pair]
+    trained = [there[f"{optimizer}/_trainable_variables/{n}"] for n in range(12)]
+    assert trained[:4] == [f"policy/critic/q1/{n}" for n in ("l1/kernel", "l1/bias", "l2/kernel", "l2/bias")]
+    for number, name in enumerate(trained):
+        moment = tree[attributes(f"{optimizer}/_velocities/{number}")]
+        assert isinstance(moment, Leaf)
+        assert moment.of is not None
+        assert (display(moment.of), moment.slot, moment.role) == (name, "v", "slot")
+    assert not plan.missing
+    assert not plan.assumed
+
+
+def test_a_torch_sequential_becomes_a_keras_one_and_comes_back() -> None:
+    tree, _ = as_tensorflow(torch_agent(["net.0", "net.2", "net.4"]))
+    assert "policy/actor/net/_functional/_operations/1/kernel" in tree.names.values()
+    binding = td3_tf.recognise(tensor_bundle.stored(tree, graph=True), "ckpt-1")
+    assert binding is not None
+    assert networks(binding)["actor"] == ["net/0", "net/2", "net/4"]
+
+
+def test_amsgrad_has_its_third_moments_after_the_others() -> None:
+    hats = {
+        f"state/{n}/max_exp_avg_sq": np.full(s, n, np.float32)
+        for n, s in enumerate([(4, OBS), (4,), (4, 4), (4,), (ACT, 4), (ACT,)])
+    }
+    tree, plan = as_tensorflow(torch_agent(["l1", "l2", "l3"], {**hats, "param_groups/0/amsgrad": True}))
+    optimizer = "policy/actor_optimizer"
+    there = {
+        display(alias.path): tree.names[path] for path, others in tree.aliases.items() for alias in others
+    }
+    assert there[f"{optimizer}/_variables/13"] == f"{optimizer}/_velocities/5"
+    assert there[f"{optimizer}/_variables/14"] == f"{optimizer}/_velocity_hats/0"
+    assert there[f"{optimizer}/_variables/19"] == f"{optimizer}/_velocity_hats/5"
+    assert "amsgrad=True" in plan.notes[-1]
+
+
+def test_an_optimizer_that_has_not_begun_begins_with_zeros() -> None:
+    tree = torch_agent(["l1", "l2", "l3"])
+    rest = Tree({path: found for path, found in tree.items() if "/state/" not in tree.names[path]})
+    written, plan = as_tensorflow(rest)
+    moments = [found for _, found in written.tensors() if found.role == "slot"]
+    assert len(moments) == 12
+    assert not any(moment.array().any() for moment in moments)
+    steps = written[attributes("policy/actor_optimizer/_iterations")]
+    assert isinstance(steps, Leaf)
+    assert (steps.dtype, steps.array().item()) == ("int64", 0)
+    assert not plan.missing
+
+
+@pytest.mark.parametrize(
+    ("settings", "lost"),
+    [
+        ({"weight_decay": 0.01}, {"weight_decay"}),
+        ({"maximize": True}, {"maximize"}),
+        ({"initial_lr": 0.1}, {"initial_lr"}),
+        ({"weight_decay": 0.01, "decoupled_weight_decay": True}, set()),
+        ({"foreach": True, "capturable": True}, set()),
+    ],
+)
+def test_what_keras_cannot_do_is_left_over(settings: dict[str, object], lost: set[str]) -> None:
+    tree = torch_agent(["l1", "l2", "l3"], {f"param_groups/0/{name}": v for name, v in settings.items()})
+    binding = recognise(tree, "agent")
+    assert binding is not None
+    agent = canonical_tree(tree, binding.moves)
+    plan = td3_tf.plan(binding, agent, {})
+    placed = {move.source for move in plan.moves} | set(plan.consumed)
+    assert {str(path[-1].value) for path in agent if path not in placed} == lost
+    assert all(plan.told["actor_optimizer"][name] == v for name, v in settings.items() if name not in lost)
+
+
+def test_targets_that_were_not_saved_are_missed() -> None:
+    _, plan = as_tensorflow(torch_tree(fujimoto_set()))  # type: ignore[arg-type]
+    assert plan.missing == ("policy/actor_target", "policy/critic_target")
+
+
+def test_a_lost_moment_is_missed_in_tensorflow() -> None:
+    tree = torch_agent(["l1", "l2", "l3"])
+    rest = Tree(
+        {p: found for p, found in tree.items() if tree.names[p] != "actor_optimizer/state/3/exp_avg_sq"}
+    )
+    _, plan = as_tensorflow(rest)
+    assert plan.missing == ("policy/actor_optimizer/_velocities/3",)
+
+
+def test_a_told_learning_rate_is_exact_only_if_it_is_that_number() -> None:
+    written, plan = as_tensorflow(torch_agent(["l1", "l2", "l3"]))
+    binding = td3_tf.recognise(written, "ckpt-1")
+    assert binding is not None
+    agent = canonical_tree(written, binding.moves)
+    for told, rate in (
+        (plan.told, 3e-4),
+        ({"actor_optimizer": {"learning_rate": 0.5}}, float(np.float32(3e-4))),
+    ):
+        back = build(agent, td3_torch.plan(binding, agent, told))
+        group = [path for path in back if path[0].value == "actor_optimizer" and path[-1].value == "lr"]
+        assert contents(back[group[0]]) == rate

@@ -11,8 +11,11 @@ import pytest
 
 from ckpttool.agents.backends import numpy as backend
 from ckpttool.agents.components import Wiring, policy_network, q_network
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import Leaf
 from ckpttool.ops.convert import convert
 from ckpttool.ops.restore import restore
+from ckpttool.tree import Tree
 
 OBS, ACT = 5, 2
 WIRING = Wiring(("relu",), "tanh", 1e-3, (-1.0,) * ACT, (1.0,) * ACT)
@@ -196,3 +199,20 @@ def test_keys_are_those_of_the_obvious_module(saved: Path, case: str, tmp_path: 
         state = optimizer.state[parameter]
         assert state["exp_avg"].shape == parameter.shape
         assert state["step"].item() == 1
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("case", CASES)
+def test_there_and_back_every_variable_lies_where_it_lay(saved: Path, case: str, tmp_path: Path) -> None:
+    convert(str(saved / f"{case}-1"), str(tmp_path / "agent.pt"))
+    done = convert(str(tmp_path / "agent.pt"), str(tmp_path / "again-1"), to="tf")
+    assert done.written, done.report.unused
+    before, after = (open_checkpoint(str(path)).tree for path in (saved / f"{case}-1", tmp_path / "again-1"))
+    assert {before.names[path]: described(before, leaf) for path, leaf in before.tensors()} == {
+        after.names[path]: described(after, leaf) for path, leaf in after.tensors()
+    }
+
+
+def described(tree: Tree, leaf: Leaf) -> tuple[object, ...]:
+    owner = tree.names[leaf.of] if leaf.of is not None else None
+    return leaf.dtype, leaf.shape, bytes(leaf.read()), leaf.role, leaf.slot, owner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import runpy
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,82 @@ def test_fans_of_4_to_the_30() -> None:
     assert "more paths than are listed" in notes[0]
 
 
+FEW = 5_000
+OPTIMIZER = [("_iterations", FEW + 1), ("_learning_rate", FEW + 2)]
+TRAINER = [("_iterations", 1), ("_learning_rate", 1), ("_variables", 2), ("_trainable_variables", 3)]
+
+
+def many(count: int) -> list[bytes]:
+    return [variable(f"k{n}", f"m{n % 7}/w{n}") for n in range(count)]
+
+
+def keys(count: int) -> list[str]:
+    return [f"k{n}" for n in range(count)]
+
+
+# Graphs of many objects or values, each a way to make a careless reader do quadratic work.
+BROAD: dict[str, Callable[[], tuple[list[bytes], list[str]]]] = {
+    "children": lambda: (
+        [node([(f"v{n}", n + 1) for n in range(200_000)]), *many(200_000)],
+        keys(200_000),
+    ),
+    "list": lambda: (
+        [node([("l", 1)]), node([(str(n), n + 2) for n in range(50_000)]), *many(50_000)],
+        keys(50_000),
+    ),
+    "one key": lambda: ([node([(f"v{n}", n + 1) for n in range(50_000)]), *[variable("k")] * 50_000], ["k"]),
+    "one attribute": lambda: (
+        [node(attributes=[("A", "", f"{key}/.ATTRIBUTES/VARIABLE_VALUE") for key in keys(50_000)])],
+        keys(50_000),
+    ),
+    "prefixes": lambda: (
+        [node(attributes=[("A", "", "k" * n) for n in range(1, 2000)])],
+        ["k" * 2000 + key for key in keys(20_000)],
+    ),
+    "optimizers": lambda: (
+        [
+            node([(f"o{n}", n + 1) for n in range(FEW)]),
+            *(node([*OPTIMIZER, ("_variables", FEW + 3 + n)]) for n in range(FEW)),
+            variable("i"),
+            variable("lr"),
+            *(node([("0", 2 * FEW + 3 + n)]) for n in range(FEW)),
+            *(variable(f"s{n}", f"Adam/m/{n}") for n in range(FEW)),
+        ],
+        ["i", "lr", *(f"s{n}" for n in range(FEW))],
+    ),
+    "slots": lambda: (
+        [
+            node([(f"o{n}", n + 1) for n in range(FEW)]),
+            *(node(slots=[(FEW + 1, "m", FEW + 2)]) for _ in range(FEW)),
+            variable("w"),
+            variable("s"),
+        ],
+        ["w", "s"],
+    ),
+    "long name": lambda: (
+        [
+            node(TRAINER),
+            variable("i"),
+            node([("0", 4)]),
+            node([("0", 5)]),
+            variable("s", "Adam/" + "_" * 500_000),
+            variable("w", "w"),
+        ],
+        ["i", "s", "w"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(BROAD))
+def test_broad_graphs_are_read_in_bounded_time(kind: str) -> None:
+    nodes, names = BROAD[kind]()
+    data, known = graph(*nodes), tensors(*names)
+    started = time.process_time()
+    tree, _ = by_graph(data, known)
+    assert time.process_time() - started < 20
+    assert {leaf.key for _, leaf in tree.tensors()} == known.keys()
+
+
 def test_a_complete_graph_is_bounded() -> None:
     nodes = [node([(f"e{n}", n) for n in range(60)] + [("v", 60)]) for _ in range(60)]
     started = time.process_time()
@@ -415,6 +492,82 @@ def test_legacy_slots_and_sgd_momentum() -> None:
         "optimizer/momentum": ("other", None, None),
         "optimizer/slots/momentum/net/kernel": ("slot", "momentum", "net/kernel"),
     }
+
+
+def test_the_form_of_2018() -> None:
+    """What tf.contrib.eager.Checkpoint writes, TensorFlow 1.7 to 1.9.
+
+    Source: tensorflow/contrib/eager/python/checkpointable_utils.py (_serialize_checkpointables and
+    _serialize_slot_variables). Field numbers, escapes and slots are those of today; attribute names are
+    stored as they are and escaped in keys only; the counter is held by two edges, `save_counter` and
+    `_save_counter`. The graph is like one that TensorFlow 1.8 saved.
+    """
+    kernel, slot = "net/l1/kernel", "net/l1/kernel/.OPTIMIZER_SLOT/optimizer/m"
+    tree, notes = by_graph(
+        graph(
+            node([("net", 1), ("optimizer", 2), ("save_counter", 3), ("_save_counter", 3)]),
+            node([("l1", 4)]),
+            node([("beta1_power", 5)], slots=[(6, "m", 7)]),
+            variable("save_counter", "save_counter"),
+            node([("kernel", 6)], [("a.b/c", "", "net/l1/.ATTRIBUTES/a..b.Sc")]),
+            variable("optimizer/beta1_power", "beta1_power"),
+            variable(kernel, "net/dense/kernel"),
+            variable(slot, "net/dense/kernel/Adam"),
+        ),
+        tensors(kernel, slot, "save_counter", "optimizer/beta1_power")
+        | {"net/l1/.ATTRIBUTES/a..b.Sc": Tensor("float32", (1,), Inline(b"abcd"))},
+    )
+    assert notes == ()
+    found = {
+        tuple(s.value for s in path): (
+            leaf.role,
+            leaf.slot,
+            leaf.of and spelled(leaf.of),
+            leaf.name,
+        )
+        for path, leaf in tree.tensors()
+    }
+    assert found == {
+        ("net", "l1", "kernel"): ("parameter", None, None, "net/dense/kernel"),
+        ("net", "l1", "a.b/c"): ("parameter", None, None, None),
+        ("optimizer", "beta1_power"): ("other", None, None, "beta1_power"),
+        ("save_counter",): ("parameter", None, None, "save_counter"),  # a float here
+        ("optimizer", "slots", "m", "net", "l1", "kernel"): (
+            *("slot", "m", "net/l1/kernel"),
+            "net/dense/kernel/Adam",
+        ),
+    }
+    assert listed(tree)["save_counter"] == ["_save_counter"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("a.b/c", "a.b/c"), ("a..b.Sc", "a.b/c"), ("a..b", "a.b"), ("a.b", "a.b"), ("py_state", "py_state")],
+)
+def test_attributes_stored_escaped_or_not(name: str, shown: str) -> None:
+    assert [step.value for step in object_graph.attribute_path(name)] == [shown]
+
+
+def test_keys_outside_the_grammar_stay_as_they_are() -> None:
+    tree, notes = by_graph(
+        graph(node([("w", 1), ("x", 2)]), variable("w"), node(saver="Custom.Stacks")),
+        tensors("w") | {"stack..x.Sy/z": Tensor("float32", (1,), Inline(b"abcd"))},
+    )
+    assert [[step.value for step in path] for path in tree] == [["w"], ["stack..x.Sy", "z"]]
+    assert notes == (
+        "some objects were saved by a registered saver (Custom.Stacks) under keys of its own choice",
+        "stack..x.Sy/z: named by no object of the graph, listed by key",
+    )
+
+
+def test_values_with_one_path_are_all_listed() -> None:
+    own = [("VARIABLE_VALUE", "", key) for key in ("p", "q", "r")]
+    tree, _ = by_graph(
+        graph(node([("v", 1)]), node([(".ATTRIBUTES", 2)], own), variable("s")),
+        {key: Tensor("float32", (1,), Inline(b"abcd")) for key in ("p", "q", "r")} | tensors("s"),
+    )
+    assert len(tree) == len({leaf.key for _, leaf in tree.tensors()}) == 4
+    assert len(set(tree.names.values())) == 4
 
 
 def test_keras_2_slots_are_owned_by_name() -> None:

@@ -9,7 +9,9 @@ import os
 import pickle
 import random
 import struct
+import sys
 import time
+import typing
 from functools import partial
 
 import pytest
@@ -17,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
-from ckpttool.wire.pickle_reader import Dict, Global, Object, Opaque, Set, load
+from ckpttool.wire.pickle_reader import Dict, Global, Limits, Object, Opaque, Set, Stored, load
 from ckpttool.wire.pickle_writer import Persistent, dumps
 
 atoms = (
@@ -273,3 +275,54 @@ def test_written_sets_and_ordered_dicts_are_python_s():
     assert type(found) is collections.OrderedDict
     assert found == {"a": {1, 2}}
     assert found._metadata == {"": 1}
+
+
+def test_long_bytes_may_stay_where_they_are():
+    values = [b"a" * 100, b"b" * 101, bytearray(b"c" * 200)]
+    for protocol in (3, 4, 5):
+        data = pickle.dumps(values, protocol)
+        short, *long = load(data, limits=Limits(inline=100))
+        assert short == values[0]
+        assert [bytes(each) for each in long] == values[1:]
+        assert all(
+            isinstance(each, Stored) and data[each.at :][: each.length] == bytes(each) for each in long
+        )
+    with pytest.raises(TruncatedError):
+        load(b"B\xff\xff\xff\x7fabc.", limits=Limits(inline=100))
+
+
+class Named(collections.namedtuple("Named", "a b")):
+    @property
+    def half(self):
+        return self.a / 2
+
+    @classmethod
+    def one(cls):
+        return cls(1, 2)
+
+    @staticmethod
+    def two():
+        return 2
+
+
+def test_classes_by_value_are_inert():
+    cloudpickle = pytest.importorskip("cloudpickle")
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        for value in (Named, Named(1, 2), Named.one, type(None), typing.Optional[int], lambda x: x):  # noqa: UP045
+            assert isinstance(load(cloudpickle.dumps(value)), Object)
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+LEADS_ON = {
+    "attribute of a class": b"cbuiltins\ngetattr\n(cbuiltins\nobject\nX\x0e\x00\x00\x00__subclasses__tR.",
+    "item of a module's dict": b"c_operator\ngetitem\n(csys\nmodules\nX\x02\x00\x00\x00ostR.",
+    "a new class": b"cbuiltins\ntype\n(X\x01\x00\x00\x00a)}tR.",
+}
+
+
+@pytest.mark.parametrize("data", LEADS_ON.values(), ids=LEADS_ON)
+def test_what_only_looks_leads_nowhere(data):
+    with pytest.raises(FormatError, match="nothing was run"):
+        load(data)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import runpy
+import tracemalloc
 from pathlib import Path
 
+import cramjam
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,10 +82,107 @@ def test_broken_blocks(contents: bytes, error: type[Exception], message: str) ->
     assert caught.value.offset is not None
 
 
-@pytest.mark.parametrize(("kind", "name"), [(1, "snappy"), (9, "type 9")])
-def test_compression_is_named(kind: int, name: str) -> None:
-    with pytest.raises(UnsupportedError, match=name):
-        sstable.read(table_of([block(ENTRIES)], [b"z"], kind=kind))
+def test_unknown_compression_is_named() -> None:
+    with pytest.raises(UnsupportedError, match="type 9"):
+        sstable.read(table_of([block(ENTRIES)], [b"z"], kind=9))
+
+
+def snappy(contents: bytes) -> bytes:
+    return bytes(cramjam.snappy.compress_raw(contents))
+
+
+def test_snappy_blocks() -> None:
+    blocks = [block(ENTRIES[:100]), block(ENTRIES[100:])]
+    compressed = [snappy(contents) for contents in blocks]
+    assert sum(map(len, compressed)) < sum(map(len, blocks))
+    assert sstable.read(table_of(compressed, [b"key00099", b"z"], kind=1)) == ENTRIES
+
+
+def test_a_snappy_block_of_literals_and_copies() -> None:
+    # Byte by byte from format_description.txt of github.com/google/snappy: the length; a literal of 5 bytes
+    # (tag 4 << 2); a copy with an offset of one byte (tag 1, length 4 + 4) that overlaps what it writes; a
+    # literal of 8 bytes.
+    contents = varint(0) + varint(1) + varint(9) + b"k" + b"a" * 9 + b"\0" * 4 + b"\x01\0\0\0"
+    assert len(contents) == 21
+    raw = varint(21) + b"\x10" + contents[:5] + bytes([1 | 4 << 2, 1]) + b"\x1c" + contents[13:]
+    assert sstable.read(table_of([raw], [b"z"], kind=1)) == [(b"k", b"a" * 9)]
+
+
+@pytest.mark.parametrize(
+    ("stored", "error", "message"),
+    [
+        (b"", TruncatedError, "varint"),
+        (b"\xff" * 11, FormatError, "varint"),
+        (b"\x80" * 3, TruncatedError, "varint"),
+        (varint(100) + b"\0" * 8, FormatError, "cannot be decompressed"),
+        (snappy(block(ENTRIES))[:-1], FormatError, "cannot be decompressed"),
+        (snappy(block(ENTRIES)) + b"\0", FormatError, "cannot be decompressed"),
+        (varint(7) + snappy(block(ENTRIES))[2:], FormatError, "cannot be decompressed"),
+        (varint(1 << 40) + snappy(block(ENTRIES))[2:], FormatError, "more than it can"),
+        (varint((1 << 64) - 1) + b"\0" * 20, FormatError, "more than it can"),
+        (block(ENTRIES), FormatError, "compressed"),
+        (b"\0", TruncatedError, "too short"),
+        (snappy(b"\0" * 8 + b"\xff" * 4), FormatError, "restart points"),
+        (snappy(b"\0" * (65 << 20)), UnsupportedError, "too large"),
+    ],
+)
+def test_broken_snappy_blocks(stored: bytes, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        sstable.read(_mixed(stored))
+    assert caught.value.offset == len(framed(block(ENTRIES[:1])))
+
+
+def _mixed(stored: bytes) -> bytes:
+    """A table of a plain block and one with this compressed content."""
+    first, second = framed(block(ENTRIES[:1])), framed(stored, 1)
+    index = block(
+        [
+            (b"key00000", varint(0) + varint(len(first) - 5)),
+            (b"z", varint(len(first)) + varint(len(second) - 5)),
+        ],
+        interval=1,
+    )
+    data = first + second
+    handles = varint(len(data)) + varint(8)
+    data += framed(block([]))
+    handles += varint(len(data)) + varint(len(index))
+    return data + framed(index) + handles.ljust(40, b"\0") + W["MAGIC"]
+
+
+def test_what_a_snappy_block_says_is_judged_before_memory_is_taken() -> None:
+    tracemalloc.start()
+    with pytest.raises(UnsupportedError, match="too large"):
+        sstable.read(_mixed(varint(1 << 30) + b"\0" * (50 << 20)))
+    with pytest.raises(FormatError, match="more than it can"):
+        sstable.read(_mixed(varint(1 << 62) + b"\0" * 1000))
+    assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    tracemalloc.stop()
+
+
+def test_damage_to_snappy_with_its_checksum_repaired() -> None:
+    contents = snappy(block(ENTRIES[:20]))
+    dice = random.Random(5)
+    for _ in range(1000):
+        damaged = bytearray(contents)
+        for _ in range(dice.randint(1, 3)):
+            damaged[dice.randrange(len(damaged))] = dice.choice([0, 1, 0x7F, 0x80, 0xFF, dice.randrange(256)])
+        with contextlib.suppress(CkpttoolError):
+            sstable.read(table_of([bytes(damaged)], [b"\xff" * 20], kind=1))
+    for cut in range(len(contents)):
+        with pytest.raises(CkpttoolError):
+            sstable.read(table_of([contents[:cut]], [b"\xff" * 20], kind=1))
+
+
+def test_a_block_that_is_named_again_and_again() -> None:
+    # An empty block is between any two keys; without a rule of its own it would be read a thousand times.
+    empty = framed(block([], restarts=list(range(1000))))
+    index = block([(b"%04d" % n, varint(0) + varint(len(empty) - 5)) for n in range(1000)], interval=1)
+    data = empty
+    handles = varint(len(data)) + varint(8)
+    data += framed(block([]))
+    handles += varint(len(data)) + varint(len(index))
+    with pytest.raises(FormatError, match="overlap"):
+        sstable.read(data + framed(index) + handles.ljust(40, b"\0") + W["MAGIC"])
 
 
 def test_blocks_out_of_order_or_twice() -> None:

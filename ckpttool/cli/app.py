@@ -52,29 +52,44 @@ def _main(
     pass
 
 
-@app.command(epilog="Example: ckpttool inspect runs/ckpt-15000 --glob 'actor/**'")
+@app.command(epilog="Example: ckpttool inspect runs/ckpt-15000 --glob 'actor/**' --depth 2")
 def inspect(
     path: PathArgument,
     glob: Glob = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Fold the modules at level N into one line each.")
+    ] = None,
+    sort: Annotated[str, typer.Option(metavar="ORDER", help="file, size or name, in every module.")] = "file",
     keys: Annotated[bool, typer.Option("--keys", help="Show the native keys as well.")] = False,
+    aliases: Annotated[
+        bool, typer.Option("--aliases", help="Show every other path of each tensor as well.")
+    ] = False,
+    graph: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Draw the modules instead, into a new .svg, .html or .dot file."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the drawing if it exists.")] = False,
     layout: LayoutOption = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Show what is inside: module tree, shapes, types, roles, totals, layout."""
+    """Show what is inside: module tree, shapes, types, roles, totals, layout.
+
+    Of a folder of checkpoints, show these, and what is inside the latest one.
+    """
     import gc
 
-    from ckpttool.ops.summary import summary
+    from ckpttool.cli import inspection
 
     # A listing makes many objects and no rubbish: collecting would cost a fifth of its time.
     gc.disable()
-    found = summary(path, glob, layout)
+    view = inspection.view(keys=keys, aliases=aliases, depth=depth, sort=sort, quiet=quiet)
+    found = inspection.look(path, glob, layout)
+    drawn = inspection.draw(found, graph, depth, force=force) if graph is not None else None
     if as_json:
-        output.write(output.document(found.document()))
+        output.write(output.document({**found.document(), **({"graph": drawn} if drawn else {})}))
     else:
-        from ckpttool.cli.tree import render
-
-        output.write(render(found, keys=keys, quiet=quiet))
+        output.write(inspection.text(found, view, drawn))
     return 0
 
 
@@ -119,8 +134,17 @@ def _digest_document(found: Any, compared: Any) -> dict[str, Any]:
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="What to convert.", show_default=False)],
     target: Annotated[str, typer.Argument(metavar="DST", help="The file to write.", show_default=False)],
-    to: Annotated[str | None, typer.Option(help="What to write: torch. Guessed from DST's suffix.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="What to write: torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name) or keras "
+            "(a weights file). Guessed from DST's suffix."
+        ),
+    ] = None,
     layout: LayoutOption = None,
+    part: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Convert only what lies below this path in SRC.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace DST if it exists.")] = False,
     allow_missing: Annotated[
@@ -141,6 +165,7 @@ def convert(
             target,
             to=to,
             layout=layout,
+            part=part,
             allow_missing=allow_missing,
             dry_run=dry_run,
             force=force,

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from ckpttool.errors import CkpttoolError, NotACheckpointError, UnsupportedError
 from ckpttool.formats.probe import Probe
+from ckpttool.source import File
+from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
 
 
 class _Known(NamedTuple):
@@ -26,12 +28,10 @@ _WRONG = (
     _Known(b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it first"),
 )
 _LATER = (
-    _Known(b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras .h5)"),
     _Known(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", "a PyTorch file of the form before 1.6"),
-    _Known(b"PK", "a zip archive without a data.pkl"),
+    _Known(b"PK", "a zip archive without a data.pkl or model.weights.h5"),
     _Known(b"\x93NUMPY", "a NumPy array file"),
 )
-_TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
 
 
 def explain(probe: Probe) -> CkpttoolError:
@@ -43,15 +43,25 @@ def explain(probe: Probe) -> CkpttoolError:
     for known in _WRONG:
         if head.startswith(known.start) or start.startswith(known.start):
             return NotACheckpointError(f"this is {known.what}", file=probe.path, hint=known.hint)
+    damage = _damage(probe) if head.startswith(b"PK\x03\x04") else None
+    if damage is not None:
+        return damage
     for known in _LATER:
         if head.startswith(known.start):
             return UnsupportedError(f"this is {known.what}, which is not read yet", file=probe.path)
-    if probe.tail.endswith(_TABLE_MAGIC):
-        return UnsupportedError("this is a TensorFlow V1 checkpoint, which is not read yet", file=probe.path)
     if _is_text(head):
         return NotACheckpointError("this is a text file, not a checkpoint", file=probe.path)
     shown = head[:8].hex(" ")
     return NotACheckpointError("no format knows these bytes", file=probe.path, found=f"{shown} at the start")
+
+
+def _damage(probe: Probe) -> CkpttoolError | None:
+    """Return what is wrong with a zip archive: its formats know it by the members, which need its end."""
+    try:
+        zip.read(File.stamp(probe.path))
+    except CkpttoolError as error:
+        return error
+    return None
 
 
 def _is_text(head: bytes) -> bool:

@@ -6,13 +6,17 @@ Field numbers are those of tensorflow/core/framework/tensor_shape.proto and tens
 from __future__ import annotations
 
 import functools
+import math
 import re
 
-from ckpttool.errors import FormatError
+from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.wire import protobuf
 
 # tensorflow/core/framework/tensor_shape.h: TensorShape::MaxDimensions.
 MAX_RANK = 254
+# numpy's limit.
+READABLE_RANK = 64
+MAX_ELEMENTS = 1 << 58  # of 16 bytes at most, so that sizes in bytes stay below 2^63
 
 Extent = tuple[int, int]  # start and length; length -1 is the whole dimension
 
@@ -31,6 +35,19 @@ def shape(data: bytes) -> tuple[int, ...]:
             "a tensor has too many dimensions", expected=f"at most {MAX_RANK}", found=str(len(dims))
         )
     return tuple(dims)
+
+
+@functools.lru_cache(maxsize=1024)
+def elements_of(dims: tuple[int, ...]) -> int:
+    """Return the number of elements of a shape; refuse more dimensions or elements than an array can have."""
+    if len(dims) > READABLE_RANK:
+        raise UnsupportedError(
+            "the tensor has too many dimensions", expected=f"at most {READABLE_RANK}", found=str(len(dims))
+        )
+    # An extent of 0 must not hide an overflow: [2^62, 2^62, 0] fits no array either.
+    if math.prod(extent or 1 for extent in dims) >= MAX_ELEMENTS:
+        raise FormatError("the tensor has more elements than a file can hold", found=f"shape {list(dims)}")
+    return math.prod(dims)
 
 
 def _dim(data: bytes) -> int:

@@ -66,7 +66,7 @@ _KERAS_SETTINGS = {
 }
 
 # Keras optimizers with a state that looks like Adam's and means something else, or does more with it.
-_NOT_ADAM = frozenset(
+NOT_ADAM = frozenset(
     "adadelta adafactor adagrad adamax adamw ftrl lamb lion muon nadam rmsprop sgd".split()  # noqa: SIM905
 )
 
@@ -79,7 +79,7 @@ def from_keras(optimizer: Optimizer) -> OptimizerMoves:
     """
     mine = _below(optimizer)
     kind = _keras_kind(mine, optimizer.tree)
-    if kind in _NOT_ADAM:
+    if kind in NOT_ADAM:
         return OptimizerMoves((), note=f"{optimizer.name} is {kind}, whose state is not converted yet")
     weights = {source: (target, rule) for source, target, rule in optimizer.weights}
     moves: list[Move] = []
@@ -107,12 +107,18 @@ def _below(optimizer: Optimizer) -> dict[Segments, Path]:
 
 
 def _keras_kind(mine: Mapping[Segments, Path], tree: Tree) -> str | None:
-    """Return the optimizer's class in lower case, as its variables are named (`adam_1/iteration`)."""
     for theirs, ours in _KERAS_SETTINGS.items():
-        leaf = tree[mine[theirs,]] if ours == "step" and (theirs,) in mine else None
-        if isinstance(leaf, Leaf) and leaf.name:
-            return re.sub(r"_\d+$", "", leaf.name.split("/")[0].lower()).replace("_", "")
+        found = optimizer_class(tree[mine[theirs,]]) if ours == "step" and (theirs,) in mine else None
+        if found is not None:
+            return found
     return None
+
+
+def optimizer_class(counter: Leaf | ValueLeaf | None) -> str | None:
+    """Return an optimizer's class in lower case, as Keras calls its count of updates (`adam_1/iteration`)."""
+    if not isinstance(counter, Leaf) or not counter.name:
+        return None
+    return re.sub(r"_\d+$", "", counter.name.split("/")[0].lower()).replace("_", "")
 
 
 def _by_order(path: Path, slot: Leaf, optimizer: Optimizer) -> Path | None:
@@ -195,8 +201,10 @@ def _settings(mine: Mapping[Segments, Path], optimizer: Optimizer) -> list[Move]
 class ToTorch:
     """One canonical Adam as torch's state_dict; `weights` are its network's moves in parameter order."""
 
-    def __init__(self, name: str, weights: Sequence[Move], agent: Tree, told: Mapping[str, float]) -> None:
-        """Take the canonical optimizer `name` of the canonical `agent`."""
+    def __init__(
+        self, name: str, weights: Sequence[Move], agent: Tree, told: Mapping[str, float | bool | None]
+    ) -> None:
+        """Take the canonical optimizer `name` of the canonical `agent`; `told` are settings it may lack."""
         self.name = name
         self.weights = weights
         self.told = told
@@ -216,7 +224,11 @@ class ToTorch:
                 source = canonical.slot(self.name, slot, weight.source)
                 if source in self.agent:
                     found.append(Move(source, (*place, key(_BACK[slot])), weight.rule))
-        return found + [Move(s, t, ToValue()) for s, t in self._settings() if s in self.agent]
+        return found + [
+            Move(s, t, ToValue(exact=self.told.get(str(s[1].value))))
+            for s, t in self._settings()
+            if s in self.agent
+        ]
 
     @property
     def started(self) -> bool:

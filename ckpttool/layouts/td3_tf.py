@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from ckpttool.layouts import adam
-from ckpttool.layouts.canonical import Binding, Facts
+from collections.abc import Iterator
+
+from ckpttool.layouts import adam, canonical
+from ckpttool.layouts.adam_keras import ToKeras, as_tensor
+from ckpttool.layouts.canonical import Binding, Facts, Part
 from ckpttool.layouts.table import Table, bind
+from ckpttool.leaf import Path, attr, display
+from ckpttool.mapping.kinds import SPELLING
+from ckpttool.mapping.plan import Label, Plan, Settings, edges
+from ckpttool.mapping.report import Move
 from ckpttool.tree import Tree
 
 TABLE = Table(
@@ -26,6 +33,96 @@ TABLE = Table(
 )
 
 
+# The attribute of tf.train.Checkpoint under which the agent stands, as in Checkpoint(policy=agent).
+ROOT = attr("policy")
+SAVES = (attr("save_counter"),)  # tf.train.Checkpoint's own
+
+
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # a prefix's name says nothing
     """Return the tree's way to the canonical agent if its networks are named so."""
     return bind(tree, TABLE)
+
+
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:  # noqa: ARG001  # all that Keras keeps is here
+    """Return where a canonical agent goes: `tf.train.Checkpoint(policy=agent)` with Keras 3 layers.
+
+    Layers keep the names and the order that their source gave them; those of a torch Sequential are a Keras
+    Sequential's, whose activations are arguments of its layers.
+    """
+    weights = _weights(binding, agent)
+    labels = {m.target: Label("parameter", display(m.target[1:])) for m in weights}
+    state = _optimizers(weights, agent)
+    counters = tuple(_counters(agent))
+    labels |= {move.target: Label("counter", display(move.target[-1:])) for move in counters}
+    networks = {move.source[0].value for move in weights}
+    absent = [name for name in canonical.NETWORKS if name not in networks]
+    targets = [n for n in absent if n.endswith("_target") and n.removesuffix("_target") in networks]
+    return Plan(
+        (*weights, *(move for each in state for move in each.moves), *counters),
+        {path: leaf for each in state for path, leaf in each.added.items()},
+        aliases={path: others for each in state for path, others in each.aliases.items()},
+        labels=labels | {path: label for each in state for path, label in each.labels.items()},
+        assumed=tuple(line for each in state for line in each.assumed),
+        missing=(
+            *(display((ROOT, attr(name))) for name in targets),
+            *(name for each in state for name in each.missing),
+        ),
+        consumed=tuple(path for each in state for path in each.consumed),
+        notes=(
+            *((f"the source has no {', '.join(absent)}",) if absent else ()),
+            *(note for each in state for note in each.notes),
+        ),
+        told={name: settings for each in state for name, settings in each.told.items()},
+    )
+
+
+def _weights(binding: Binding, agent: Tree) -> tuple[Move, ...]:
+    order = {move.target: number for number, move in reversed(tuple(enumerate(binding.moves.moves)))}
+    layers: list[list[tuple[Path, tuple[str, ...], str]]] = []
+    for component in canonical.NETWORKS:
+        found = [
+            layer for p in binding.parts if p.component == component for layer in _layers(p, agent) if layer
+        ]
+        layers += sorted(found, key=lambda layer: min(order[source] for source, _, _ in layer))
+    flat = [weight for layer in layers for weight in layer]
+    paths = edges((str(ROOT.value), *name) for _, name, _ in flat)
+    moves = []
+    for source, name, kind in flat:
+        rule = next(w.to_canonical for w in SPELLING["tensorflow", kind].weights if w.name == name[-1])
+        moves.append(Move(source, paths[str(ROOT.value), *name], rule.inverse(agent[source])))
+    return tuple(moves)
+
+
+def _layers(part: Part, agent: Tree) -> Iterator[list[tuple[Path, tuple[str, ...], str]]]:
+    """Go through the layers: of each its tensors' canonical paths, their edges below the agent, its kind."""
+    sequential = all(layer.name and layer.name[-1].isdigit() for layer in part.layers)
+    for position, layer in enumerate(part.layers):
+        name = layer.name
+        if sequential:
+            # keras/src/models/sequential.py: the input layer is number 0.
+            name = (*name[:-1], "_functional", "_operations", str(position + 1))
+        yield [
+            (source, (part.component, *name, weight.name), layer.kind)
+            for weight in SPELLING["tensorflow", layer.kind].weights
+            if (source := canonical.weight(part, position, weight.canonical)) in agent
+        ]
+
+
+def _optimizers(weights: tuple[Move, ...], agent: Tree) -> list[Plan]:
+    present = [name for name in canonical.OPTIMIZED if any(path[0] == attr(name) for path in agent)]
+    return [
+        ToKeras(
+            name,
+            f"adam_{number}" if number else "adam",
+            [move for move in weights if move.source[0] == attr(canonical.OPTIMIZED[name])],
+            agent,
+            (ROOT,),
+        ).plan()
+        for number, name in enumerate(present)
+    ]
+
+
+def _counters(agent: Tree) -> Iterator[Move]:
+    for path in agent:
+        if len(path) == 1:
+            yield Move(path, path if path == SAVES else (ROOT, *path), as_tensor(agent[path], "int64"))

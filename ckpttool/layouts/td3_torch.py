@@ -5,14 +5,14 @@ This is what `convert --to torch` writes for an agent, and what examples/train_t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ckpttool.layouts import adam, canonical
 from ckpttool.layouts.canonical import Binding, Facts, Part
-from ckpttool.layouts.plan import Plan
 from ckpttool.layouts.table import Table, bind
-from ckpttool.leaf import Path, ValueLeaf, attr, key
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, key
 from ckpttool.mapping.kinds import SPELLING
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import ToValue
 from ckpttool.tree import Container, Tree
@@ -39,10 +39,10 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     return bind(tree, TABLE)
 
 
-def plan(binding: Binding, agent: Tree, told: Mapping[str, float]) -> Plan:
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     """Return where a canonical agent goes: layers keep the names and the order that their source gave them.
 
-    `told` are hyperparameters that are known from elsewhere (a sidecar's Adam epsilon).
+    `told` are the optimizers' settings that are known from elsewhere (a sidecar).
     """
     order = {move.target: number for number, move in enumerate(binding.moves.moves)}
     moves: list[Move] = []
@@ -54,14 +54,14 @@ def plan(binding: Binding, agent: Tree, told: Mapping[str, float]) -> Plan:
         if layers:
             containers[key(component),] = _ORDERED
             moves += [move for layer in layers for move in layer]
-    added: dict[Path, ValueLeaf] = {}
+    added: dict[Path, Leaf | ValueLeaf] = {}
     assumed: list[str] = []
     missing: list[str] = []
     consumed: list[Path] = []
     for name, network in canonical.OPTIMIZED.items():
         weights = [move for move in moves if move.source[0] == attr(network)]
         if any(path[0] == attr(name) for path in agent):
-            state = adam.ToTorch(name, weights, agent, told)
+            state = adam.ToTorch(name, weights, agent, told.get(name, {}))
             moves += state.moves()
             added |= state.added()
             containers |= state.containers()

@@ -159,9 +159,13 @@ class Cast(NamedTuple):
 
 
 class ToValue(NamedTuple):
-    """Turn a tensor of one element into a plain number."""
+    """Turn a tensor of one element into a plain number.
+
+    `exact` is the number that the tensor may have been rounded from: it is given if it rounds to that.
+    """
 
     name: str = "as a number"
+    exact: float | bool | None = None
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
         """Return the value leaf; this reads the one element."""
@@ -170,6 +174,8 @@ class ToValue(NamedTuple):
         if leaf.size != 1:
             raise MappingError("only a tensor of one element is a number", found=str(leaf.shape))
         value: Plain = leaf.array().reshape(-1)[0].item()
+        if isinstance(self.exact, float) and leaf.dtype == "float32" and _rounded(self.exact) == value:
+            value = self.exact
         return ValueLeaf(value, leaf.role)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
@@ -199,6 +205,14 @@ class ToTensor(NamedTuple):
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
         """Return the way back to a number."""
         return ToValue() if isinstance(source, ValueLeaf) else Keep()
+
+
+def _rounded(value: float) -> float | None:
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return None
+    return rounded
 
 
 _CODES = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}

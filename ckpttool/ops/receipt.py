@@ -8,18 +8,24 @@ from dataclasses import replace
 from ckpttool.agents.components import widths
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.layouts.canonical import Binding
-from ckpttool.mapping.report import Report
 from ckpttool.ops.digest import Digest, digest_of
 from ckpttool.ops.restore import Own, networks
+from ckpttool.ops.route import Route
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
 
 def receipt(
-    checkpoint: Checkpoint, report: Report, binding: Binding | None, own: Own, written: Digest
+    checkpoint: Checkpoint, way: Route, own: Own, written: Digest, part: str | None = None
 ) -> Sidecar:
     """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried."""
-    base = own.sidecar or (_habit(binding, checkpoint.tree) if binding is not None else Sidecar(""))
+    binding, report = way.binding, way.report
+    base = own.sidecar or (_habit(binding, way.source) if binding is not None else Sidecar(""))
+    if way.settings is not None:
+        provenance = {name: said for name, said in base.provenance.items() if name != "optimizers"}
+        if way.settings:
+            provenance["optimizers"] = f"read from {os.path.basename(checkpoint.path)}"
+        base = replace(base, optimizers=way.settings or None, provenance=provenance)
     return replace(
         base,
         target_sha256=written.sha256,
@@ -28,6 +34,7 @@ def receipt(
             "sha256": own.sha256 or digest_of(checkpoint).sha256,
             "format": checkpoint.format,
             "layout": binding.layout if binding is not None else None,
+            **({"part": part} if part is not None else {}),
         },
         rules=[{"source": m.source, "target": m.target, "rule": m.rule} for m in report.mapped],
         assumed=report.assumed,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -19,6 +21,7 @@ from ckpttool.errors import (
     TruncatedError,
     UsageError,
 )
+from ckpttool.formats import checkpoint_state
 from ckpttool.formats.probe import Probe, WritingFormat
 from ckpttool.formats.resolve import Resolved, claims
 from ckpttool.leaf import Leaf, Path, display
@@ -33,16 +36,25 @@ from ckpttool.wire.crc import crc32c
 class TargetKind(NamedTuple):
     """What `--to` names: the format that writes it, and the layout that an agent gets there.
 
-    `options` are what the format's `pieces` is told besides the tree.
+    `options` are what the format's `pieces` is told besides the tree. `prefix` says that the target is no
+    file itself but what the names of several begin with, and that its folder has a state file, as
+    TensorFlow's do.
     """
 
     format: str
     layout: str
     options: Mapping[str, Any] = MappingProxyType({})
+    prefix: bool = False
 
 
-TARGETS: dict[str, TargetKind] = {"torch": TargetKind("pytorch", "td3_torch")}
-_SUFFIXES = {".pt": "torch", ".pth": "torch"}
+TARGETS: dict[str, TargetKind] = {
+    "torch": TargetKind("pytorch", "td3_torch"),
+    "tf": TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": True}), prefix=True),
+    "tf1": TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": False}), prefix=True),
+    "keras": TargetKind("keras_h5", "td3_tf", MappingProxyType({"root": "policy"})),
+}
+_SUFFIXES = {".pt": "torch", ".pth": "torch", ".index": "tf", ".h5": "keras"}
+_INDEX = ".index"
 
 
 def target_kind(target: str, to: str | None) -> TargetKind:
@@ -59,10 +71,17 @@ def target_kind(target: str, to: str | None) -> TargetKind:
     return TARGETS[chosen]
 
 
+def stem(target: str, kind: TargetKind) -> str:
+    """Return what the names of the target's files begin with: a prefix may be named by its index."""
+    return target.removesuffix(_INDEX) if kind.prefix else target
+
+
 def require_free(
     target: str, kind: TargetKind, sources: tuple[File, ...] = (), *, force: bool = False
 ) -> None:
     """Raise unless `target` may be written; the prefix of a checkpoint that exists is taken too."""
+    if kind.prefix:
+        _require_prefix(target)
     require_new(target, sources, force=force)
     probe = Probe(target)
     if probe.kind == "missing":
@@ -76,6 +95,20 @@ def require_free(
                     file=target,
                     hint="--force replaces it" if kind.format == claim.format.NAME else "take another name",
                 )
+
+
+def _require_prefix(target: str) -> None:
+    """Raise if the target is there as something: the prefix of a checkpoint is the name of no file."""
+    if os.path.isdir(target) or not os.path.basename(target):
+        raise TargetExistsError(
+            "the target is a folder, not the prefix that a TensorFlow checkpoint's files have in common",
+            file=target,
+            hint=f"take {os.path.join(target, 'ckpt-1')}",
+        )
+    if os.path.lexists(target):
+        raise TargetExistsError(
+            "the target is a file, and would stand for two checkpoints", file=target, hint="take another name"
+        )
 
 
 def _require_other(claim: Resolved, sources: tuple[File, ...]) -> None:
@@ -96,7 +129,7 @@ def save(
 ) -> Digest:
     """Write a tree as it is into a new file and return the digest of what was read back."""
     kind = target_kind(target, to)
-    require_free(target, kind, force=force)
+    require_free(stem(target, kind), kind, force=force)
     return write(tree, target, kind, force=force, sync=sync, progress=progress)
 
 
@@ -110,8 +143,13 @@ def write(
     sync: bool = True,
     progress: Progress = silent,
 ) -> Digest:
-    """Write the tree, and beside it the sidecar that `receipt` makes from the written file's digest."""
+    """Write the tree, and beside it the sidecar that `receipt` makes from the written file's digest.
+
+    A checkpoint that is found by its prefix becomes the latest one in its folder's state file.
+    """
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
+    target = stem(target, kind)
+    options = _options(target, kind)
     taken = _Checksums()
     result: list[Digest] = []
 
@@ -121,14 +159,71 @@ def write(
         result.append(digest_of(replace(written, tree=found.watch(written.tree))))
         taken.require(found)
 
-    pieces = writer.pieces(taken.watch(tree, progress), **kind.options)
+    tree = _as_stored(writer, tree, options)
+    pieces = writer.pieces(taken.watch(tree, progress), **options)
     outputs = [Output(target, piece.write, suffix=piece.suffix) for piece in pieces]
     outputs[-1] = outputs[-1]._replace(check=check)
+    for output in outputs if kind.prefix else ():
+        require_new(output.file, force=force)
     if receipt is not None:
         make = receipt
         outputs.append(Output(sidecar.beside(target), lambda stream: _put(stream, make(result[0]))))
+    if kind.prefix:
+        outputs.append(_state(target))
     write_atomically(outputs, force=force, sync=sync)
     return result[0]
+
+
+def _options(target: str, kind: TargetKind) -> dict[str, Any]:
+    """Return the options of the format; TensorFlow counts saves, and a prefix ends with that count."""
+    options = dict(kind.options)
+    if options.get("graph"):
+        number = re.search(r"-(\d{1,18})$", target, re.ASCII)
+        options["counter"] = int(number[1]) if number else 1
+    return options
+
+
+def _as_stored(writer: WritingFormat, tree: Tree, options: Mapping[str, Any]) -> Tree:
+    """Return the tree with the paths that its leaves will be read back by, if the format changes any."""
+    change = getattr(writer, "stored", None)
+    return tree if change is None else cast(Tree, change(tree, **options))
+
+
+def _state(target: str) -> Output:
+    """Return the state file beside the target, brought up to date: ours is the latest of those it names."""
+    folder, name = os.path.split(target)
+    path = os.path.join(folder, checkpoint_state.NAME)
+    known = _known_state(path)
+    whole = os.path.abspath(target)
+    kept = [at for at, one in enumerate(known.every) if os.path.abspath(os.path.join(folder, one)) != whole]
+    # Without times TensorFlow takes none for any; with them it needs one for each.
+    times = (*(known.times[at] for at in kept), time.time()) if known.times else ()
+    state = checkpoint_state.State(name, (*(known.every[at] for at in kept), name), times, known.preserved)
+    return Output(path, lambda stream: _write(stream, checkpoint_state.encode(state)), replaces=True)
+
+
+def _known_state(path: str) -> checkpoint_state.State:
+    """Return what the state file says, its latest checkpoint among all; an empty state if there is none."""
+    if not os.path.lexists(path):
+        return checkpoint_state.State("", ())
+    if not os.path.isfile(path):
+        raise UsageError("the folder's state file is not a file", file=path)
+    try:
+        known = checkpoint_state.read(path)
+    except (FormatError, OSError) as error:
+        reason = error.message if isinstance(error, FormatError) else error.strerror
+        raise UsageError(
+            f"the folder's state file cannot be brought up to date: {reason}",
+            file=path,
+            hint="mend it, remove it, or write into another folder",
+        ) from error
+    return (
+        known if known.latest in known.every else known._replace(every=(*known.every, known.latest), times=())
+    )
+
+
+def _write(stream: IO[bytes], data: bytes) -> None:
+    stream.write(data)
 
 
 def _put(stream: IO[bytes], receipt: Sidecar) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, typed
+from ckpttool.leaf import Leaf, Path, Record, Role, ValueLeaf, typed
 from ckpttool.ops.globs import matcher
+from ckpttool.ops.modules import Module, grouped
+
+if TYPE_CHECKING:
+    from ckpttool.ops.folder import Listed
+
+_ROLES: tuple[Role, ...] = ("parameter", "buffer", "slot", "counter", "replay", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +60,45 @@ class ValueRow:
         return {"path": self.path, "keys": typed(self.keys), **shown_value(self.leaf)}
 
 
+class RoleTotals(NamedTuple):
+    """Sums over the tensors of one role."""
+
+    tensors: int
+    elements: int
+    nbytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the tensors listed: `parameters` counts the elements of trained tensors only."""
+    """Sums over the tensors listed: `parameters` counts the elements of trained tensors only.
+
+    What an optimizer keeps, counters and replayed experience are in `roles`, each by itself.
+    """
 
     tensors: int
     parameters: int
     nbytes: int
     stored_nbytes: int
+    roles: Mapping[Role, RoleTotals] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "tensors": self.tensors,
+            "parameters": self.parameters,
+            "nbytes": self.nbytes,
+            "stored_nbytes": self.stored_nbytes,
+            "roles": {role: sums._asdict() for role, sums in self.roles.items()},
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Everything that `inspect` shows."""
+    """Everything that `inspect` shows.
+
+    `modules` begins with the root, each before those in it. `checkpoints` are those of the folder, where the
+    path is one and the latest of them was taken.
+    """
 
     checkpoint: Checkpoint
     layout: str | None
@@ -75,6 +107,8 @@ class Summary:
     values: tuple[ValueRow, ...]
     totals: Totals
     notes: tuple[str, ...]
+    modules: tuple[Module, ...] = ()
+    checkpoints: tuple[Listed, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -85,14 +119,11 @@ class Summary:
             "layout": self.layout,
             "tensors": [row.document() for row in self.tensors],
             "values": [row.document() for row in self.values],
-            "totals": {
-                "tensors": self.totals.tensors,
-                "parameters": self.totals.parameters,
-                "nbytes": self.totals.nbytes,
-                "stored_nbytes": self.totals.stored_nbytes,
-            },
+            "totals": self.totals.document(),
+            "modules": [module.document() for module in self.modules if module.path or module.kind],
             "notes": list(self.notes),
             "details": dict(self.checkpoint.details),
+            "checkpoints": [listed.document() for listed in self.checkpoints],
         }
 
 
@@ -114,17 +145,27 @@ def summary(path: str, glob: str | None = None, layout: str | None = None) -> Su
             of = tree.names.get(owner) if owner is not None else None
             rows.append(TensorRow(tree.names[at], at, leaf, of, aliases))
     values = tuple(ValueRow(tree.names[at], at, leaf) for at, leaf in tree.plain() if keep(tree.names[at]))
-    totals = Totals(
-        len(rows),
-        sum(row.leaf.size for row in rows if row.leaf.role == "parameter"),
-        sum(row.leaf.nbytes for row in rows),
-        checkpoint.stored_nbytes,
-    )
+    totals = _totals(rows, checkpoint.stored_nbytes)
     name, evidence = (binding.layout, binding.evidence) if binding is not None else (None, "")
     notes = checkpoint.notes
     if glob is not None and not rows and not values:
         notes = (*notes, f"no path matches {glob}")
-    return Summary(checkpoint, name, evidence, tuple(rows), values, totals, notes)
+    entries: list[TensorRow | ValueRow] = [*rows, *values]
+    modules = grouped(((entry.path, entry) for entry in entries), tree.containers)
+    return Summary(checkpoint, name, evidence, tuple(rows), values, totals, notes, modules)
+
+
+def _totals(rows: list[TensorRow], stored_nbytes: int) -> Totals:
+    found: dict[Role, list[int]] = {}
+    for row in rows:
+        leaf = row.leaf
+        sums = found.setdefault(leaf.role, [0, 0, 0])
+        sums[0] += 1
+        sums[1] += leaf.size
+        sums[2] += leaf.nbytes
+    roles = {role: RoleTotals(*found[role]) for role in _ROLES if role in found}
+    trained = roles["parameter"].elements if "parameter" in roles else 0
+    return Totals(len(rows), trained, sum(r.nbytes for r in roles.values()), stored_nbytes, roles)
 
 
 def shown_value(leaf: ValueLeaf) -> dict[str, Any]:

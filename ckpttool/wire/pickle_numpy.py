@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttool.errors import FormatError
-from ckpttool.wire.pickle_values import Builder
+from ckpttool.wire.pickle_values import Builder, Stored
 
 # The type codes that the formats here know, with struct's code where a scalar can become a number.
 _NAMES = {
@@ -45,12 +45,12 @@ class Type:
 
 
 class Parts(NamedTuple):
-    """What an array holds: `data` is bytes, or a list for an array of objects."""
+    """What an array holds: `data` is bytes (Stored if they are long), or a list for an array of objects."""
 
     type: Type
     shape: tuple[int, ...]
     fortran: bool
-    data: bytes | list[Any]
+    data: bytes | Stored | list[Any]
 
 
 @dataclass(eq=False, slots=True)
@@ -67,19 +67,19 @@ class Array:
         shape, kind, fortran, data = state[-4:]
         if not isinstance(shape, tuple) or not isinstance(kind, Type):
             return None
-        if not isinstance(data, bytes | list) or len(shape) > 64:
+        if not isinstance(data, bytes | Stored | list) or len(shape) > 64:
             return None
         return Parts(kind, _checked(shape, kind, data), bool(fortran), data)
 
 
-def _checked(shape: tuple[Any, ...], kind: Type, data: bytes | list[Any]) -> tuple[int, ...]:
+def _checked(shape: tuple[Any, ...], kind: Type, data: bytes | Stored | list[Any]) -> tuple[int, ...]:
     count = 1
     for extent in shape:
         if type(extent) is not int or extent < 0:
             raise FormatError("a pickled array has an impossible shape")
         count *= extent
     digits = kind.code[1:]
-    size = int(digits) if isinstance(data, bytes) and digits.isascii() and digits.isdigit() else 1
+    size = int(digits) if not isinstance(data, list) and digits.isascii() and digits.isdigit() else 1
     size *= 4 if kind.code[:1] == "U" else 1
     if count * size != len(data):
         raise FormatError(
@@ -118,6 +118,11 @@ def _scalar(args: tuple[Any, ...]) -> object:
         raise FormatError("a pickled numpy scalar has the wrong size", found=f"{len(data):,} bytes")
     values = layout.unpack(data)
     return complex(*values) if len(values) == 2 else values[0]
+
+
+def name_of(code: str) -> str | None:
+    """Return our name of the type that NumPy calls `code` ("f4"), None where there is none."""
+    return _NAMES.get(code)
 
 
 # Both spellings: the private module got its underscore in numpy 2.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckpttool.wire.pickle_machine import Machine, Opcode
-from ckpttool.wire.pickle_values import RENAMED, Global, Object, Set
+from ckpttool.wire.pickle_values import RENAMED, Global, Object, Set, Stored
 
 _UNPACK_FLOAT = struct.Struct(">d").unpack_from
 
@@ -154,9 +154,13 @@ def _text(width: int) -> Opcode:
 
 def _bytes(width: int) -> Opcode:
     def push(machine: Machine, at: int) -> int:
-        stop = at + width + int.from_bytes(machine.data[at : at + width], "little")
-        machine.stack.append(machine.data[at + width : stop])
-        return stop
+        start = at + width
+        size = int.from_bytes(machine.data[at:start], "little")
+        long = size > machine.limits.inline
+        machine.stack.append(
+            Stored(machine.data, start, size) if long else machine.data[start : start + size]
+        )
+        return start + size
 
     return push
 

@@ -7,9 +7,19 @@ from typing import Any
 
 from ckpttool.wire.pickle_machine import Machine, Persistent
 from ckpttool.wire.pickle_opcodes import TABLE
-from ckpttool.wire.pickle_values import CONTAINERS, Builder, Dict, Global, Limits, Object, Opaque, Set
+from ckpttool.wire.pickle_values import (
+    CONTAINERS,
+    Builder,
+    Dict,
+    Global,
+    Limits,
+    Object,
+    Opaque,
+    Set,
+    Stored,
+)
 
-__all__ = ["CONTAINERS", "Builder", "Dict", "Global", "Limits", "Object", "Opaque", "Set", "load"]
+__all__ = ["CONTAINERS", "Builder", "Dict", "Global", "Limits", "Object", "Opaque", "Set", "Stored", "load"]
 
 
 def load(

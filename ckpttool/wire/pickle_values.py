@@ -20,12 +20,14 @@ class Limits(NamedTuple):
     what a tuple used as a dict's key may hold (hashing visits shared tuples again and again), `tuple_keys`
     how many there may be (their hashes can be made to collide). `copies` is what known calls may copy of
     their arguments, beside four times the pickle's size: one long text can be encoded again and again.
+    Bytes longer than `inline` are not copied out of the pickle but given as Stored.
     """
 
     integer: int = 1024
     key_items: int = 64
     tuple_keys: int = 4096
     copies: int = 1 << 20
+    inline: int = sys.maxsize
 
 
 class Global(NamedTuple):
@@ -38,6 +40,23 @@ class Global(NamedTuple):
     def full(self) -> str:
         """The dotted name."""
         return f"{self.module}.{self.name}"
+
+
+@dataclass(eq=False, slots=True)
+class Stored:
+    """Bytes that stay where they are: `length` bytes from position `at` of the pickle `data`."""
+
+    data: bytes
+    at: int
+    length: int
+
+    def __len__(self) -> int:
+        """Return the number of bytes."""
+        return self.length
+
+    def __bytes__(self) -> bytes:
+        """Return a copy of the bytes."""
+        return self.data[self.at : self.at + self.length]
 
 
 @dataclass(eq=False, slots=True)
@@ -117,11 +136,14 @@ _DATA_MODULES = frozenset(
 _DATA_NAMES = frozenset(
     (
         "_codecs.encode",
+        "_collections._tuplegetter",
+        "_weakrefset.WeakSet",
         "_io.BytesIO",
         "_io.StringIO",
         "builtins.bool",
         "builtins.bytearray",
         "builtins.bytes",
+        "builtins.classmethod",
         "builtins.complex",
         "builtins.dict",
         "builtins.float",
@@ -129,15 +151,20 @@ _DATA_NAMES = frozenset(
         "builtins.int",
         "builtins.list",
         "builtins.object",
+        "builtins.property",
         "builtins.range",
         "builtins.reversed",
         "builtins.set",
         "builtins.slice",
+        "builtins.staticmethod",
         "builtins.str",
         "builtins.tuple",
         "copyreg.__newobj__",
         "copyreg.__newobj_ex__",
         "copyreg._reconstructor",
+        "dataclasses.Field",
+        "dataclasses._DataclassParams",
+        "dataclasses._MISSING_TYPE",
         "functools.partial",
         "io.BytesIO",
         "io.StringIO",
@@ -166,10 +193,27 @@ def acts(target: object, args: tuple[Any, ...]) -> str | None:
         return None
     if target.module == "builtins" and target.name.endswith(_BUILTIN_ERRORS):
         return None
-    if target.full == "builtins.getattr" and args and isinstance(args[0], Object):
+    return None if _looks(target.full, args) else target.full
+
+
+def _looks(name: str, args: tuple[Any, ...]) -> bool:
+    """Say whether a call only looks something up, in a way that leads nowhere else.
+
+    Pickler.save_type (Lib/pickle.py) stores the type of None as a call of `type`; cloudpickle stores classes
+    by value, and with them `tuple.__new__` of named tuples and the annotation `Optional[int]` (by getitem).
+    """
+    if not args:
+        return False
+    first = args[0]
+    if name == "builtins.getattr":
         # How bound methods are stored; of a module or class it would be a way to anything.
-        return None
-    return target.full
+        return isinstance(first, Object) or args in _MAKERS
+    if name == "builtins.type":
+        return len(args) == 1 and (first is None or isinstance(first, Global))
+    return name == "_operator.getitem" and isinstance(first, Global) and first.module == "typing"
+
+
+_MAKERS = tuple((Global("builtins", kind), "__new__") for kind in ("object", "tuple", "int", "str", "float"))
 
 
 def _dict(name: str) -> Builder:
@@ -210,7 +254,7 @@ def _bytes(args: tuple[Any, ...]) -> object:
     # bytearray(n) would be n zeros: only what the file holds itself is kept.
     if not args:
         return b""
-    if len(args) == 1 and isinstance(args[0], bytes):
+    if len(args) == 1 and isinstance(args[0], bytes | Stored):
         return args[0]
     if len(args) == 2 and isinstance(args[0], str):
         return _encode(args)

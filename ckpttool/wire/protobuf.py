@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 from ckpttool.errors import FormatError, TruncatedError
@@ -43,6 +44,14 @@ def fields(data: Data) -> list[tuple[int, int | Data]]:
     return found
 
 
+def each(data: Data) -> Iterator[tuple[int, int | Data]]:
+    """Go through the message's fields one at a time, for messages that may have more than should be kept."""
+    at, stop = 0, len(data)
+    while at < stop:
+        field, at = _field(data, at, stop)
+        yield field
+
+
 def _field(data: Data, start: int, stop: int) -> tuple[tuple[int, int | Data], int]:
     tag, at = varint.read(data, start, stop)
     wire, number = tag & 7, tag >> 3
@@ -73,6 +82,17 @@ def number(value: int | bytes | memoryview) -> int:
     if not isinstance(value, int):
         raise FormatError("a protobuf field holds bytes where a number belongs")
     return value if value < 1 << 63 else varint.signed(value)
+
+
+def numbers(value: int | bytes | memoryview) -> list[int]:
+    """Return the numbers of a repeated field's value, packed or not, as signed ones."""
+    if isinstance(value, int):
+        return [number(value)]
+    found, at = [], 0
+    while at < len(value):
+        unsigned, at = varint.read(value, at, len(value))
+        found.append(varint.signed(unsigned))
+    return found
 
 
 def message(value: int | Data) -> Data:

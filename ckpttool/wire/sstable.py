@@ -7,6 +7,7 @@ Positions in errors count from the start of the file.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,7 +17,12 @@ from ckpttool.wire import crc, varint
 MAGIC = bytes.fromhex("57fb808b247547db")
 FOOTER = 48
 TRAILER = 5  # one byte of compression type, four of masked CRC-32C over contents and type
-_COMPRESSION = {0: "none", 1: "snappy"}
+_NONE, _SNAPPY = 0, 1  # tsl/lib/io/table_options.h
+
+# The densest element of snappy copies 64 bytes and takes three (github.com/google/snappy,
+# format_description.txt).
+_SNAPPY_RATIO = 22
+MAX_BLOCK = 64 << 20  # decompressed; tables are written with blocks of 256 KB and single longer entries
 
 # Prefix sharing lets four bytes stand for a key of any length: more than this is an attack, not a table.
 _KEY_BYTES_FLOOR = 64 << 20
@@ -32,19 +38,26 @@ class Handle(NamedTuple):
     size: int
 
 
-def read(data: bytes) -> list[Entry]:
+def read(data: bytes, most: int = MAX_BLOCK) -> list[Entry]:
     """Return every key and value of the table in order; raise FormatError where it breaks a rule.
 
-    Every block's checksum is verified. Compressed blocks raise UnsupportedError.
+    Every block's checksum is verified before it is decompressed. A compressed block may hold `most` bytes
+    at the most, else UnsupportedError is raised.
     """
     meta, index = footer(data)
-    _block(data, meta)
+    _block(data, meta, most)
     budget = max(_KEY_BYTES_FLOOR, _KEY_EXPANSION * len(data))
     found: list[Entry] = []
     lower: bytes | None = None
-    for bound, value in _block(data, index):
+    free = 0
+    for bound, value in _block(data, index, most):
         handle = _handle(value, 0, len(value))[0]
-        entries = _block(data, handle)
+        if handle.offset < free:
+            # Blocks are written one after the other; one that is named again and again would cost its
+            # size each time.
+            raise FormatError("the blocks of the table overlap", offset=handle.offset)
+        free = handle.offset + handle.size + TRAILER
+        entries = _block(data, handle, most)
         _require_between(lower, entries, bound, handle.offset)
         lower = bound
         found += entries
@@ -83,7 +96,7 @@ def _handle(data: bytes, at: int, stop: int) -> tuple[Handle, int]:
     return Handle(offset, size), at
 
 
-def _block(data: bytes, handle: Handle) -> list[Entry]:
+def _block(data: bytes, handle: Handle, most: int) -> list[Entry]:
     offset, size = handle
     room = len(data) - FOOTER - TRAILER - offset
     if size > room:
@@ -103,16 +116,48 @@ def _block(data: bytes, handle: Handle) -> list[Entry]:
             expected=f"{stored:08x}",
             found=f"{found:08x}",
         )
-    if data[stop]:
-        name = _COMPRESSION.get(data[stop], f"type {data[stop]}")
+    kind = data[stop]
+    if kind not in (_NONE, _SNAPPY):
         raise UnsupportedError(
-            f"a block of the table is compressed ({name}), which this version cannot read", offset=stop
+            "a block of the table is compressed in an unknown way", offset=stop, found=f"type {kind}"
         )
     try:
-        return _entries(data[offset:stop])
+        contents = data[offset:stop] if kind == _NONE else _decompressed(data[offset:stop], most)
+        return _entries(contents)
     except CkpttoolError as error:
-        error.offset = (error.offset or 0) + offset
+        # Within a compressed block there are no positions in the file, only the block's.
+        error.offset = offset + (0 if kind == _SNAPPY else error.offset or 0)
         raise
+
+
+def _decompressed(data: bytes, most: int) -> bytes:
+    """Return the contents of a snappy block; what it says of its size is judged before memory is taken."""
+    import cramjam
+
+    length, _ = varint.read(data, 0, len(data))
+    if length > _SNAPPY_RATIO * len(data):
+        raise FormatError(
+            "a compressed block says that it holds more than it can",
+            expected=f"at most {_SNAPPY_RATIO * len(data):,} bytes",
+            found=f"{length:,}",
+        )
+    if length > most:
+        raise UnsupportedError(
+            "a compressed block of the table is too large",
+            expected=f"at most {most:,} bytes",
+            found=f"{length:,}",
+        )
+    try:
+        contents = bytes(cramjam.snappy.decompress_raw(data))
+    except cramjam.DecompressionError as error:
+        raise FormatError("a compressed block of the table cannot be decompressed") from error
+    if len(contents) != length:
+        raise FormatError(
+            "a compressed block is not as long as it says",
+            expected=f"{length:,} bytes",
+            found=f"{len(contents):,}",
+        )
+    return contents
 
 
 def _entries(block: bytes) -> list[Entry]:
@@ -176,3 +221,29 @@ def _require_between(lower: bytes | None, entries: list[Entry], bound: bytes, of
         return
     if (lower is not None and entries[0][0] <= lower) or entries[-1][0] > bound:
         raise FormatError("a block's keys lie outside the range that the index gives it", offset=offset)
+
+
+def block(stored: bytes, most: int = MAX_BLOCK) -> list[Entry]:
+    """Return the entries of one block, for tables that are not read whole (wire.sstable_file).
+
+    `stored` is the block with its trailer and FOOTER bytes more: as many follow every block of a table.
+    Positions in errors count from its start.
+    """
+    return _block(stored, Handle(0, len(stored) - FOOTER - TRAILER), most)
+
+
+def handle(data: bytes) -> Handle:
+    """Return the place that a value of the index block gives."""
+    return _handle(data, 0, len(data))[0]
+
+
+def places(contents: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Go through the keys of a sound block that is not compressed, each with its value's start and length."""
+    _, stop = _restarts(contents)
+    key, at = b"", 0
+    while at < stop:
+        shared, unshared, length, at = _lengths(contents, at, stop)
+        middle = at + unshared
+        key = key[:shared] + contents[at:middle]
+        yield key, middle, length
+        at = middle + length

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
-from ckpttool.errors import FormatError, NotFoundError, TruncatedError, UnsupportedError
+from ckpttool.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, UnsupportedError
 from ckpttool.source import Checksum, Deflated, File, Span, Storage
 
 STORED, DEFLATED = 0, 8
@@ -80,6 +80,18 @@ class Archive:
         return Deflated(Span(self.file, member.offset, member.stored), member.size, checksum)
 
 
+class _Window(NamedTuple):
+    """The part of an open file that is the archive."""
+
+    descriptor: int
+    start: int
+    size: int
+
+    def read(self, length: int, offset: int) -> bytes:
+        """Return up to `length` bytes from an offset of the archive."""
+        return os.pread(self.descriptor, max(0, min(length, self.size - offset)), self.start + offset)
+
+
 class _Directory(NamedTuple):
     """Where the central directory lies and how many entries it says it has."""
 
@@ -89,41 +101,47 @@ class _Directory(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def read(file: File) -> Archive:
+def read(file: File, start: int = 0, size: int | None = None) -> Archive:
     """Return the archive's members; raise FormatError unless every record agrees with every other.
 
-    The last answers are kept, because a format first asks whether an archive is its own and then reads it.
+    `start` and `size` say where in the file the archive lies (an archive stored in another); members' offsets
+    are those of the file. The last answers are kept, because a format first asks whether an archive is its
+    own and then reads it.
     """
     try:
         descriptor = os.open(file.path, os.O_RDONLY)
     except OSError as error:
         raise NotFoundError(f"cannot be opened: {error.strerror}", file=file.path) from error
     try:
-        place = _find_directory(file, descriptor)
-        entries = _central(file, os.pread(descriptor, place.length, place.offset), place)
-        members = _located(file, descriptor, entries, place.offset)
+        window = _Window(descriptor, start, file.size - start if size is None else size)
+        place = _find_directory(file, window)
+        entries = _central(file, window.read(place.length, place.offset), place)
+        members = _located(file, window, entries, place.offset)
+    except CkpttoolError as error:
+        error.offset = None if error.offset is None else error.offset + start
+        raise
     finally:
         os.close(descriptor)
     recorded = not members or any(m.crc for m in members) or not any(m.size for m in members)
-    return Archive(file, {member.name: member for member in members}, recorded)
+    return Archive(file, {m.name: m._replace(offset=start + m.offset) for m in members}, recorded)
 
 
 def _fail(file: File, message: str, offset: int, **facts: str) -> NoReturn:
     raise FormatError(message, file=file.path, offset=offset, **facts)
 
 
-def _find_directory(file: File, descriptor: int) -> _Directory:
-    start = max(0, file.size - _COMMENT_ROOM)
-    tail = os.pread(descriptor, file.size - start, start)
+def _find_directory(file: File, window: _Window) -> _Directory:
+    start = max(0, window.size - _COMMENT_ROOM)
+    tail = window.read(window.size - start, start)
     at = _end_record(file, tail, start)
     end = END.unpack_from(tail, at)
     place = _Directory(end[6], end[5], end[4])
     stop = start + at
     if end[1] or end[2] or end[3] != end[4]:
         _fail(file, "the archive is split over several disks", stop)
-    locator = os.pread(descriptor, LOCATOR64.size, stop - LOCATOR64.size) if stop >= LOCATOR64.size else b""
+    locator = window.read(LOCATOR64.size, stop - LOCATOR64.size) if stop >= LOCATOR64.size else b""
     if locator[:4] == b"PK\x06\x07":
-        place, stop = _zip64_directory(file, descriptor, locator, place, stop - LOCATOR64.size)
+        place, stop = _zip64_directory(file, window, locator, place, stop - LOCATOR64.size)
     if place.offset + place.length != stop:
         _fail(
             file,
@@ -137,6 +155,7 @@ def _find_directory(file: File, descriptor: int) -> _Directory:
 
 def _end_record(file: File, tail: bytes, start: int) -> int:
     """Return where in `tail` the one end record is whose comment reaches exactly to the end of the file."""
+    stop = start + len(tail)
     found, seen, at = [], False, tail.rfind(b"PK\x05\x06")
     while at >= 0:
         seen = True
@@ -148,17 +167,17 @@ def _end_record(file: File, tail: bytes, start: int) -> int:
     if found:
         _fail(file, "the archive has more than one end record", start + found[0])
     if seen:
-        _fail(file, "the archive's end record is followed by bytes that do not belong to it", file.size)
+        _fail(file, "the archive's end record is followed by bytes that do not belong to it", stop)
     raise TruncatedError(
-        "the archive's end record is missing: the file is cut off", file=file.path, offset=file.size
+        "the archive's end record is missing: the file is cut off", file=file.path, offset=stop
     )
 
 
 def _zip64_directory(
-    file: File, descriptor: int, locator: bytes, old: _Directory, stop: int
+    file: File, window: _Window, locator: bytes, old: _Directory, stop: int
 ) -> tuple[_Directory, int]:
     _, disk, at, disks = LOCATOR64.unpack(locator)
-    record = os.pread(descriptor, END64.size, at) if at <= stop - END64.size else b""
+    record = window.read(END64.size, at) if at <= stop - END64.size else b""
     if disk or disks > 1 or len(record) < END64.size:
         _fail(file, "the zip64 locator points nowhere", stop)
     mark, size, _, _, this, first, here, count, length, offset = END64.unpack(record)
@@ -248,12 +267,12 @@ def _extras(extra: bytes) -> Iterator[tuple[int, bytes]]:
         at += 4 + size
 
 
-def _located(file: File, descriptor: int, entries: list[Member], stop: int) -> list[Member]:
+def _located(file: File, window: _Window, entries: list[Member], stop: int) -> list[Member]:
     """Return the entries with the payload offsets that their local headers give, every byte claimed once."""
     ordered = sorted(entries, key=lambda entry: entry.header)
     located: dict[str, Member] = {}
     free = 0
-    for entry, data, at in _headers(file, descriptor, ordered, stop):
+    for entry, data, at in _headers(file, window, ordered, stop):
         if entry.header < free or (not located and entry.header):
             what = "overlaps the one before it" if located else "does not begin the file"
             _fail(file, f"member {entry.name!r} {what}", entry.header)
@@ -266,7 +285,7 @@ def _located(file: File, descriptor: int, entries: list[Member], stop: int) -> l
 
 
 def _headers(
-    file: File, descriptor: int, ordered: list[Member], stop: int
+    file: File, window: _Window, ordered: list[Member], stop: int
 ) -> Iterator[tuple[Member, bytes, int]]:
     """Give every local header in the file's order; headers that lie close together come with one read."""
     data, base = b"", 0
@@ -279,7 +298,7 @@ def _headers(
                     break
                 end = max(end, ordered[following].header + _NEAR)
                 following += 1
-            data = os.pread(descriptor, max(0, min(end, stop) - base), base)
+            data = window.read(min(end, stop) - base, base)
         if entry.header + LOCAL.size > stop:
             _fail(file, f"member {entry.name!r} lies beyond the archive's end", entry.header)
         yield entry, data, entry.header - base

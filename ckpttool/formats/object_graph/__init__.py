@@ -7,6 +7,7 @@ say about them in `roles`, and the tree that comes of it in `leaves`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ckpttool.errors import FormatError
@@ -15,7 +16,7 @@ from ckpttool.wire import protobuf
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 VALUE = "VARIABLE_VALUE"
-_MARK = "/.ATTRIBUTES/"
+MARK = "/.ATTRIBUTES/"
 
 
 class Attribute(NamedTuple):
@@ -37,14 +38,18 @@ class Slot(NamedTuple):
 class Node(NamedTuple):
     """One object: its children by edge name in the order stored, its values, its slot variables.
 
-    `listlike` says that every child's name is a decimal index, as a list's are.
+    `listlike` says that every child's name is a decimal index, as a list's are. `saver` names the registered
+    saver that wrote the object's tensors under keys of its own.
     """
 
     children: dict[str, int]
     attributes: tuple[Attribute, ...]
     slots: tuple[Slot, ...]
     listlike: bool
+    saver: str = ""
 
+
+_EMPTY = Node({}, (), (), listlike=False)
 
 Graph = list[Node]
 
@@ -56,7 +61,10 @@ def parse(data: bytes) -> Graph:
 
 
 def _node(data: bytes, count: int) -> Node:
+    if not data:
+        return _EMPTY
     children: dict[str, int] = {}
+    saver = ""
     attributes: list[Attribute] = []
     slots: list[Slot] = []
     for number, value in protobuf.fields(data):
@@ -69,8 +77,9 @@ def _node(data: bytes, count: int) -> Node:
             attributes.append(_attribute(protobuf.message(value)))
         elif number == 3:
             slots.append(_slot(protobuf.message(value), count))
-    listlike = bool(children) and all(map(_is_index, children))
-    return Node(children, tuple(attributes), tuple(slots), listlike)
+        elif number == 4:
+            saver = _saver(protobuf.message(value))
+    return Node(children, tuple(attributes), tuple(slots), is_listlike(children), saver)
 
 
 def _child(data: bytes, count: int) -> tuple[int, str]:
@@ -90,6 +99,11 @@ def _attribute(data: bytes) -> Attribute:
         if number <= 3:
             found[number - 1] = protobuf.text(value)
     return Attribute(*found)
+
+
+def _saver(data: bytes) -> str:
+    # RegisteredSaver: name (1), object_name (2; what the saver calls the object).
+    return next((protobuf.text(value) for number, value in protobuf.fields(data) if number == 1), "")
 
 
 def _slot(data: bytes, count: int) -> Slot:
@@ -114,6 +128,11 @@ def _id(value: int | bytes, count: int) -> int:
     return number
 
 
+def is_listlike(children: Collection[str]) -> bool:
+    """Say whether every child's name is a decimal index, and there is one."""
+    return bool(children) and all(map(_is_index, children))
+
+
 def _is_index(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) < 10 and (name[0] != "0" or name == "0")
 
@@ -127,22 +146,36 @@ def path_of_key(key: str) -> tuple[Key, ...]:
     """Return the path that a bundle key spells, for what no object in the graph names.
 
     The key's edges are escaped by `.` -> `..` and `/` -> `.S`
-    (tensorflow/python/trackable/trackable_utils.py).
+    (tensorflow/python/trackable/trackable_utils.py). A key without the mark is not of this kind, and is
+    taken as it stands: registered savers choose their own.
     """
-    edges, mark, attribute = key.partition(_MARK)
-    steps = [Key("attr", _unescaped(edge)) for edge in edges.split("/")]
-    if mark and attribute != VALUE:
-        steps.append(Key("attr", _unescaped(attribute)))
+    edges, mark, attribute = key.partition(MARK)
+    if not mark:
+        return tuple(Key("attr", part) for part in key.split("/"))
+    steps = [Key("attr", unescaped(edge)) for edge in edges.split("/")]
+    if attribute != VALUE:
+        steps.append(Key("attr", unescaped(attribute)))
     return tuple(steps)
 
 
-def _unescaped(edge: str) -> str:
+def unescaped(edge: str) -> str:
+    """Return an edge or attribute as its object has it, from the form that keys have."""
     return edge.replace("..", "\0").replace(".S", "/").replace("\0", ".")
+
+
+def escaped(edge: str) -> str:
+    """Return an edge or attribute in the form that keys have; the inverse of `unescaped`."""
+    return edge.replace(".", "..").replace("/", ".S")
 
 
 def attribute_path(name: str, suffix: str = "") -> tuple[Key, ...]:
     """Return the steps from an object to its attribute: none to a variable's value.
 
-    The proto holds the name escaped; `suffix` is what a bundle key has beyond it.
+    The proto holds a name as the object gives it, or escaped if the object serializes itself
+    (`_serialize_to_tensors`; tensorflow/python/checkpoint/save_util.py), so that the key escapes it twice.
+    `suffix` is what a bundle key has beyond it.
     """
-    return () if name == VALUE and not suffix else (Key("attr", _unescaped(name) + suffix),)
+    if name == VALUE and not suffix:
+        return ()
+    plain = unescaped(name)
+    return (Key("attr", (plain if escaped(plain) == name else name) + suffix),)

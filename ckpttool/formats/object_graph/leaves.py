@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckpttool.formats import object_graph
 from ckpttool.formats.object_graph import Graph
 from ckpttool.formats.object_graph import aliases as graph_aliases
+from ckpttool.formats.object_graph import names as graph_names
 from ckpttool.formats.object_graph import paths as graph_paths
 from ckpttool.formats.object_graph import roles as graph_roles
 from ckpttool.formats.variables import Tensor, role_by_name
@@ -28,9 +30,10 @@ class _Naming:
     roles: graph_roles.Roles
     tensors: Mapping[str, Tensor]
     leaves: dict[Path, Leaf]
-    aliases: dict[Path, tuple[Alias, ...]]
+    aliases: dict[Path, list[Alias]]
     used: dict[str, Path]
     absent: list[tuple[int, Path, object_graph.Attribute]]
+    crowded: Counter[Path]
 
 
 def by_graph(data: bytes, tensors: Mapping[str, Tensor]) -> tuple[Tree, tuple[str, ...]]:
@@ -40,15 +43,21 @@ def by_graph(data: bytes, tensors: Mapping[str, Tensor]) -> tuple[Tree, tuple[st
     valued = {number for number, node in enumerate(graph) if node.attributes}
     aliases = graph_aliases.find(graph, chosen, valued)
     roles = graph_roles.from_optimizers(graph)
-    naming = _Naming(graph, chosen.paths, aliases.paths, roles, tensors, {}, {}, {}, [])
-    for number, path in chosen.paths.items():
+    named = graph_names.of_lists(graph, chosen)
+    others = aliases.paths | {
+        number: (chosen.paths[number], *aliases.paths.get(number, ())) for number in named
+    }
+    naming = _Naming(graph, chosen.paths | named, others, roles, tensors, {}, {}, {}, [], Counter())
+    for number, path in naming.canonical.items():
         if number in valued:
             _add(naming, number, path)
     _add_slots(naming)
     absent = _add_prefixed(naming)
     loose = _add_loose(naming)
     _own_slots(naming)
-    return Tree(naming.leaves, naming.aliases), tuple(_notes(loose, absent, chosen, aliases))
+    savers = sorted({node.saver for node in graph if node.saver})
+    tree = Tree(naming.leaves, {path: tuple(others) for path, others in naming.aliases.items()})
+    return tree, tuple(_notes(savers, loose, absent, chosen, aliases))
 
 
 def _add(naming: _Naming, number: int, path: Path) -> None:
@@ -69,20 +78,29 @@ def _add_prefixed(naming: _Naming) -> list[str]:
     Lookup tables and iterators save `KEY-keys`, `KEY-values` and `KEY_STATE`.
     """
     keys = sorted(naming.tensors.keys() - naming.used.keys())
+    following = list(range(len(keys) + 1))  # where the next key is that nobody has taken
     absent, seen = [], set()
     for number, path, attribute in naming.absent:
         prefix, found = attribute.key, False
         if prefix and prefix not in seen and attribute.name != object_graph.VALUE:
             seen.add(prefix)
-            for key in keys[bisect_left(keys, prefix) :]:
-                if not key.startswith(prefix):
-                    break
+            at = _free(following, bisect_left(keys, prefix))
+            while at < len(keys) and keys[at].startswith(prefix):
                 found = True
-                own = path + object_graph.attribute_path(attribute.name, key[len(prefix) :])
-                _put(naming, number, own, key, attribute.full_name, (), role="other")
+                own = path + object_graph.attribute_path(attribute.name, keys[at][len(prefix) :])
+                _put(naming, number, own, keys[at], attribute.full_name, (), role="other")
+                following[at] = at + 1
+                at = _free(following, at)
         if not found:
             absent.append(prefix)
     return absent
+
+
+def _free(following: list[int], at: int) -> int:
+    while following[at] != at:
+        following[at] = following[following[at]]
+        at = following[at]
+    return at
 
 
 def _put(
@@ -97,14 +115,24 @@ def _put(
     if key in naming.used:
         # Two objects that share one entry are one tensor under two names.
         first = naming.used[key]
-        naming.aliases[first] = (*naming.aliases.get(first, ()), Alias(path), *map(Alias, others))
+        naming.aliases.setdefault(first, []).extend((Alias(path), *map(Alias, others)))
         return
-    if path in naming.leaves:
-        path = (*path, Key("attr", ".ATTRIBUTES"))
+    path = _unused(naming, path)
     naming.leaves[path] = _leaf(naming, number, path, key, full_name, role)
     naming.used[key] = path
     if others:
-        naming.aliases[path] = tuple(map(Alias, others))
+        naming.aliases[path] = [*map(Alias, others)]
+
+
+def _unused(naming: _Naming, path: Path) -> Path:
+    # Two values of one object by one name, or a value whose name is an edge: only strange files have them.
+    if path not in naming.leaves:
+        return path
+    path = (*path, Key("attr", ".ATTRIBUTES"))
+    while path in naming.leaves:
+        naming.crowded[path] += 1
+        path = (*path, Key("index", naming.crowded[path]))
+    return path
 
 
 def _leaf(naming: _Naming, number: int, path: Path, key: str, full_name: str, role: Role | None) -> Leaf:
@@ -151,9 +179,7 @@ def _elsewhere(naming: _Naming, number: int | None) -> Path | None:
 def _add_loose(naming: _Naming) -> list[str]:
     loose = [key for key in naming.tensors if key not in naming.used]
     for key in loose:
-        path = object_graph.path_of_key(key)
-        while path in naming.leaves:
-            path = (*path, Key("attr", ".ATTRIBUTES"))
+        path = _unused(naming, object_graph.path_of_key(key))
         tensor = naming.tensors[key]
         role = role_by_name(path, "", tensor.dtype, tensor.shape)
         naming.leaves[path] = Leaf(tensor.dtype, tensor.shape, tensor.source, key, role)
@@ -162,8 +188,14 @@ def _add_loose(naming: _Naming) -> list[str]:
 
 
 def _notes(
-    loose: list[str], absent: list[str], chosen: graph_paths.Tree, aliases: graph_aliases.Aliases
+    savers: list[str],
+    loose: list[str],
+    absent: list[str],
+    chosen: graph_paths.Tree,
+    aliases: graph_aliases.Aliases,
 ) -> Iterator[str]:
+    if savers:
+        yield f"some objects were saved by a registered saver ({_some(savers)}) under keys of its own choice"
     if loose:
         yield f"{_some(loose)}: named by no object of the graph, listed by key"
     if absent:

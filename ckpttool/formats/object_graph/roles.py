@@ -34,6 +34,7 @@ _SLOT_LISTS = {
 _RMSPROP = {"_velocities": "rms", "_momentums": "momentum"}
 # How Keras ends a slot's name: 3 writes `adam/dense_kernel_momentum`, 2.11 to 2.15 `Adam/m/dense/kernel`.
 _ENDINGS = {"momentum": "m", "velocity": "v", "velocity_hat": "vhat", "m": "m", "v": "v", "vhat": "vhat"}
+_LONGEST_NAME = 4096  # of a slot whose owner is sought in it: every `_` of the name may end the owner's
 _OPTIMIZER_LISTS = frozenset(("_variables", "_trainable_variables"))
 
 
@@ -69,9 +70,7 @@ def from_optimizers(graph: Graph) -> Roles:
         for variable, kind, of in _listed(graph, node, members):
             slots.setdefault(variable, Slot(kind, of, number, listed=True))
         settings.update(_settings(graph, node))
-    for number, node in enumerate(graph):
-        if is_optimizer(node):
-            _by_name(graph, number, slots, trained, settings)
+    _by_name(graph, slots, trained, settings)
     kept = {variable: slot for variable, slot in slots.items() if variable not in trained}
     return Roles(kept, frozenset(trained), frozenset(settings - slots.keys()))
 
@@ -101,25 +100,26 @@ def _settings(graph: Graph, node: Node) -> Iterable[int]:
             yield child
 
 
-def _by_name(
-    graph: Graph, number: int, slots: dict[int, Slot], trained: set[int], settings: set[int]
-) -> None:
+def _by_name(graph: Graph, slots: dict[int, Slot], trained: set[int], settings: set[int]) -> None:
     """Take from a slot's own name what no edge says; leave the owner open where a name is not unique."""
-    loose = [
-        n
-        for n in _members(graph, graph[number], "_variables").values()
-        if n not in settings and n not in trained and (n not in slots or slots[n].of is None)
-    ]
-    if not loose:
-        return
-    owners = _unique_names(graph, slots, trained)
-    for variable in loose:
-        found = _owner_by_name(graph[variable].attributes[0].full_name, owners)
-        if found is not None:
-            kind = slots[variable].kind if variable in slots else found[0]
-            slots[variable] = Slot(kind, found[1], number, listed=True)
-        elif variable not in slots:
-            slots[variable] = Slot("", None, number, listed=True)
+    owners: dict[str, int] | None = None
+    for number, node in enumerate(graph):
+        if not is_optimizer(node):
+            continue
+        loose = [
+            n
+            for n in _members(graph, node, "_variables").values()
+            if n not in settings and n not in trained and (n not in slots or slots[n].of is None)
+        ]
+        if loose and owners is None:
+            owners = _unique_names(graph, slots, trained)
+        for variable in loose:
+            found = _owner_by_name(graph[variable].attributes[0].full_name, owners or {})
+            if found is not None:
+                kind = slots[variable].kind if variable in slots else found[0]
+                slots[variable] = Slot(kind, found[1], number, listed=True)
+            elif variable not in slots:
+                slots[variable] = Slot("", None, number, listed=True)
 
 
 def _unique_names(graph: Graph, slots: dict[int, Slot], trained: set[int]) -> dict[str, int]:
@@ -136,6 +136,8 @@ def _unique_names(graph: Graph, slots: dict[int, Slot], trained: set[int]) -> di
 
 
 def _owner_by_name(full_name: str, owners: dict[str, int]) -> tuple[str, int] | None:
+    if len(full_name) > _LONGEST_NAME:
+        return None
     _, _, rest = full_name.partition("/")
     kind, slash, name = rest.partition("/")
     if slash and name in owners:

@@ -8,18 +8,16 @@ from typing import Any, Literal, NamedTuple
 
 from ckpttool import dtypes
 from ckpttool.errors import FormatError
+from ckpttool.formats.pickled.inert import KEYS, PLAIN, is_leaf, record, step_of
 from ckpttool.formats.pytorch.tensors import Size, Storage, Tensor, array_source, source
-from ckpttool.leaf import Key, Leaf, Path, Record, Role, ValueLeaf, attr, index, key
+from ckpttool.leaf import Key, Leaf, Path, Record, Role, ValueLeaf, attr, index
 from ckpttool.tree import Alias, Container, Tree
-from ckpttool.wire.pickle_numpy import Array, Type
-from ckpttool.wire.pickle_reader import Dict, Global, Object, Opaque, Set
+from ckpttool.wire.pickle_numpy import Array
+from ckpttool.wire.pickle_reader import Dict, Global, Object, Set
 
 DEPTH = 200
 # A list may be reached by many paths, and lists of lists by exponentially many: this often per node.
 REVISITS = 16
-_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
-_KEYS = frozenset((str, int, float, bool, type(None)))
-_SUMMARY = 200
 
 # What torch's modules call their buffers (torch/nn/modules/batchnorm.py).
 _BUFFERS: dict[object, Role] = {
@@ -74,7 +72,7 @@ class Walk:
         kind = type(value)
         if kind is Tensor:
             self._tensor(value, path, place)
-        elif kind in _PLAIN:
+        elif kind in PLAIN:
             self.leaves[path] = ValueLeaf(value, _value_role(path, place))
         elif kind is Array:
             self._array(value, path)
@@ -83,7 +81,7 @@ class Walk:
         elif isinstance(value, dict | list | tuple | Object) and kind is not Global:
             self._container(value, path, place)
         else:
-            self.leaves[path] = ValueLeaf(_record(value))
+            self.leaves[path] = ValueLeaf(record(value))
 
     def _tensor(self, tensor: Tensor, path: Path, place: Place) -> None:
         row = dtypes.BY_NAME.get(tensor.dtype)
@@ -137,8 +135,8 @@ class Walk:
             return
         if len(path) > DEPTH:
             raise FormatError(f"values are nested more than {DEPTH} deep")
-        if isinstance(value, Object) and _is_leaf(value):
-            self.leaves[path] = ValueLeaf(_record(value))
+        if isinstance(value, Object) and is_leaf(value):
+            self.leaves[path] = ValueLeaf(record(value))
             return
         self._seen.setdefault(id(value), path)
         self._open[id(value)] = path
@@ -183,7 +181,7 @@ def _kind(value: Any) -> Container:
         return Container("tuple", "torch.Size")
     if isinstance(value, dict):
         # Keys that a path cannot hold are shown by a label: nobody could write such a dict back.
-        return Container("dict") if all(type(k) in _KEYS for k in value) else Container("record", "dict")
+        return Container("dict") if all(type(k) in KEYS for k in value) else Container("record", "dict")
     return Container("list" if isinstance(value, list) else "tuple")
 
 
@@ -204,7 +202,7 @@ def _entries(value: dict[Any, Any], place: Place) -> Iterator[Child]:
     for position, (name, child) in enumerate(value.items()):
         if optimizer:
             inner = "state" if name == "state" else "settings"
-        yield _key(name, position), child, inner
+        yield step_of(name, position), child, inner
 
 
 def _is_optimizer(value: dict[Any, Any]) -> bool:
@@ -215,17 +213,6 @@ def _is_optimizer(value: dict[Any, Any]) -> bool:
     if not isinstance(state, dict) or not isinstance(groups, list):
         return False
     return all(type(k) is int and isinstance(v, dict) for k, v in state.items())
-
-
-def _key(name: Any, position: int) -> Key:
-    if type(name) in _KEYS:
-        return key(name)
-    if isinstance(name, Global):
-        return key(name.full)
-    if isinstance(name, bytes | tuple):
-        return key(repr(name))
-    inner = name.value if isinstance(name, Opaque) else name
-    return key(f"<{_record(inner).name} {position}>")
 
 
 def _members(value: Object) -> Iterator[Child]:
@@ -252,35 +239,12 @@ def _state(state: Any) -> Iterator[Child]:
         yield attr("__state__"), state, "plain"
 
 
-def _is_leaf(value: Object) -> bool:
-    """Say whether nothing of the object needs a line of its own."""
-    if value.state or value.items or value.entries or value.kwargs:
-        return False
-    return all(type(arg) in _PLAIN or isinstance(arg, Global) for arg in value.args)
-
-
-def _record(value: Any) -> Record:
-    if isinstance(value, Global):
-        return Record(value.full)
-    if isinstance(value, Object):
-        return Record(value.name, ", ".join(_shown(arg) for arg in value.args)[:_SUMMARY])
-    if isinstance(value, Type):
-        return Record("numpy.dtype", value.code)
-    return Record(type(value).__name__)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Global):
-        return value.full
-    return repr(value[:_SUMMARY] if isinstance(value, str | bytes) else value)
-
-
 def plain(value: Any, depth: int = 8) -> Any:
     """Return a container's own state (OrderedDict's `_metadata`) as plain data; what is not is left out."""
     if depth and isinstance(value, Dict | dict):
         made: dict[Any, Any] = OrderedDict() if getattr(value, "name", "").endswith("OrderedDict") else {}
-        made.update((k, plain(v, depth - 1)) for k, v in value.items() if type(k) in _PLAIN)
+        made.update((k, plain(v, depth - 1)) for k, v in value.items() if type(k) in PLAIN)
         return made
     if depth and type(value) in (list, tuple):
         return type(value)(plain(item, depth - 1) for item in value)
-    return value if type(value) in _PLAIN else None
+    return value if type(value) in PLAIN else None

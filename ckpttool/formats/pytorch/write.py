@@ -94,7 +94,9 @@ class _Plan:
         self.stored: dict[Path, int] = {}
         for path, leaf in tree.items():
             self._put(path, leaf, path)
-        for path in tree.containers:
+        # A "module" says what an object was, not how to build it: only its tensors can be written.
+        self.containers = {path: c for path, c in tree.containers.items() if c.kind != "module"}
+        for path in self.containers:
             self._at(path)
         for path, aliases in tree.aliases.items():
             for alias in aliases:
@@ -122,7 +124,7 @@ class _Plan:
             return self._tensor(node.leaf, node)
         if node.leaf is not None:
             return _plain(node.leaf, node.path)
-        kind = self.tree.containers.get(node.path) or _inferred(node)
+        kind = self.containers.get(node.path) or _inferred(node)
         if kind.kind == "record" and kind.name not in _SETS:
             _refuse(f"an object of class {kind.name} cannot be written", node.path)
         if kind.kind in ("dict", "OrderedDict"):

@@ -6,43 +6,42 @@ The format is that of tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The i
 
 from __future__ import annotations
 
-import functools
-import math
 import os
+from dataclasses import replace
+from typing import Any
 
 from ckpttool import dtypes
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.formats import tensor_protos
 from ckpttool.formats.object_graph import KEY as GRAPH
-from ckpttool.formats.object_graph import leaves
-from ckpttool.formats.probe import Probe
+from ckpttool.formats.object_graph import configs, leaves
+from ckpttool.formats.probe import Piece, Probe
+from ckpttool.formats.slices import Unreadable, assembled, box_of
 from ckpttool.formats.tensor_bundle import locations, records
 from ckpttool.formats.tensor_bundle.sources import (
     Missing,
     TensorFlowStrings,
     TensorFlowVariants,
-    Unreadable,
-    assembled,
 )
-from ckpttool.formats.tensor_protos import Extent
+from ckpttool.formats.tensor_protos import elements_of
 from ckpttool.formats.variables import Tensor, by_name
-from ckpttool.source import Checksum, File, Shape, Source, Span, Swapped
-from ckpttool.tree import Tree
+from ckpttool.leaf import Path
+from ckpttool.source import Checksum, File, Source, Span, Swapped
+from ckpttool.tree import Container, Tree
 from ckpttool.wire import protobuf, sstable
 
 NAME = "tensor_bundle"
 TITLE = "TensorFlow checkpoint (index and data shards)"
-WRITES = False
+WRITES = True
 FRAMEWORK = "tensorflow"
 
 # What TensorFlow's own reader calls itself (tensor_bundle.cc, kTensorBundleVersion).
 VERSION = 1
-# numpy's limit; TensorFlow's is 254.
-MAX_RANK = 64
-MAX_ELEMENTS = 1 << 58  # of 16 bytes at most, so that sizes in bytes stay below 2^63
 # The largest index that is read whole; a million variables take some 150 MB.
 MAX_INDEX = 512 << 20
+# The largest object graph that is read whole; ten thousand variables take a megabyte.
+MAX_GRAPH = 256 << 20
 
 
 def claims(probe: Probe) -> str | None:
@@ -69,6 +68,20 @@ def read(location: str) -> Checkpoint:
         "crc32c",
         (*listing.notes(), *notes),
     )
+
+
+def pieces(tree: Tree, **options: Any) -> tuple[Piece, ...]:
+    """Return the shards and the index that hold the tree; the options are those of write.pieces."""
+    from ckpttool.formats.tensor_bundle import write
+
+    return write.pieces(tree, **options)
+
+
+def stored(tree: Tree, **options: Any) -> Tree:
+    """Return the tree as it will be read after `pieces` wrote it with these options (see write.stored)."""
+    from ckpttool.formats.tensor_bundle import write
+
+    return write.stored(tree, **options)
 
 
 def _index_file(path: str) -> File:
@@ -103,10 +116,40 @@ def _tree(tensors: dict[str, Tensor], index: str) -> tuple[Tree, tuple[str, ...]
     if graph.dtype != "string" or graph.shape:
         raise FormatError("the object graph is not one string", file=index, path=GRAPH)
     try:
-        # A scalar's bytes are one length and the string itself (see leaf.Leaf.read).
-        return leaves.by_graph(bytes(graph.source.read())[8:], tensors)
+        tree, notes = leaves.by_graph(_text(graph.source, MAX_GRAPH), tensors)
     except CkpttoolError as error:
         raise error.located(file=index, path=GRAPH) from error.__cause__
+    containers, refused = _modules(tree)
+    return replace(tree, containers=containers) if containers else tree, (*notes, *refused)
+
+
+def _text(source: Source, most: int) -> bytes:
+    # A scalar's bytes are one length and the string itself (see leaf.Leaf.read).
+    if isinstance(source, TensorFlowStrings) and source.span.length > most:
+        raise UnsupportedError(
+            "the text is too large", expected=f"at most {most:,} bytes", found=f"{source.span.length:,}"
+        )
+    return bytes(source.read())[8:]
+
+
+def _modules(tree: Tree) -> tuple[dict[Path, Container], list[str]]:
+    """Return what stored configurations say about the objects that have one, and a note on unusable ones."""
+    found: dict[Path, Container] = {}
+    refused: list[str] = []
+    for path, leaf in tree.tensors():
+        if leaf.dtype != "string" or leaf.shape or not path or path[-1].value != configs.ATTRIBUTE:
+            continue
+        try:
+            container = configs.container(_text(leaf.source, configs.MAX_BYTES))
+        except CkpttoolError:
+            refused.append(leaf.key)
+            continue
+        if container is not None:
+            found[path[:-1]] = container
+    if not refused:
+        return found, []
+    more = f" and {len(refused) - 1:,} more" if len(refused) > 1 else ""
+    return found, [f"{refused[0]}{more}: not a configuration that can be read, passed over"]
 
 
 class _Listing:
@@ -145,7 +188,7 @@ class _Listing:
 
     def _tensor(self, key: bytes, entry: records.Entry) -> Tensor:
         dtype = _dtype(entry.dtype)
-        elements = _elements(entry.shape)
+        elements = elements_of(entry.shape)
         if entry.slices:
             return Tensor(dtype.name, entry.shape, self._sliced(key, entry, dtype))
         return Tensor(dtype.name, entry.shape, self._source(entry, dtype, elements))
@@ -174,12 +217,12 @@ class _Listing:
             if value is None:
                 raise FormatError("the index lacks a slice that the tensor is made of", found=str(extents))
             entry = records.entry(value)
-            box = _box(extents, whole.shape)
+            box = box_of(extents, whole.shape)
             shape = tuple(length for _, length in box)
             if entry.dtype != whole.dtype or entry.shape != shape or entry.slices:
                 raise FormatError("a slice does not fit into its tensor", found=f"{entry.shape} at {box}")
-            parts.append((box, self._source(entry, dtype, _elements(shape))))
-        return assembled(dtype.name, whole.shape, parts)
+            parts.append((box, self._source(entry, dtype, elements_of(shape))))
+        return assembled(dtype.name, whole.shape, parts, f"{self._prefix}.index")
 
     def _shard(self, entry: records.Entry) -> File | None:
         number = entry.shard
@@ -227,33 +270,13 @@ def _header(data: bytes) -> records.Header:
     return header
 
 
-# tensorflow/core/framework/types.proto; how a bundle packs them has not been seen.
-_NARROW = {29: "int4", 30: "uint4", 31: "int2", 32: "uint2"}
-
-
 def _dtype(number: int) -> dtypes.DType:
     dtype = dtypes.BY_TENSORFLOW.get(number)
-    if number in _NARROW:
-        raise UnsupportedError(
-            "tensors of two or four bits an element are not read yet", found=_NARROW[number]
-        )
     if dtype is None:
         raise FormatError("the tensor's type is not one that TensorFlow stores", found=f"number {number}")
     if dtype.name == "resource":
         raise FormatError("a resource handle has no bytes to store, and yet the index lists one")
     return dtype
-
-
-@functools.lru_cache(maxsize=1024)  # thousands of tensors have a few dozen shapes
-def _elements(shape: Shape) -> int:
-    if len(shape) > MAX_RANK:
-        raise UnsupportedError(
-            "the tensor has too many dimensions", expected=f"at most {MAX_RANK}", found=str(len(shape))
-        )
-    # An extent of 0 must not hide an overflow: [2^62, 2^62, 0] fits no array either.
-    if math.prod(extent or 1 for extent in shape) >= MAX_ELEMENTS:
-        raise FormatError("the tensor has more elements than a file can hold", found=f"shape {list(shape)}")
-    return math.prod(shape)
 
 
 def _check_size(entry: records.Entry, dtype: dtypes.DType, elements: int) -> None:
@@ -271,15 +294,3 @@ def _check_size(entry: records.Entry, dtype: dtypes.DType, elements: int) -> Non
         raise FormatError(
             "the tensor has more elements than bytes", expected=f"{elements:,}", found=f"{entry.size:,}"
         )
-
-
-def _box(extents: tuple[Extent, ...], shape: Shape) -> tuple[tuple[int, int], ...]:
-    if len(extents) != len(shape):
-        raise FormatError("a slice has another rank than its tensor", found=str(len(extents)))
-    box = []
-    for (start, length), size in zip(extents, shape, strict=True):
-        length = size - start if length == -1 else length
-        if start < 0 or length < 0 or start + length > size:
-            raise FormatError("a slice reaches beyond its tensor", found=f"{start} + {length} of {size}")
-        box.append((start, length))
-    return tuple(box)

@@ -1,22 +1,15 @@
-"""Sources that only a tensor bundle has: strings, variants, tensors cut into slices, and missing shards."""
+"""Sources that only a tensor bundle has: strings, variants, and missing shards."""
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
-from collections import Counter
 from typing import Literal, NamedTuple
 
-from ckpttool import dtypes
-from ckpttool.errors import FormatError, TruncatedError, UnsupportedError
-from ckpttool.source import Checksum, Shape, Source, Span, as_array
+from ckpttool.errors import FormatError, TruncatedError
+from ckpttool.source import Checksum, Span
 from ckpttool.wire import crc, varint
 
 Order = Literal["little", "big"]
-MAX_CUT_AXES = 8
-
-Box = tuple[tuple[int, int], ...]  # start and length in each dimension
 
 
 class Missing(NamedTuple):
@@ -27,17 +20,6 @@ class Missing(NamedTuple):
     def read(self) -> bytes:
         """Raise TruncatedError."""
         raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)
-
-
-class Unreadable(NamedTuple):
-    """A tensor that can be listed only; `message` says why."""
-
-    path: str
-    message: str
-
-    def read(self) -> bytes:
-        """Raise UnsupportedError."""
-        raise UnsupportedError(self.message, file=self.path)
 
 
 class TensorFlowStrings(NamedTuple):
@@ -106,50 +88,6 @@ class TensorFlowVariants(NamedTuple):
             raise _broken(self.span, "bytes follow the last variant of a tensor")
         _require(self.checksum, running, self.span)
         return data
-
-
-class Assembled(NamedTuple):
-    """A tensor put together from slices that cover it exactly, each a source with its place."""
-
-    dtype: str
-    shape: Shape
-    parts: tuple[tuple[Box, Source], ...]
-
-    def read(self) -> memoryview:
-        """Return the whole tensor's bytes."""
-        import numpy as np
-
-        whole = np.empty(self.shape, dtypes.numpy_dtype(self.dtype))
-        for box, source in self.parts:
-            shape = tuple(length for _, length in box)
-            place = tuple(slice(start, start + length) for start, length in box)
-            whole[place] = as_array(source.read(), self.dtype, shape)
-        return whole.reshape(-1).view(np.uint8).data
-
-
-def assembled(dtype: str, shape: Shape, parts: list[tuple[Box, Source]]) -> Assembled:
-    """Return the source of a sliced tensor; raise FormatError unless the slices cover it exactly once."""
-    whole = tuple((0, extent) for extent in shape)
-    boxes = [box for box, _ in parts]
-    cut = [axis for axis in range(len(shape)) if any(box[axis] != whole[axis] for box in boxes)]
-    if len(cut) > MAX_CUT_AXES:
-        raise UnsupportedError(
-            "a tensor is sliced along too many axes", expected=f"at most {MAX_CUT_AXES}", found=str(len(cut))
-        )
-    if not _tiles([[box[axis] for axis in cut] for box in boxes], [whole[axis] for axis in cut]):
-        raise FormatError("the slices of the tensor do not cover it exactly once")
-    return Assembled(dtype, shape, tuple(parts))
-
-
-def _tiles(boxes: list[list[tuple[int, int]]], whole: list[tuple[int, int]]) -> bool:
-    # Boxes tile the whole if and only if their corners, counted with alternating signs, add up to those of
-    # the whole: they are the derivative of "how often is this element covered" along every axis.
-    corners: Counter[tuple[int, ...]] = Counter()
-    for box, weight in [*((box, 1) for box in boxes), (whole, -1)]:
-        edges = [((start, 1), (start + length, -1)) for start, length in box]
-        for corner in itertools.product(*edges):
-            corners[tuple(at for at, _ in corner)] += weight * math.prod(sign for _, sign in corner)
-    return not any(corners.values())
 
 
 def _require(expected: int, found: int, span: Span) -> None:

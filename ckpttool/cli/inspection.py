@@ -1,0 +1,76 @@
+"""What `inspect` prints: a tree, a list of a folder's checkpoints, or what was drawn."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, get_args
+
+from ckpttool.cli.output import clean
+from ckpttool.cli.tree import Sort, View, count, render, size
+from ckpttool.errors import UsageError
+from ckpttool.ops.summary import Summary, summary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpttool.ops.folder import Folder, Listed
+
+_SHOWN = 20
+
+
+def view(*, keys: bool, aliases: bool, depth: int | None, sort: str, quiet: bool) -> View:
+    """Return how the tree is to be shown; raise UsageError for an unknown order."""
+    if sort not in get_args(Sort):
+        raise UsageError(f"there is no order {sort!r}", hint=f"--sort takes {', '.join(get_args(Sort))}")
+    return View(keys, aliases, depth, sort, quiet)  # type: ignore[arg-type]  # just checked
+
+
+def look(path: str, glob: str | None, layout: str | None) -> Summary | Folder:
+    """Return what is at the path; folders are looked into only where there is one."""
+    if not os.path.isdir(path):
+        return summary(path, glob, layout)
+    from ckpttool.ops import folder
+
+    return folder.look(path, glob, layout)
+
+
+def draw(found: Summary | Folder, target: str, depth: int | None, *, force: bool) -> dict[str, Any]:
+    """Draw the modules into a new file; return the JSON object that says what was drawn."""
+    from ckpttool.cli import drawing
+
+    if not isinstance(found, Summary):
+        raise UsageError("there is no one checkpoint to draw", file=found.path, hint=found.hint)
+    return drawing.write(found, target, depth, force=force)
+
+
+def text(found: Summary | Folder, view: View, drawn: dict[str, Any] | None) -> str:
+    """Return what is printed."""
+    if not isinstance(found, Summary):
+        head = f"{clean(found.path)}: {count(len(found.checkpoints), 'checkpoint')}"
+        notes = [f"note: {clean(note)}" for note in (*found.notes, found.hint)]
+        return "\n".join([head, *_table(found.checkpoints, len(found.checkpoints)), *notes])
+    if drawn is not None:
+        lines = [f"{count(drawn['modules'], 'module')}, {count(drawn['edges'], 'edge')}"]
+        lines += [] if view.quiet else [f"note: {clean(note)}" for note in drawn["notes"]]
+        return "\n".join([*lines, f"wrote {clean(drawn['file'])}"])
+    tree = render(found, view)
+    if view.quiet or len(found.checkpoints) < 2:
+        return tree
+    return "\n".join([*_table(found.checkpoints, _SHOWN), "", tree])
+
+
+def _table(listed: Sequence[Listed], most: int) -> list[str]:
+    """Return a line for each of the last `most` checkpoints; the path comes last and whole, to be copied."""
+    left_out = len(listed) - most
+    lines = [f"and {left_out} earlier ones (--json lists all)"] if left_out > 0 else []
+    shown = listed[max(0, left_out) :]
+    steps = max((len(f"{each.step:,}") for each in shown if each.step is not None), default=0)
+    width = max(steps, 4)
+    lines.append(f"{'step' if steps else '':>{width}}  {'size':>7}  {'time (UTC)':<16}  checkpoint")
+    for each in shown:
+        step = "" if each.step is None else f"{each.step:,}"
+        said = "  latest" * each.latest + "  incomplete" * (not each.complete)
+        lines.append(
+            f"{step:>{width}}  {size(each.nbytes):>7}  {each.when:%Y-%m-%d %H:%M}  {clean(each.path)}{said}"
+        )
+    return lines

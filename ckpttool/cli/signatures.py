@@ -1,0 +1,53 @@
+"""The lines about a SavedModel's signatures: what a program may call, with which tensors."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from ckpttool.cli.output import clean
+
+_SHOWN = 12
+
+
+def signatures(details: Mapping[str, Any], width: int) -> list[str]:
+    """Return a few lines for the details that a SavedModel has; none for other formats."""
+    lines = []
+    tags = details.get("tags")
+    if isinstance(tags, list | tuple) and tags:
+        # A list for each graph.
+        sets = [", ".join(map(str, each)) if isinstance(each, list | tuple) else str(each) for each in tags]
+        lines.append(clean(f"tags {'; '.join(sets)}"))
+    found = details.get("signatures")
+    if not isinstance(found, Mapping):
+        return lines
+    for name, signature in list(found.items())[:_SHOWN]:
+        text = f"{_tensors(signature, 'inputs')} -> {_tensors(signature, 'outputs')}"
+        lines += [
+            clean(f"signature {name}"),
+            *textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    "),
+        ]
+    if len(found) > _SHOWN:
+        lines.append(f"and {len(found) - _SHOWN} more signatures")
+    return lines
+
+
+def _tensors(signature: object, which: str) -> str:
+    found = signature.get(which) if isinstance(signature, Mapping) else None
+    if not isinstance(found, Mapping) or not found:
+        return "nothing"
+    return ", ".join(clean(f"{name} {_shown(tensor)}".strip()) for name, tensor in found.items())
+
+
+def _shown(tensor: object) -> str:
+    if not isinstance(tensor, Mapping):
+        return ""
+    shape = tensor.get("shape")
+    extents = "?" if shape is None else "[" + ", ".join(_extent(e) for e in shape) + "]"
+    return f"{tensor.get('dtype') or ''}{extents}"
+
+
+def _extent(extent: object) -> str:
+    # TensorFlow writes -1 for an extent that is not known (tensorflow/core/framework/tensor_shape.proto).
+    return "?" if extent in (None, -1) else str(extent)

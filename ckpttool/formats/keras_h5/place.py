@@ -1,0 +1,234 @@
+"""Gives every leaf of a tree its place in a `.weights.h5` file: the group of its object and its number there.
+
+Source: keras/src/saving/saving_lib.py, _save_state and _save_container_state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ckpttool.errors import UnsupportedError
+from ckpttool.formats.keras_h5.optimizers import Slots
+from ckpttool.formats.keras_tree.classes import snake
+from ckpttool.leaf import Key, Leaf, Path, display
+from ckpttool.tree import Tree
+
+# The order in which Keras layers create their variables; no layer has two that this order would swap.
+_ORDER = (
+    *("embeddings", "kernel", "depthwise_kernel", "pointwise_kernel", "recurrent_kernel", "gamma", "alpha"),
+    *("scale", "bias", "beta", "mean", "moving_mean", "variance", "moving_variance", "count", "state"),
+)
+_RANK = {name: rank for rank, name in enumerate(_ORDER)}
+_CONVOLUTIONS = {2: "dense", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
+# tf.train.Checkpoint's edges to a Keras model's layers (keras/src/models/sequential.py, functional.py).
+_SEQUENCES = ("_operations", "_layers")
+_INNER = "_functional"
+COUNTER = "save_counter"
+LAYERS = "layers"
+
+
+class Placed(NamedTuple):
+    """Where everything goes: datasets by their path in order, and each object's group with its name.
+
+    `links` are second names of groups. A keras.Model finds an attribute that sorts behind `layers` there,
+    because it visits attributes in alphabetical order and its property `layers` is one; a keras.Layer has no
+    such property and finds it under its own name.
+    """
+
+    datasets: dict[str, Leaf]
+    groups: dict[str, str | None]
+    links: dict[str, str]
+
+
+def placed(tree: Tree, root: str | None = None) -> Placed:
+    """Return the place of every leaf; raise UnsupportedError for the first that has none.
+
+    A tree that was read from a `.weights.h5` keeps the places that it had. Of any other tree, modules become
+    groups by their attributes, numbered modules the layers of a Sequential model. With `root`, the model is
+    what stands below that attribute, and tf.train.Checkpoint's own count of saves is left out.
+    """
+    for path, value in tree.plain():
+        raise UnsupportedError(
+            f"a .weights.h5 file holds tensors only, not {type(value.value).__name__}", path=display(path)
+        )
+    for path, leaf in tree.tensors():
+        if leaf.dtype == "string":
+            raise UnsupportedError("Keras keeps no strings in a .weights.h5 file", path=display(path))
+    top = tree.containers.get(())
+    if top is not None and isinstance(top.state, dict) and top.state.get("group") == "":
+        return _as_it_was(tree)
+    return _Places(tree, root).placed()
+
+
+def _as_it_was(tree: Tree) -> Placed:
+    groups: dict[str, str | None] = {}
+    for container in tree.containers.values():
+        state = container.state if isinstance(container.state, dict) else {}
+        group, name = state.get("group"), state.get("layer")
+        if isinstance(group, str):
+            groups[group] = name if isinstance(name, str) else None
+    datasets: dict[str, Leaf] = {}
+    for path, leaf in tree.tensors():
+        if leaf.key in datasets:
+            raise UnsupportedError("two tensors have the same place in the file", path=display(path))
+        datasets[leaf.key] = leaf
+    return Placed(datasets, groups, {})
+
+
+class _Places:
+    """The places of a tree that never was a Keras file."""
+
+    def __init__(self, tree: Tree, root: str | None) -> None:
+        self.tree = tree
+        self.paths = {path: path for path, _ in tree.tensors()}
+        if root is not None:
+            self.paths = {
+                path: path[1:] if path[0].value == root else path
+                for path in self.paths
+                if path[-1].value != COUNTER
+            }
+        self.names = {path: _cleaned(moved) for path, moved in self.paths.items()}
+        self.slots = Slots({path: self._leaf(path) for path in self.paths}, self.names)
+        self.modules: dict[Path, dict[str, Leaf]] = {}
+        self.groups: dict[Path, str] = {(): ""}
+
+    def _leaf(self, path: Path) -> Leaf:
+        leaf = self.tree[path]
+        assert isinstance(leaf, Leaf)  # noqa: S101  # `paths` are the tensors' paths
+        return leaf
+
+    def placed(self) -> Placed:
+        """Return the places; optimizers come last, as they are not part of the model's variables."""
+        below: dict[Path, dict[Key, None]] = {}
+        for path, name in self.names.items():
+            leaf = self._leaf(path)
+            if self.slots.owns(path):
+                continue
+            if leaf.role == "slot":
+                raise UnsupportedError(
+                    "this slot belongs to no optimizer that is complete", path=display(path)
+                )
+            module = name if leaf.role == "counter" else name[:-1]
+            self.modules.setdefault(module, {})[str(name[-1].value)] = leaf
+            for depth in range(len(module)):
+                below.setdefault(module[:depth], {})[module[depth]] = None
+        self._name_groups(below)
+        datasets: dict[str, Leaf] = {}
+        groups: dict[str, str | None] = {"": None}
+        for module, members in self.modules.items():
+            group = self.groups[module]
+            groups[group] = str(module[-1].value) if module else "model"
+            for number, leaf in enumerate(_ordered(members)):
+                datasets[f"{group}/vars/{number}".lstrip("/")] = leaf
+        # The file's order, not the tree's: a bias may come before its kernel there.
+        position = {id(leaf): number for number, leaf in enumerate(datasets.values())}
+        for at, leaves in self.slots.complete(position):
+            group = "/".join(_word(step) for step in at)
+            groups[group] = str(at[-1].value) if at else "optimizer"
+            for number, leaf in enumerate(leaves):
+                datasets[f"{group}/vars/{number}"] = leaf
+        return Placed(datasets, groups, self._links(below))
+
+    def _links(self, below: dict[Path, dict[Key, None]]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for parent, steps in below.items():
+            if all(_is_number(step) for step in steps):
+                continue
+            counts: dict[str, int] = {}
+            base = self.groups[parent]
+            for path in self._layers(parent, steps, below):
+                stem = self._class(path, below)
+                if stem is None:
+                    continue
+                number = counts.get(stem, 0)
+                counts[stem] = number + 1
+                name = str(path[len(parent)].value)
+                if name > LAYERS and not name.startswith("_"):
+                    word = f"{LAYERS}/{stem}_{number}" if number else f"{LAYERS}/{stem}"
+                    found[f"{base}/{word}" if base else word] = self.groups[path]
+        return found
+
+    def _layers(
+        self, parent: Path, steps: Iterable[Key], below: dict[Path, dict[Key, None]]
+    ) -> Iterable[Path]:
+        """Go through the layers that a model's attributes hold, alone or in a list."""
+        for step in steps:
+            path = (*parent, step)
+            container = self.tree.containers.get(path)
+            if container is not None and container.kind in ("list", "tuple"):
+                yield from ((*path, each) for each in below.get(path, ()))
+            elif all(leaf.role != "counter" for leaf in self.modules.get(path, {}).values()):
+                yield path
+
+    def _name_groups(self, below: dict[Path, dict[Key, None]]) -> None:
+        for parent, steps in below.items():
+            self._name_below(parent, list(steps), below)
+
+    def _name_below(self, parent: Path, steps: list[Key], below: dict[Path, dict[Key, None]]) -> None:
+        # A parent is met before what is below it: its own group has its name.
+        base = self.groups[parent]
+        numbered = all(_is_number(step) for step in steps)
+        counts: dict[str, int] = {}
+        for step in steps:
+            path = (*parent, step)
+            word = _word(step)
+            if numbered:
+                stem = self._class(path, below)
+                if stem is None:
+                    raise UnsupportedError(
+                        "the tree does not say which Keras layer this is", path=display(path)
+                    )
+                number = counts.get(stem, 0)
+                counts[stem] = number + 1
+                word = f"{stem}_{number}" if number else stem
+                container = self.tree.containers.get(parent)
+                listed = container is not None and container.kind in ("list", "tuple")
+                word = word if listed else f"{LAYERS}/{word}"
+            self.groups[path] = f"{base}/{word}" if base else word
+
+    def _class(self, path: Path, below: dict[Path, dict[Key, None]]) -> str | None:
+        """Return the class of a module in snake case: what the tree says, or its variables do."""
+        container = self.tree.containers.get(path)
+        if container is not None and container.kind == "module" and container.name:
+            return snake(container.name)
+        members = self.modules.get(path, {})
+        names = {name.removeprefix("_") for name in members}
+        if "kernel" in names and names <= {"kernel", "bias"}:
+            rank = next(len(leaf.shape) for name, leaf in members.items() if name.endswith("kernel"))
+            if rank in _CONVOLUTIONS:
+                return _CONVOLUTIONS[rank]
+        if {"moving_mean", "moving_variance"} <= names:
+            return "batch_normalization"
+        if names and names <= {"gamma", "beta"}:
+            return "layer_normalization"
+        if names == {"embeddings"}:
+            return "embedding"
+        numbered = bool(below.get(path)) and all(_is_number(step) for step in below[path])
+        return "sequential" if numbered and not members else None
+
+
+def _cleaned(path: Path) -> Path:
+    """Return the path without tf.train.Checkpoint's private edges between a model and its layers."""
+    return tuple(step for step in path if step.value != _INNER and step.value not in _SEQUENCES)
+
+
+def _is_number(step: Key) -> bool:
+    return isinstance(step.value, int) or (isinstance(step.value, str) and step.value.isdecimal())
+
+
+def _word(step: Key) -> str:
+    word = str(step.value)
+    if not word or word == "." or "/" in word or "\0" in word:
+        raise UnsupportedError("a group of an HDF5 file cannot have this name", path=word[:200])
+    return word
+
+
+def _ordered(members: dict[str, Leaf]) -> Iterable[Leaf]:
+    names = [name.removeprefix("_") for name in members]
+    if all(name in _RANK for name in names):
+        return [
+            leaf for _, leaf in sorted(zip(names, members.values(), strict=True), key=lambda m: _RANK[m[0]])
+        ]
+    # keras/src/layers/layer.py, save_own_variables: trainable variables first.
+    return sorted(members.values(), key=lambda leaf: leaf.role != "parameter")

@@ -1,0 +1,150 @@
+"""A Keras model's configuration as data: which layers it has, and plain facts of each. No class is looked up.
+
+Sources: keras/src/saving/serialization_lib.py (Keras 3: `module`, `class_name`, `config`),
+keras/src/legacy/saving/serialization.py (Keras 1 and 2: `class_name`, `config`; a Keras 1 Sequential's config
+is a list).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ckpttool.formats.keras_tree.classes import ATTENTION, CELLS, snake
+
+LIMIT = 16 << 20
+_TEXT = 200
+_LIST = 64
+
+
+class Config(NamedTuple):
+    """One object's class and settings; an unknown object has neither."""
+
+    cls: str | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def name(self) -> str | None:
+        """The user's name of the layer."""
+        found = self.settings.get("name")
+        return found if isinstance(found, str) else None
+
+    @property
+    def trainable(self) -> bool | None:
+        """Whether the layer is trained; None if it does not say."""
+        found = self.settings.get("trainable")
+        return found if isinstance(found, bool) else None
+
+    def layers(self) -> list[Config]:
+        """Return the layers of a Sequential or functional model in their order."""
+        found = self.settings.get("layers")
+        return [config_of(each) for each in found] if isinstance(found, list) else []
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is plain: numbers, words, short lists of them; the name becomes `layer`."""
+        found: dict[str, Any] = {}
+        for key, value in self.settings.items():
+            plain = _plain(value)
+            if plain is not None and key not in ("layers", "name"):
+                found[key[:_TEXT]] = plain
+        return ({"layer": self.name} if self.name is not None else {}) | found
+
+
+NOTHING = Config()
+
+
+def parse(data: bytes | str | None, what: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the JSON object, or nothing and a note that says why there is none."""
+    if data is None:
+        return {}, ()
+    if len(data) > LIMIT:
+        return {}, (f"{what} is larger than {LIMIT:,} bytes and is not read",)
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        return {}, (f"{what} is nested too deeply and is not read",)
+    except ValueError:
+        return {}, (f"{what} is not JSON",)
+    return (found, ()) if isinstance(found, dict) else ({}, (f"{what} is not a JSON object",))
+
+
+def config_of(found: Any) -> Config:
+    """Return class and settings of a serialized object, nothing of anything else."""
+    if not isinstance(found, dict):
+        return NOTHING
+    cls, settings = found.get("class_name"), found.get("config")
+    if isinstance(settings, list):  # a Keras 1 or early Keras 2 Sequential
+        settings = {"layers": settings}
+    if not isinstance(cls, str) or not isinstance(settings, dict):
+        return NOTHING
+    # tf_keras spells registered classes `Custom>Adam`.
+    return Config(cls.rpartition(">")[2][:_TEXT], settings)
+
+
+def lambdas(root: Config) -> tuple[str, ...]:
+    """Return a note for each Lambda layer: its code is data here."""
+    notes: list[str] = []
+    stack = [root]
+    while stack and len(notes) < _LIST:
+        config = stack.pop()
+        if config.cls == "Lambda":
+            notes.append(f"layer {config.name or '?'} is a Lambda: its code is not run")
+        stack += reversed(config.layers())
+        stack += [child for key in ("layer", "cell") if (child := config_of(config.settings.get(key))).cls]
+    return tuple(notes)
+
+
+def child(config: Config, edge: str) -> Config:
+    """Return what a layer's own configuration says of the part under an attribute."""
+    cls = config.cls
+    if cls in CELLS and edge == "cell":
+        return Config(CELLS[cls], {k: v for k, v in config.settings.items() if k != "name"})
+    if cls in ATTENTION and edge.endswith("_dense"):
+        return Config("EinsumDense", {"use_bias": config.settings.get("use_bias")})
+    if edge in ("cell", "layer", "backward_layer"):
+        found = config_of(config.settings.get(edge))
+        if found.cls is None and edge == "backward_layer":
+            return Config(config_of(config.settings.get("layer")).cls, {})
+        return found
+    return config_of(config.settings.get("layer")) if edge == "forward_layer" else NOTHING
+
+
+def stored_names(layers: Sequence[Config]) -> dict[str, Config]:
+    """Return the layers by the group that each is stored in: class in snake case, numbered from the second.
+
+    Source: keras/src/saving/saving_lib.py, _save_container_state.
+    """
+    counts: dict[str, int] = {}
+    found: dict[str, Config] = {}
+    for layer in layers:
+        if layer.cls is None:
+            continue
+        stem = snake(layer.cls)
+        number = counts.get(stem, 0)
+        counts[stem] = number + 1
+        found[f"{stem}_{number}" if number else stem] = layer
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return value if len(value) <= _TEXT else None
+    if (
+        isinstance(value, list)
+        and len(value) <= _LIST
+        and all(isinstance(v, int | float | str) for v in value)
+    ):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        # A dtype policy, a registered activation: its name is the fact.
+        inner = value.get("config")
+        name = inner.get("name") if isinstance(inner, dict) else inner
+        return name[:_TEXT] if isinstance(name, str) else None
+    return None

@@ -1,0 +1,98 @@
+"""A pickled file as inert data, NumPy's arrays left where they are in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.source import File, Inline, Source, Span
+from ckpttool.wire import npy, pickle_numpy, pickle_reader
+from ckpttool.wire.pickle_numpy import Array, Parts, Type
+from ckpttool.wire.pickle_reader import CONTAINERS, Builder, Limits, Object, Stored
+
+# Shorter arrays are kept in the tree: a span would take as much memory.
+_INLINE = 64
+
+
+def _scalar(args: tuple[Any, ...]) -> object:
+    """Keep a NumPy scalar's type: it is an array without dimensions (variables of rank 0 come as such)."""
+    if len(args) != 2 or not isinstance(args[0], Type) or not isinstance(args[1], bytes):
+        return NotImplemented
+    return Array((1, (), args[0], False, args[1])) if args[0].name else NotImplemented
+
+
+def _set_state(args: tuple[Any, ...]) -> object:
+    """Attach what cloudpickle sets on a function or class by a call whose result the pickle drops."""
+    if len(args) == 2 and isinstance(args[0], Object) and args[0].state is None:
+        args[0].state = args[1]
+    return NotImplemented
+
+
+BUILDERS: Mapping[str, Builder] = {
+    **CONTAINERS,
+    **pickle_numpy.BUILDERS,
+    "numpy.core.multiarray.scalar": _scalar,
+    "numpy._core.multiarray.scalar": _scalar,
+    # cloudpickle/cloudpickle.py, _dynamic_function_reduce; RLlib has its own copy of it.
+    **{
+        f"{home}.{name}": _set_state
+        for home in (
+            "cloudpickle.cloudpickle",
+            "cloudpickle.cloudpickle_fast",
+            "ray.cloudpickle.cloudpickle",
+            "ray.cloudpickle.cloudpickle_fast",
+        )
+        for name in ("_function_setstate", "_class_setstate")
+    },
+}
+
+
+class Pickled(NamedTuple):
+    """A pickle's value and where the pickle lies; `file` is None if it lies in no file as it is."""
+
+    value: Any
+    size: int
+    file: File | None
+    base: int
+
+
+def load_file(file: File) -> Pickled:
+    """Return the value of a file that is one pickle; the file's bytes are read once, arrays not copied."""
+    data = file.read(0, file.size)
+    try:
+        return load(data, file)
+    except FormatError as error:
+        if b"joblib.numpy_pickle" in data[: 1 << 16]:
+            raise UnsupportedError(
+                "this is a joblib file, whose arrays stand outside of its pickle", file=file.path
+            ) from error
+        raise
+
+
+def load(data: bytes, file: File | None, base: int = 0, *, name: str | None = None) -> Pickled:
+    """Return the value of a pickle that begins at byte `base` of `file`, or of no file (it was encoded).
+
+    Raise FormatError, naming the file (`name` where there is no `file`), when the pickle is damaged or asks
+    to call something that can act.
+    """
+    limits = Limits(inline=_INLINE) if file else Limits()
+    path = file.path if file else name
+    try:
+        value = pickle_reader.load(data, builders=BUILDERS, limits=limits, file=path, base=base)
+    except FormatError as error:
+        if file is None:
+            # An offset into what the file encodes would name the wrong byte of the file.
+            error.offset = None
+        raise
+    return Pickled(value, len(data), file, base)
+
+
+def array_source(parts: Parts, pickled: Pickled) -> Source:
+    """Return where the array's bytes are, in C order and little-endian; its type must have a name of ours."""
+    data = parts.data
+    if isinstance(data, Stored) and pickled.file is not None:
+        body: Span | Inline = Span(pickled.file, pickled.base + data.at, data.length)
+    else:
+        body = Inline(bytes(data))
+    return npy.laid_out(body, parts.type.code, parts.shape, fortran=parts.fortran, big=parts.type.big)

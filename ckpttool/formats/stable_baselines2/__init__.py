@@ -1,0 +1,56 @@
+"""Agents of Stable-Baselines 2 (TensorFlow 1): its zip files and the cloudpickles before them.
+
+Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py (`_save_to_file_zip`,
+`_save_to_file_cloudpickle`, `_load_from_file`) and stable_baselines/common/save_util.py (`data_to_json`,
+`params_to_bytes`). Nothing that a file serializes is run.
+"""
+
+from __future__ import annotations
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CkpttoolError
+from ckpttool.formats.pickled.owner import owner
+from ckpttool.formats.probe import Probe
+from ckpttool.source import File
+from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
+
+NAME = "stable_baselines2"
+TITLE = "Stable-Baselines 2 agent (zip, or cloudpickle)"
+WRITES = False
+FRAMEWORK = "tensorflow"
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the path of a zip with `parameters` and `parameter_list`, or of a pickle that SB2 wrote."""
+    if not probe.head.startswith(b"PK\x03\x04"):
+        return probe.path if owner(probe) == NAME else None
+    try:
+        members = zip.read(File.stamp(probe.path)).members
+    except CkpttoolError:
+        return None
+    return probe.path if {"parameters", "parameter_list"} <= members.keys() else None
+
+
+def read(location: str) -> Checkpoint:
+    """List the agent's variables, by name, and under `data` its settings and spaces.
+
+    Raise FormatError when archive, arrays and names do not fit together, or when a pickle asks to call
+    something that can act.
+    """
+    from ckpttool.formats.stable_baselines2 import listing
+
+    file = File.stamp(location)
+    zipped = file.read(0, min(2, file.size)) == b"PK"
+    try:
+        found = listing.from_zip(file) if zipped else listing.from_pickle(file)
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+    return Checkpoint(
+        path=location,
+        format=NAME,
+        tree=found.tree,
+        files=(file,),
+        writer=f"Stable-Baselines 2 ({'zip' if zipped else 'cloudpickle'})",
+        integrity="crc32" if found.recorded else "none",
+        notes=found.notes,
+    )

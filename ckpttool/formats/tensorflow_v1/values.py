@@ -1,0 +1,152 @@
+"""The values of a V1 checkpoint: numbers and strings in the typed fields of a TensorProto.
+
+Field numbers are those of tensorflow/core/framework/tensor.proto; which type uses which field is said by
+tensorflow/core/util/saved_tensor_slice_util.h. Unlike elsewhere in TensorFlow, `tensor_content` is not used,
+and a field is not shortened by leaving out repeated last values: the reader (CopySliceData in
+tensor_slice_reader.h) asks for exactly as many values as the slice has elements.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpttool import dtypes
+from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
+from ckpttool.source import Buffer, File
+from ckpttool.wire import protobuf, sstable_file
+from ckpttool.wire.sstable import Handle
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_FLOAT, _DOUBLE, _INT, _STRING, _SCOMPLEX, _INT64, _BOOL, _DCOMPLEX, _HALF = 5, 6, 7, 8, 9, 10, 11, 12, 13
+_UINT32, _UINT64 = 16, 17
+
+FIELDS = {
+    "float32": _FLOAT,
+    "float64": _DOUBLE,
+    "complex64": _SCOMPLEX,
+    "complex128": _DCOMPLEX,
+    "string": _STRING,
+    "int64": _INT64,
+    "bool": _BOOL,
+    "float16": _HALF,
+    "uint32": _UINT32,
+    "uint64": _UINT64,
+    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), _INT),
+    **dict.fromkeys(("qint8", "quint8", "qint32", "quint16"), _INT),
+}
+# Fields that are stored as little-endian numbers of this size; the others are varints.
+_FIXED = {_FLOAT: 4, _DOUBLE: 8, _SCOMPLEX: 4, _DCOMPLEX: 8}
+
+
+class Value(NamedTuple):
+    """A slice of a tensor, or a whole one: one entry of a table."""
+
+    file: File
+    block: Handle
+    key: bytes
+    dtype: str
+    elements: int
+
+    def read(self) -> Buffer:
+        """Return the elements' bytes (strings as u64 lengths, each before its bytes)."""
+        stored = sstable_file.value(self.file, self.block, self.key)
+        try:
+            return _decoded(_tensor(stored), self.dtype, self.elements)
+        except CkpttoolError as error:
+            # A position within the entry means nothing in the file.
+            error.offset = self.block.offset
+            raise error.located(file=self.file.path) from error.__cause__
+
+
+def _tensor(stored: bytes) -> memoryview:
+    """Return the TensorProto of a SavedTensorSlices entry."""
+    found = memoryview(b"")
+    for number, data in protobuf.each(memoryview(stored)):
+        if number == 2:
+            for part, what in protobuf.each(protobuf.message(data)):
+                if part == 3:
+                    found = protobuf.message(what)
+    return found
+
+
+def _decoded(proto: memoryview, dtype: str, elements: int) -> Buffer:
+    field = FIELDS[dtype]
+    runs = [value for number, value in protobuf.each(proto) if number == field]
+    if field == _STRING:
+        _require_count(len(runs), elements)
+        return b"".join(_string(run) for run in runs)
+    if field in _FIXED:
+        found = _fixed(runs, _FIXED[field])
+        _require_count(len(found), elements * dtypes.BY_NAME[dtype].itemsize)
+        return found
+    return _integers(runs, dtype, elements)
+
+
+def _require_count(found: int, expected: int) -> None:
+    if found < expected:
+        raise TruncatedError("the tensor has too few values", expected=f"{expected:,}", found=f"{found:,}")
+    if found > expected:
+        raise FormatError("the tensor has too many values", expected=f"{expected:,}", found=f"{found:,}")
+
+
+def _string(run: int | memoryview) -> bytes:
+    text = protobuf.message(run)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _fixed(runs: list[int | memoryview], width: int) -> Buffer:
+    if len(runs) == 1 and isinstance(runs[0], memoryview):
+        return runs[0]
+    try:
+        return b"".join(run.to_bytes(width, "little") if isinstance(run, int) else run for run in runs)
+    except OverflowError as error:
+        raise FormatError("a number is wider than its field") from error
+
+
+def _integers(runs: list[int | memoryview], dtype: str, elements: int) -> Buffer:
+    import numpy as np
+
+    packed = [_varints(run) for run in runs if not isinstance(run, int)]
+    single = [run for run in runs if isinstance(run, int)]
+    if single:
+        # Repeated fields are packed or not as the writer likes, one after the other too.
+        packed = [np.array([run], np.uint64) if isinstance(run, int) else _varints(run) for run in runs]
+    found = np.concatenate(packed) if packed else np.zeros(0, np.uint64)
+    _require_count(len(found), elements)
+    target = np.dtype("<u2") if dtype == "float16" else dtypes.numpy_dtype(dtype)
+    if target.itemsize == 8:
+        return found.astype("<u8", copy=False).view(np.uint8).data
+    # int32 fields hold negative numbers as 64-bit ones.
+    signed = found.view(np.int64)
+    least, most = (0, 1) if dtype == "bool" else (np.iinfo(target).min, np.iinfo(target).max)
+    if len(signed) and (signed.min() < least or signed.max() > most):
+        worst = signed.max() if signed.max() > most else signed.min()
+        raise FormatError(
+            f"a number does not fit into {dtype}", expected=f"{least} to {most}", found=str(worst)
+        )
+    return signed.astype(target).view(np.uint8).data
+
+
+def _varints(data: memoryview) -> np.ndarray:
+    """Return the unsigned 64-bit numbers of a packed field."""
+    import numpy as np
+
+    digits = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(digits < 0x80)
+    if len(ends) == len(digits):
+        return digits.astype(np.uint64)
+    if not len(ends) or ends[-1] != len(digits) - 1:
+        raise TruncatedError("the last number of a field is cut off")
+    starts = np.concatenate((np.zeros(1, ends.dtype), ends[:-1] + 1))
+    lengths = ends - starts + 1
+    longest = int(lengths.max())
+    if longest > 10 or bool(np.any(digits[ends[lengths == 10]] > 1)):
+        raise FormatError("a number of a field has more than 64 bits")
+    found = np.zeros(len(ends), np.uint64)
+    for place in range(longest):
+        here = np.flatnonzero(lengths > place)
+        digit = (digits[starts[here] + place] & 0x7F).astype(np.uint64)
+        found[here] |= digit << np.uint64(7 * place)
+    return found

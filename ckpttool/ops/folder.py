@@ -1,0 +1,257 @@
+"""A folder of checkpoints: which there are, how old and how large, and which one is the latest."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from ckpttool import plugins
+from ckpttool.checkpoint import TEMPORARY
+from ckpttool.errors import CkpttoolError, TruncatedError
+from ckpttool.formats import checkpoint_state
+from ckpttool.formats.checkpoint_state import State
+from ckpttool.formats.probe import Probe
+from ckpttool.formats.resolve import claims, resolve
+from ckpttool.ops.summary import Summary, summary
+
+# More names than this are not looked at, and more files than this not added up.
+MAX_NAMES = 20_000
+
+_STEP = re.compile(r"-([0-9]+)(?:\.[A-Za-z]\w*)*")
+# tensorflow/core/util/tensor_bundle/naming.cc; V1 (tensorflow/python/training/saver.py) leaves out `.data`.
+_SHARD = re.compile(r"(.+?)(?:\.data)?-([0-9]{5})-of-([0-9]{5})", re.DOTALL)
+# How TensorFlow spells all shards of a V1 checkpoint.
+_PATTERN = re.compile(r"-\?{5}-of-[0-9]{5}\Z")
+_NUMBER = re.compile(r"([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One checkpoint of a folder.
+
+    `path` is what to inspect, `format` who reads it (None where a part is missing that would tell). `step` is
+    the number after the last `-` of its name. `nbytes` is the size of its files, `time` seconds since 1970 as
+    the state file says it, else when the files were last changed. `complete` is false when files that the
+    names ask for are missing; nothing was read to find that out.
+    """
+
+    path: str
+    format: str | None
+    step: int | None
+    nbytes: int
+    complete: bool
+    time: float
+    latest: bool = False
+
+    @property
+    def when(self) -> datetime:
+        """The time in UTC, in whole seconds."""
+        return datetime.fromtimestamp(int(self.time), UTC)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "step": self.step,
+            "latest": self.latest,
+            "nbytes": self.nbytes,
+            "complete": self.complete,
+            "time": f"{self.when:%Y-%m-%dT%H:%M:%SZ}",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder of checkpoints of which none is known to be the latest."""
+
+    path: str
+    checkpoints: tuple[Listed, ...]
+    notes: tuple[str, ...]
+    hint: str
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document: that of `inspect`, about no checkpoint."""
+        return {
+            "path": self.path,
+            **dict.fromkeys(("format", "writer", "layout")),
+            "tensors": [],
+            "values": [],
+            "totals": {**dict.fromkeys(("tensors", "parameters", "nbytes", "stored_nbytes"), 0), "roles": {}},
+            "modules": [],
+            "notes": [*self.notes, self.hint],
+            "details": {},
+            "checkpoints": [listed.document() for listed in self.checkpoints],
+        }
+
+
+def look(path: str, glob: str | None = None, layout: str | None = None) -> Summary | Folder:
+    """List the checkpoint at the path; of a folder of checkpoints list these too, and what the latest holds.
+
+    A folder of several checkpoints that does not name the latest gives a Folder. Raise what
+    `summary` raises.
+    """
+    if not os.path.isdir(path):
+        return summary(path, glob, layout)
+    try:
+        latest = resolve(path).location
+    except CkpttoolError as error:
+        return _without_latest(path, error)
+    found = summary(path, glob, layout)
+    # A folder that is one checkpoint (a SavedModel) stands for itself, and holds no others.
+    if os.path.normpath(os.path.dirname(latest)) != os.path.normpath(path):
+        return found
+    state, notes = _state(path)
+    listed = _listed(path, state, latest)
+    return replace(found, checkpoints=tuple(listed), notes=(*found.notes, *notes))
+
+
+def _without_latest(path: str, error: CkpttoolError) -> Folder:
+    state, notes = _state(path)
+    listed = _listed(path, state, None)
+    whole = [each for each in listed if each.complete and each.format is not None]
+    if len(listed) < 2 or not whole:
+        raise error
+    if state is not None:
+        notes = [*notes, error.message]
+    return Folder(path, tuple(listed), tuple(notes), f"none is named as the latest; look at {whole[-1].path}")
+
+
+def _state(folder: str) -> tuple[State | None, list[str]]:
+    """Return what the folder's state file says, and what a person should know about it."""
+    file = os.path.join(folder, checkpoint_state.NAME)
+    probe = Probe(file)
+    if probe.kind != "file" or not checkpoint_state.begins(probe.head):
+        return None, []
+    try:
+        state = checkpoint_state.read(file)
+    except (CkpttoolError, OSError) as error:
+        return None, [str(error)]
+    home = os.path.dirname(state.latest)
+    if os.path.isabs(home) and os.path.realpath(home) != os.path.realpath(folder):
+        return state, [f"the state file names {state.latest}: what has this name in its own folder was taken"]
+    return state, []
+
+
+class _Place(NamedTuple):
+    path: str
+    format: str | None
+
+
+def _listed(folder: str, state: State | None, latest: str | None) -> list[Listed]:
+    """Return the checkpoints, from the first step to the last."""
+    names = frozenset(os.listdir(folder))
+    files: dict[str, list[str]] = {}
+    for name in names:
+        for stem in _stems(name):
+            files.setdefault(stem, []).append(name)
+    times = _times(state)
+    found = []
+    for place in _places(folder, names):
+        name = os.path.basename(place.path)
+        name = _PATTERN.sub("", name)
+        # The files of a prefix, and what stands at the path itself.
+        own = [*files.get(name, []), *({name} & names)]
+        within = os.path.dirname(place.path)
+        nbytes, changed = _measured([os.path.join(within, each) for each in own])
+        found.append(
+            Listed(
+                place.path,
+                place.format,
+                int(step[1]) if (step := _last_step(name)) is not None else None,
+                nbytes,
+                place.format is not None and _complete(own),
+                times.get(name, changed),
+                place.path == latest,
+            )
+        )
+    return sorted(found, key=lambda each: _natural(each.path))
+
+
+def _places(folder: str, names: frozenset[str]) -> list[_Place]:
+    """Return what the names in the folder stand for, each once."""
+    found: dict[str, _Place] = {}
+    for name in sorted(names)[:MAX_NAMES]:
+        inner = Probe(os.path.join(folder, name))
+        if TEMPORARY in name or name.startswith(".") or name == checkpoint_state.NAME:
+            continue
+        if inner.kind == "file":
+            inner.names = names  # what `names` would find, without a look at the folder for each file
+        elif inner.kind != "folder":
+            continue
+        try:
+            for claim in claims(inner, plugins.BUILT_IN["formats"]):
+                found[claim.location] = _Place(claim.location, claim.format.NAME)
+        except TruncatedError:
+            if (shard := _SHARD.fullmatch(name)) is not None:
+                place = os.path.join(folder, shard[1])
+                found.setdefault(place, _Place(place, None))
+        except CkpttoolError:
+            continue
+    return list(found.values())
+
+
+def _stems(name: str) -> Iterator[str]:
+    """Yield the prefixes that a file may belong to."""
+    if (shard := _SHARD.fullmatch(name)) is not None:
+        yield shard[1]
+    for suffix in (".index", ".meta"):
+        if name.endswith(suffix):
+            yield name.removesuffix(suffix)
+
+
+def _complete(names: list[str]) -> bool:
+    shards = [found for found in map(_SHARD.fullmatch, names) if found is not None]
+    if not shards:
+        # One file, or an index without any of its shards.
+        return not any(name.endswith(".index") for name in names)
+    totals = {int(shard[3]) for shard in shards}
+    return any({int(s[2]) for s in shards if int(s[3]) == total} >= set(range(total)) for total in totals)
+
+
+def _measured(paths: list[str]) -> tuple[int, float]:
+    """Return the bytes at the paths, those in folders with them, and the time of the last change."""
+    total, newest = 0, 0.0
+    for path in paths:
+        files = [path] if os.path.isfile(path) else _below(path)
+        for file in files:
+            try:
+                found = os.stat(file)
+            except OSError:
+                continue
+            total += found.st_size
+            newest = max(newest, found.st_mtime)
+    return total, newest
+
+
+def _below(folder: str) -> list[str]:
+    files: list[str] = []
+    for at, _, names in os.walk(folder):
+        files += [os.path.join(at, name) for name in names]
+        if len(files) >= MAX_NAMES:
+            break
+    return files[:MAX_NAMES]
+
+
+def _times(state: State | None) -> dict[str, float]:
+    if state is None:
+        return {}
+    pairs = zip(map(os.path.basename, state.every), state.times, strict=False)
+    # The years that a calendar of four digits has.
+    return {name: time for name, time in pairs if 0 <= time < 2**37 and math.isfinite(time)}
+
+
+def _last_step(name: str) -> re.Match[str] | None:
+    _, dash, tail = name.rpartition("-")
+    return _STEP.fullmatch(dash + tail)
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    """Return a sorting key in which ckpt-15000 comes after ckpt-7500."""
+    parts = _NUMBER.split(path)
+    return [(int(part), part) if number % 2 else (0, part) for number, part in enumerate(parts)]

@@ -1,0 +1,75 @@
+"""A part of a checkpoint: what lies below one path, as a tree of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ckpttool.errors import UsageError
+from ckpttool.leaf import Key, Leaf, Path, ValueLeaf, display, key
+from ckpttool.tree import Alias, Tree
+
+
+def below(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
+    """Return the subtree under the path that people read as `part`, and the names of what cannot come along.
+
+    Other paths to the same storage that lead from outside are left out; an optimizer's slot whose parameter
+    is outside has no meaning alone and is named instead. Raise UsageError when nothing lies below the path.
+    """
+    part = part.strip("/")
+    paths = {path: rest for path in tree if (rest := _rest(path, part)) is not None}
+    if not paths:
+        raise UsageError(
+            "nothing lies below that path", path=part, hint="ckpttool inspect shows the checkpoint's paths"
+        )
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    lost: list[str] = []
+    for path, rest in paths.items():
+        leaf = tree[path]
+        if isinstance(leaf, Leaf) and leaf.of is not None:
+            if leaf.of not in paths:
+                lost.append(tree.names[path])
+                continue
+            leaf = replace(leaf, of=paths[leaf.of])
+        leaves[rest] = leaf
+    aliases = {
+        rest: tuple(
+            Alias(inside, alias.key)
+            for alias in tree.aliases.get(path, ())
+            if (inside := _rest(alias.path, part)) is not None
+        )
+        for path, rest in paths.items()
+    }
+    containers = {
+        rest: container
+        for path, container in tree.containers.items()
+        if (rest := () if display(path) == part else _rest(path, part)) is not None
+    }
+    return Tree(leaves, {path: others for path, others in aliases.items() if others}, containers), tuple(lost)
+
+
+def _rest(path: Path, part: str) -> Path | None:
+    """Return what follows `part` in the path, None if it is elsewhere; a dotted key may be cut in two."""
+    left = part
+    for number, step in enumerate(path):
+        shown = display((step,))
+        if left == shown:
+            return path[number + 1 :] or None
+        if left.startswith(f"{shown}/"):
+            left = left[len(shown) + 1 :]
+            continue
+        if step.kind == "key" and shown.startswith(f"{left}/"):
+            return (_cut(step, len(left) + 1), *path[number + 1 :])
+        return None
+    return None
+
+
+def _cut(step: Key, at: int) -> Key:
+    return key(str(step.value)[at:])
+
+
+def full_names(tree: Tree, part: str | None) -> Mapping[Path, str]:
+    """Return every leaf's name in the whole checkpoint, of which the tree is the part."""
+    if part is None:
+        return tree.names
+    return {path: f"{part.strip('/')}/{name}" for path, name in tree.names.items()}

@@ -1,0 +1,169 @@
+"""Decides how a checkpoint becomes another: copied, by its layout, or by the kinds of its layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+from ckpttool import plugins
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import MappingError, UsageError
+from ckpttool.formats.probe import Format
+from ckpttool.layouts import plan as plans
+from ckpttool.layouts import variables
+from ckpttool.layouts.canonical import OPTIMIZED, Binding
+from ckpttool.layouts.recognise import recognise
+from ckpttool.layouts.td3_tf import SAVES
+from ckpttool.leaf import Leaf, Path, display
+from ckpttool.mapping import generic
+from ckpttool.mapping.plan import Plan, Settings, after, build
+from ckpttool.mapping.report import Mapped, Move, Report
+from ckpttool.mapping.rules import KEEP
+from ckpttool.ops import part as parts
+from ckpttool.ops.restore import canonical_tree
+from ckpttool.ops.save import TargetKind
+from ckpttool.sidecar import Sidecar
+from ckpttool.tree import Container, Tree
+
+TENSORFLOW = "tensorflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A source tree's way to a target tree, and what the report says of it.
+
+    `source` is the part that is converted; `settings` are what the target's sidecar tells of its optimizers,
+    None if it is what the source's tells.
+    """
+
+    source: Tree
+    tree: Tree
+    report: Report
+    binding: Binding | None
+    settings: Settings | None
+
+
+def route(
+    checkpoint: Checkpoint, kind: TargetKind, layout: str | None, known: Sidecar | None, part: str | None
+) -> Route:
+    """Return how the checkpoint, or what lies below `part` in it, becomes a target of the kind.
+
+    `known` is the sidecar that belongs to the checkpoint. Raise UsageError for a part that is not there and
+    for a layout that does not fit or cannot be written, MappingError when nothing can be mapped.
+    """
+    tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
+    binding = recognise(tree, os.path.basename(checkpoint.path), layout)
+    if part is not None and layout is None and binding is not None and not _is_whole(binding):
+        binding = None  # one network of an agent is a model of its own
+    told = _told(known)
+    theirs, ours = _framework(checkpoint.format), _framework(kind.format)
+    by_layout = False
+    # Arrays that belong to no framework have the paths that they have, like TensorFlow's.
+    kept = theirs in (TENSORFLOW, "numpy") and ours == TENSORFLOW
+    if layout is None and (kept or checkpoint.format == kind.format):
+        plan = _rewritten(tree, kind, told)
+    elif binding is not None:
+        binding = _without_added(binding, tree, known)
+        plan, by_layout = _agent(tree, binding, kind, told), True
+    else:
+        plan = _by_kind(checkpoint, tree, ours)
+    if plan is not None and _named(kind) and not variables.by_name(middle := build(tree, plan)):
+        plan = after(plan, variables.to_names(middle, {**told, **plan.told}))
+    names = parts.full_names(tree, part)
+    if plan is None:
+        moves = tuple(Move(path, path, KEEP) for path in tree)
+        return Route(tree, tree, Report(_lines(tree, names, tree, moves), lost), binding, None)
+    target = build(tree, plan)
+    used = {move.source for move in plan.moves} | set(plan.consumed)
+    if by_layout and binding is not None:
+        used |= binding.consumed
+    unused = (*(names[path] for path in tree if path not in used), *lost)
+    lines = _lines(tree, names, target, plan.moves)
+    report = Report(lines, unused, plan.missing, plan.assumed, plan.notes)
+    return Route(tree, target, report, binding, plan.told if by_layout else None)
+
+
+def _framework(name: str) -> str:
+    return cast(Format, plugins.find("formats", name).load()).FRAMEWORK
+
+
+def _is_whole(binding: Binding) -> bool:
+    return len({part.component for part in binding.parts}) > 1
+
+
+def _without_added(binding: Binding, tree: Tree, known: Sidecar | None) -> Binding:
+    """Return the binding without a count of saves that a conversion added, as its receipt shows."""
+    if known is None or known.source is None:
+        return binding
+    mapped = {str(rule.get("target")) for rule in known.rules if isinstance(rule, Mapping)}
+    added = {
+        move.source
+        for move in binding.moves.moves
+        if move.target == SAVES and tree.names[move.source] not in mapped
+    }
+    kept = tuple(move for move in binding.moves.moves if move.source not in added)
+    return replace(
+        binding, moves=replace(binding.moves, moves=kept), consumed=binding.consumed | frozenset(added)
+    )
+
+
+def _named(kind: TargetKind) -> bool:
+    return kind.options.get("graph") is False
+
+
+def _told(known: Sidecar | None) -> Settings:
+    """Return what the source's sidecar says of the optimizers."""
+    if known is None:
+        return {}
+    epsilon = {"epsilon": known.epsilon["adam"]} if known.epsilon and "adam" in known.epsilon else {}
+    stated = known.optimizers or {}
+    return {name: {**epsilon, **stated.get(name, {})} for name in (*OPTIMIZED, *stated)}
+
+
+def _rewritten(tree: Tree, kind: TargetKind, told: Settings) -> Plan | None:
+    """Return the way to another form of the same framework, None if the tree is written as it is."""
+    if _named(kind):
+        return None if variables.by_name(tree) else variables.to_names(tree, told)
+    if kind.options.get("graph") and not variables.is_graph(tree):
+        return variables.to_graph(tree)
+    return None
+
+
+def _agent(tree: Tree, binding: Binding, kind: TargetKind, told: Settings) -> Plan:
+    layout = plugins.find("layouts", kind.layout).load()
+    if not plans.writes(layout):
+        raise UsageError(f"layout {kind.layout} is not written yet")
+    agent = canonical_tree(tree, binding.moves)
+    found = binding.moves
+    first = Plan(found.moves, assumed=found.assumed, notes=found.notes)
+    return after(first, layout.plan(binding, agent, told))
+
+
+def _by_kind(checkpoint: Checkpoint, tree: Tree, ours: str) -> Plan:
+    if ours == TENSORFLOW:
+        moves, labels = generic.to_tensorflow(tree)
+        plan = Plan(moves, labels=labels)
+    else:
+        plan = Plan(generic.to_torch(tree), containers={(): Container("OrderedDict")})
+    if not plan.moves:
+        raise MappingError(
+            "nothing in the checkpoint is a layer of a known kind",
+            file=checkpoint.path,
+            hint="ckpttool inspect shows what is in it",
+        )
+    return plan
+
+
+def _lines(
+    tree: Tree, names: Mapping[Path, str], target: Tree, moves: tuple[Move, ...]
+) -> tuple[Mapped, ...]:
+    lines = []
+    for move in moves:
+        before, there = tree[move.source], target.get(move.target)
+        shape_in = before.shape if isinstance(before, Leaf) else ()
+        shape_out = there.shape if isinstance(there, Leaf) else ()
+        rule = move.rule.name if there is not None else f"{move.rule.name}, shared"
+        lines.append(Mapped(names[move.source], display(move.target), rule, shape_in, shape_out))
+    return tuple(lines)

@@ -1,0 +1,245 @@
+"""NumPy's .npy arrays and .npz archives as bytes: headers parsed as data, arrays left where they are.
+
+Source: numpy/lib/format.py (the docstring describes versions 1.0 to 3.0; `_write_array_header`,
+`_read_array_header`), numpy/lib/npyio.py (`savez`: a zip of `NAME.npy` members). NumPy evaluates the header
+as a Python literal; the little grammar here knows a dict of text, truth values and tuples of integers.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from typing import NamedTuple, NoReturn
+
+from ckpttool.errors import FormatError, TruncatedError
+from ckpttool.source import Deflated, Inline, Part, Shape, Source, Span, Storage, Strided
+from ckpttool.wire.pickle_numpy import name_of
+from ckpttool.wire.zip import Archive
+
+MAGIC = b"\x93NUMPY"
+SUFFIX = ".npy"
+# A header lists the fields of a structured type too; what numpy writes itself stays far below this.
+LARGEST = 1 << 16
+RANK = 64
+_LARGEST_COUNT = (1 << 63) - 1
+_FIRST = 1024
+# More than the code tables that stand before a deflated block's first byte.
+_TABLES = 4096
+_TEXT = r"(?:'[^'\\]*'|\"[^\"\\]*\")"
+_TOKEN = re.compile(
+    rf"\s*(?:(?P<text>{_TEXT})|(?P<word>True|False|None)|(?P<int>-?\d{{1,20}})L?|(?P<mark>[][(){{}},:]))",
+    re.ASCII,
+)
+_PAIRS = {")": "(", "]": "[", "}": "{"}
+
+
+class Header(NamedTuple):
+    """What stands before an array's bytes, in `size` bytes; `descr` is None for a structured type."""
+
+    descr: str | None
+    fortran: bool
+    shape: Shape
+    size: int
+
+
+class Array(NamedTuple):
+    """One array: `dtype` and `source` are None for objects, text, dates and structured types.
+
+    `descr` is NumPy's own name of the type ("<f4", "|O", "structured").
+    """
+
+    descr: str
+    shape: Shape
+    dtype: str | None
+    source: Source | None
+
+
+def read(storage: Storage) -> Array:
+    """Return the array of an .npy file or member; its bytes are not read.
+
+    Raise FormatError when the header breaks NumPy's rules or does not fit the number of bytes.
+    """
+    header = _header(storage)
+    descr = header.descr
+    if descr is None:
+        return Array("structured", header.shape, None, None)
+    order, code = (descr[:1], descr[1:]) if descr[:1] in "<>|=" else ("=", descr)
+    dtype = name_of(code)
+    if dtype is None:
+        return Array(descr, header.shape, None, None)
+    nbytes = int(code[1:])
+    for extent in header.shape:
+        nbytes *= extent
+    found = storage.length - header.size
+    if nbytes != found:
+        wrong = TruncatedError if found < nbytes else FormatError
+        raise _error(
+            wrong,
+            storage,
+            "an array's bytes do not fill its shape",
+            expected=f"{nbytes:,} bytes",
+            found=f"{found:,}",
+        )
+    body = Part(storage, header.size, nbytes) if nbytes else Inline(b"")
+    source = laid_out(body, code, header.shape, fortran=header.fortran, big=order == ">")
+    return Array(descr, header.shape, dtype, source)
+
+
+def members(archive: Archive) -> Mapping[str, Array]:
+    """Return an .npz archive's arrays by name, without `.npy`, in the order of the archive.
+
+    Raise FormatError when a member is no array or two have one name.
+    """
+    arrays: dict[str, Array] = {}
+    for member in archive.members:
+        name = member.removesuffix(SUFFIX)
+        if name in arrays:
+            raise FormatError(f"two arrays are called {name!r}", file=archive.file.path)
+        try:
+            arrays[name] = read(archive.source(member))
+        except FormatError as error:
+            raise error.located(path=name) from error.__cause__
+    return arrays
+
+
+def laid_out(body: Part | Span | Inline, code: str, shape: Shape, *, fortran: bool, big: bool) -> Source:
+    """Return an array's bytes in C order, little-endian.
+
+    `code` is NumPy's for the type ("f4"), whose number is the element's size; `fortran` and `big` say how the
+    elements are stored.
+    """
+    item = int(code[1:])
+    # A complex number is two that are turned around each by itself.
+    width = (item // 2 if code[0] == "c" else item) if big else 0
+    if width <= 1 and (not fortran or len(shape) < 2):
+        return body
+    strides, step = [], 1
+    for extent in shape if fortran else reversed(shape):
+        strides.append(step)
+        step *= max(1, extent)
+    return Strided(body, item, shape, tuple(strides if fortran else reversed(strides)), 0, width)
+
+
+def _error(
+    kind: type[FormatError],
+    storage: Storage,
+    message: str,
+    *,
+    expected: str | None = None,
+    found: str | None = None,
+) -> FormatError:
+    span = storage.base if isinstance(storage, Deflated) else storage
+    return kind(message, file=span.file.path, offset=span.offset, expected=expected, found=found)
+
+
+def _prefix(storage: Storage, count: int) -> bytes:
+    """Return the first bytes without reading, or decompressing, the rest."""
+    if isinstance(storage, Span):
+        return storage.file.read(storage.offset, min(count, storage.length))
+    packed = storage.base.file.read(storage.base.offset, min(count + _TABLES, storage.base.length))
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, count)
+    except zlib.error as error:
+        message = f"a compressed member cannot be decompressed: {error}"
+        raise _error(FormatError, storage, message) from error
+
+
+def _header(storage: Storage) -> Header:
+    data = _prefix(storage, _FIRST)
+    if len(data) < len(MAGIC) + 4 or not data.startswith(MAGIC):
+        _fail(storage, "an array does not begin as NumPy's do", data[:8])
+    version, minor = data[6], data[7]
+    if version not in (1, 2, 3) or minor:
+        _fail(storage, f"NumPy has no array format {version}.{minor}", b"")
+    start = 10 if version == 1 else 12
+    length = int.from_bytes(data[8:start], "little")
+    if length > LARGEST:
+        _fail(storage, f"an array's header claims {length:,} bytes", b"")
+    if start + length > len(data):
+        data = _prefix(storage, start + length)
+    raw = data[start : start + length]
+    if len(raw) < length:
+        raise _error(TruncatedError, storage, "an array ends in its header")
+    try:
+        text = raw.decode("utf-8" if version == 3 else "latin-1")
+    except UnicodeDecodeError:
+        _fail(storage, "an array's header is not UTF-8", raw)
+    descr, fortran, shape = _parsed(storage, text)
+    return Header(descr, fortran, shape, start + length)
+
+
+def _fail(storage: Storage, message: str, shown: bytes | str) -> NoReturn:
+    raise _error(FormatError, storage, message, found=repr(shown[:60]) if shown else None)
+
+
+def _parsed(storage: Storage, text: str) -> tuple[str | None, bool, Shape]:
+    """Return the header dict's three entries; they may come in any order, and there are no others."""
+    tokens = _tokens(storage, text)
+    if len(tokens) < 2 or tokens[0] != "{" or tokens[-1] != "}":
+        _fail(storage, "an array's header is no dict", text)
+    found: dict[str, list[str]] = {}
+    at, stop = 1, len(tokens) - 1
+    while at < stop:
+        name = tokens[at].strip("'\"")
+        end = _value_end(tokens, at + 2, stop)
+        if tokens[at + 1] != ":" or name in found or end <= at + 2:
+            _fail(storage, "an array's header is no dict of three entries", text)
+        found[name] = tokens[at + 2 : end]
+        at = end + 1
+    if found.keys() != {"descr", "fortran_order", "shape"}:
+        _fail(storage, "an array's header does not give descr, fortran_order and shape", text)
+    order = found["fortran_order"]
+    if order not in (["True"], ["False"]):
+        _fail(storage, "an array's fortran_order is neither True nor False", text)
+    return _descr(storage, found["descr"]), order == ["True"], _shape(storage, found["shape"])
+
+
+def _tokens(storage: Storage, text: str) -> list[str]:
+    tokens: list[str] = []
+    at, stop = 0, len(text.rstrip())
+    while at < stop:
+        match = _TOKEN.match(text, at)
+        if match is None:
+            _fail(storage, "an array's header is not a literal that NumPy writes", text[at:])
+        tokens.append(match[match.lastgroup or 0])
+        at = match.end()
+    return tokens
+
+
+def _value_end(tokens: list[str], at: int, stop: int) -> int:
+    """Return where the value at `at` ends: a comma outside all brackets, or `stop`; -1 if nowhere."""
+    opened: list[str] = []
+    while at < stop and (opened or tokens[at] != ","):
+        if tokens[at] in ("(", "[", "{"):
+            opened.append(tokens[at])
+        elif tokens[at] in _PAIRS and (not opened or opened.pop() != _PAIRS[tokens[at]]):
+            return -1
+        at += 1
+    return -1 if opened else at
+
+
+def _descr(storage: Storage, tokens: list[str]) -> str | None:
+    if len(tokens) == 1 and tokens[0][:1] in ("'", '"'):
+        return tokens[0][1:-1]
+    if tokens[0] in ("[", "("):
+        return None
+    _fail(storage, "an array's type is not one that NumPy writes", " ".join(tokens))
+
+
+def _shape(storage: Storage, tokens: list[str]) -> Shape:
+    items, commas = tokens[1:-1:2], tokens[2:-1:2]
+    well = tokens[0] == "(" and tokens[-1] == ")" and all(mark == "," for mark in commas)
+    if not well or len(items) - len(commas) not in (0, 1) or (len(items) == 1 and not commas):
+        _fail(storage, "an array's shape is no tuple", " ".join(tokens))
+    if len(items) > RANK:
+        _fail(storage, f"an array has {len(items):,} dimensions", "")
+    if not all(item.isdigit() for item in items):
+        _fail(storage, "an array's shape is not made of sizes", " ".join(tokens))
+    shape, count = tuple(map(int, items)), 1
+    for extent in shape:
+        # Zeros are left out, as numpy does: one must not hide a size that cannot be.
+        count *= extent or 1
+    if count > _LARGEST_COUNT:
+        _fail(storage, "an array has more elements than can be counted", " ".join(tokens))
+    return shape

@@ -1,0 +1,372 @@
+"""`inspect --graph`: which boxes and edges there are, where they stand, and that names stay names."""
+
+from __future__ import annotations
+
+import html.parser
+import itertools
+import re
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.cli import drawing
+from ckpttool.cli.drawing_dot import dot
+from ckpttool.cli.drawing_html import page
+from ckpttool.cli.drawing_layout import Drawing, advance, layout
+from ckpttool.cli.drawing_svg import svg
+from ckpttool.errors import TargetExistsError, UsageError
+from ckpttool.ops.drawing import COMFORTABLE, MOST, Graph, graph
+from ckpttool.ops.save import save
+from ckpttool.ops.summary import summary
+from ckpttool.tree import Container
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.test_inspect import listing, rows
+from tests.trees import torch_tree
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def edges(found: Graph, kind: str) -> set[tuple[str, str, str]]:
+    paths = [node.module.path for node in found.nodes]
+    return {(paths[e.source], paths[e.target], e.label) for e in found.edges if e.kind == kind}
+
+
+@pytest.fixture(scope="module")
+def td3() -> Graph:
+    return graph(summary(str(TF_SAMPLE)))
+
+
+# --- What is drawn ----------------------------------------------------------------------------------
+
+
+def test_every_module_is_one_box_held_by_one_other(td3: Graph) -> None:
+    paths = [node.module.path for node in td3.nodes]
+    assert len(paths) == len(set(paths)) == 30
+    held = [(a, b) for a, b, _ in edges(td3, "child")]
+    assert len(held) == 29
+    assert all(b.rpartition("/")[0] == a for a, b in held)
+    (layer,) = (node for node in td3.nodes if node.module.path == "policy/critic/q2/l1")
+    assert [tuple(v) for v in layer.variables] == [
+        ("kernel", "float32", (4, 64)),
+        ("bias", "float32", (64,)),
+    ]
+    assert not td3.notes
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix", "slots"), [(TF_SAMPLE, "policy/", "m, v"), (TORCH_SAMPLE, "", "exp_avg, exp_avg_sq")]
+)
+def test_an_optimizer_leads_to_the_network_that_it_trains(path: Path, prefix: str, slots: str) -> None:
+    found = graph(summary(str(path)))
+    assert edges(found, "slot") == {
+        (f"{prefix}{name}_optimizer", f"{prefix}{name}", slots) for name in ("actor", "critic")
+    }
+    (optimizer,) = (n for n in found.nodes if n.module.path == f"{prefix}critic_optimizer")
+    assert optimizer.slots == 24
+    assert not any(v.name.isdigit() for v in optimizer.variables)
+
+
+def test_a_shared_module_is_drawn_once() -> None:
+    found = graph(
+        listing(
+            rows(
+                ("a/encoder/l1/w", (2,), {"aliases": ("b/trunk/l1/w", "opt/_list/0")}),
+                ("a/encoder/l2/w", (2,), {"aliases": ("b/trunk/l2/w",)}),
+                ("a/head/w", (2,), {"aliases": ("b/tied",)}),
+                ("b/head/w", (2,), {}),
+            )
+        )
+    )
+    assert edges(found, "alias") == {("b", "a/encoder", "trunk"), ("b", "a/head", "tied")}
+    assert [node.module.path for node in found.nodes].count("a/encoder") == 1
+
+
+def test_a_module_of_which_only_a_part_is_shared_is_not_the_same() -> None:
+    found = graph(
+        listing(
+            rows(
+                ("a/l1/w", (2,), {"aliases": ("b/l1/w",)}), ("a/l1/b", (2,), {}),
+                ("a/l2/w", (2,), {"aliases": ("b/l2/w",)}), ("b/l3/w", (2,), {}),
+            )
+        )
+    )  # fmt: skip
+    assert edges(found, "alias") == {("b", "a/l1", "l1/w"), ("b", "a/l2", "l2")}
+
+
+def test_slots_beside_their_variable_are_no_optimizer() -> None:
+    found = graph(
+        listing(
+            rows(
+                ("dense/kernel", (2,), {}),
+                ("dense/kernel/Adam", (2,), {"role": "slot", "slot": "Adam", "of": "dense/kernel"}),
+                ("dense/bias", (2,), {}),
+                ("dense/bias_Adam", (2,), {"role": "slot", "slot": "Adam", "of": "dense/bias"}),
+            )
+        )
+    )
+    assert [node.module.path for node in found.nodes] == ["", "dense"]
+    assert not edges(found, "slot")
+    assert [v.name for v in found.nodes[1].variables] == ["kernel", "bias"]
+
+
+def test_what_is_folded_is_said() -> None:
+    found = summary(str(TF_SAMPLE))
+    shallow = graph(found, 2)
+    assert {node.level for node in shallow.nodes} == {0, 1, 2}
+    folded = {node.name: node.folded for node in shallow.nodes if node.folded}
+    assert folded == {"actor": 6, "actor_target": 6, "critic": 12, "critic_target": 12}
+    assert "36 tensors" in shallow.notes[0]
+    assert {target for _, target, _ in edges(shallow, "slot")} == {"policy/actor", "policy/critic"}
+
+
+def test_a_large_checkpoint_is_drawn_in_seconds(tmp_path: Path) -> None:
+    names = [f"block{n // 100}/layer{n // 2}/{'bias' if n % 2 else 'kernel'}" for n in range(10_000)]
+    found = listing(rows(*((name, (4,), {}) for name in names)))
+    start = time.perf_counter()
+    small, large = graph(found), graph(found, 9)
+    text = svg(layout(large))
+    assert time.perf_counter() - start < 20
+    assert len(small.nodes) == 101 <= COMFORTABLE
+    assert "10,000 tensors have no box; --depth" in small.notes[0]
+    assert len(large.nodes) == MOST
+    assert "101 more modules" in large.notes[0]
+    assert len(text) < 10_000_000
+
+
+def test_a_level_with_too_many_is_begun() -> None:
+    found = graph(listing(rows(*((f"layers/{n}/w", (1,), {}) for n in range(1000)))))
+    assert len(found.nodes) == COMFORTABLE
+    assert "852 more modules" in found.notes[0]
+
+
+def test_a_deep_tree_needs_no_recursion() -> None:
+    found = listing(rows(*((f"{'s/' * n}w", (1,), {}) for n in range(1500))))
+    assert len(graph(found, 5000).nodes) == 1500
+    layout(graph(found, 5000))
+
+
+def test_an_empty_listing_is_one_box() -> None:
+    drawn = layout(graph(listing([])))
+    assert len(drawn.boxes) == 1
+    ET.fromstring(svg(drawn))
+
+
+# --- Where it stands --------------------------------------------------------------------------------
+
+
+def shared_and_strange() -> Graph:
+    """A graph with every kind of edge, in all directions, and long and wide names."""
+    return graph(
+        listing(
+            rows(
+                ("a/x/y/w", (2,), {"aliases": ("top", "b/w", "a/z/q/w")}),
+                ("a/z/w", (3, 4), {"aliases": ("b/other",)}),
+                ("b/v", (1,) * 40, {}),
+                ("b/" + "long" * 60, (1,), {}),
+                ("b/漢字漢字漢字漢字/" + "字" * 50, (1,), {}),
+                ("opt/s/0", (2,), {"role": "slot", "slot": "m" * 99, "of": "a/x/y/w"}),
+                ("deep/er/opt/0", (2,), {"role": "slot", "slot": "v", "of": "b/v"}),
+                ("c/w", (2,), {"aliases": tuple(f"b/name{n}" for n in range(30))}),
+                *((f"many/w{n}", (n,), {}) for n in range(60)),
+            ),
+            {"a/x/y": Container("module", "Dense" * 20, {"activation": "relu"})},
+        )
+    )
+
+
+def require_geometry(drawn: Drawing) -> None:
+    boxes = drawn.boxes
+    by_column: dict[float, list[tuple[float, float]]] = {}
+    for box in boxes:
+        by_column.setdefault(box.x, []).append((box.y, box.y + box.height))
+        assert 0 <= box.x < box.x + box.width <= drawn.width
+        assert 0 <= box.y < box.y + box.height <= drawn.height
+        for text in box.texts:
+            assert box.x <= text.left, text
+            assert text.left + advance(text.text) <= box.x + box.width, text
+            assert box.y < text.y < box.y + box.height, text
+        on_a_line: dict[float, list[tuple[float, float]]] = {}
+        for text in box.texts:
+            on_a_line.setdefault(text.y, []).append((text.left, text.left + advance(text.text)))
+        for spans in on_a_line.values():
+            require_apart(spans)
+    lefts = sorted(by_column)
+    for column in by_column.values():
+        require_apart(column)
+    for left, right in itertools.pairwise(lefts):
+        assert max(box.x + box.width for box in boxes if box.x == left) < right
+    labels = [curve.label for curve in drawn.curves if curve.label is not None]
+    for text in (*drawn.texts, *labels):
+        assert text.left >= 0
+        assert text.left + advance(text.text) <= drawn.width
+        assert 0 <= text.y <= drawn.height
+    for label in labels:
+        spots = [(b.x, b.x + b.width) for b in boxes if b.y < label.y < b.y + b.height]
+        spots.append((label.left, label.left + advance(label.text)))
+        require_apart(spots)
+    for curve in drawn.curves:
+        numbers = [float(n) for n in re.findall(r"-?\d+\.\d", curve.path)]
+        assert all(0 <= n <= max(drawn.width, drawn.height) for n in numbers)
+
+
+def require_apart(spans: Sequence[tuple[float, float]]) -> None:
+    spans = sorted(spans)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)), spans
+
+
+@pytest.mark.parametrize("which", ["td3", "torch", "strange", "folded"])
+def test_nothing_overlaps_and_everything_is_inside(which: str) -> None:
+    found = {
+        "td3": lambda: graph(summary(str(TF_SAMPLE))),
+        "torch": lambda: graph(summary(str(TORCH_SAMPLE))),
+        "strange": shared_and_strange,
+        "folded": lambda: graph(summary(str(TF_SAMPLE)), 1),
+    }[which]()
+    require_geometry(layout(found))
+
+
+def test_boxes_stand_beside_what_holds_them(td3: Graph) -> None:
+    drawn = layout(td3)
+    for edge in td3.edges:
+        if edge.kind == "child":
+            assert drawn.boxes[edge.source].x < drawn.boxes[edge.target].x
+
+
+# --- What is written --------------------------------------------------------------------------------
+
+HOSTILE = (
+    "</title><script>alert(1)</script>",
+    "\x1b[31m\0\x07",
+    "\"];evil[label=\"",
+    "\\N\\G\\",
+    "]]>&amp;<!--",
+    "\u202egnp\ufffe\ud800",
+    "javascript:alert(1)",
+)  # fmt: skip
+
+
+def hostile() -> Graph:
+    named = [(f"{name.replace('/', '')}/{name.replace('/', '')}", (1,), {}) for name in HOSTILE]
+    named.append(("shared/w", (1,), {"aliases": (f"{HOSTILE[2]}/{HOSTILE[3]}",)}))
+    return graph(
+        listing(rows(*named), {"shared": Container("module", HOSTILE[0], {"activation": HOSTILE[2]})})
+    )
+
+
+def test_an_svg_is_xml_with_its_boxes_and_no_script(td3: Graph) -> None:
+    for found in (td3, hostile(), shared_and_strange()):
+        root = ET.fromstring(svg(layout(found)))
+        tags = {element.tag for element in root.iter()}
+        assert tags <= {
+            SVG + t for t in ("svg", "title", "style", "defs", "marker", "path", "rect", "text", "g")
+        }
+        assert len([r for r in root.iter(SVG + "rect") if "box" in r.get("class", "")]) == len(found.nodes)
+        width, height = (float(root.get(side, "")) for side in ("width", "height"))
+        assert root.get("viewBox") == f"0 0 {width:.0f} {height:.0f}"
+        assert not [a for e in root.iter() for a in e.attrib if a.startswith("on") or "href" in a]
+        urls = re.findall(r"url\([^)]*\)|https?:[^\"' ]*", ET.tostring(root, "unicode"))
+        assert set(urls) <= {"url(#end-alias)", "url(#end-slot)", "http://www.w3.org/2000/svg"}
+
+
+def test_the_styles_of_edges(td3: Graph) -> None:
+    root = ET.fromstring(svg(layout(shared_and_strange())))
+    drawn = [e.get("class") for e in root.iter(SVG + "path") if "edge" in e.get("class", "")]
+    assert {"edge child", "edge alias", "edge slot"} <= set(drawn)
+    style = root.find(SVG + "style")
+    assert style is not None
+    assert style.text is not None
+    assert "prefers-color-scheme: dark" in style.text
+
+
+class Page(html.parser.HTMLParser):
+    """The tags of a page and what is in its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+
+def test_a_page_needs_nothing_and_runs_only_its_own_script() -> None:
+    text = page(layout(hostile()))
+    found = Page(text)
+    names = [tag for tag, _ in found.tags]
+    assert names.count("script") == 1
+    assert not set(names) & {"img", "link", "iframe", "object", "a", "image", "use"}
+    assert not [a for _, attributes in found.tags for a in attributes if a in ("src", "href")]
+    (policy,) = (a["content"] for tag, a in found.tags if tag == "meta" and "http-equiv" in a)
+    import base64
+    import hashlib
+
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+DOT_LINE = re.compile(
+    r'  (?:label="(?:[^"\\]|\\.)*"; *'
+    r"|labelloc=t; rankdir=LR; ranksep=0\.8;|(?:node|edge) \[[^\]]*\];"
+    r'|n\d+ \[label="(?:[^"\\]|\\.)*"\];'
+    r'|n\d+ -> n\d+ \[style=(?:solid|dashed|dotted)(?:, constraint=false)?(?:, label="(?:[^"\\]|\\.)*")?\];)'
+)
+
+
+def test_dot_has_one_statement_for_each_node_and_edge(td3: Graph) -> None:
+    for found in (td3, hostile(), shared_and_strange()):
+        first, *lines, last = dot(found).splitlines()
+        assert (first, last) == ("digraph checkpoint {", "}")
+        assert [line for line in lines if not DOT_LINE.fullmatch(line)] == []
+        assert sum("->" in line.split('"')[0] for line in lines) == len(found.edges)
+        labels = [line for line in lines if re.match(r"  n\d+ \[", line)]
+        assert len(labels) == len(found.nodes)
+    # \N would be the node's name; a backslash of ours is doubled, and a line ends with \l.
+    assert r"\\N\\G\\" in dot(hostile())
+    assert "style=dotted" in dot(td3)
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html", ".dot"])
+def test_the_command_writes_a_new_file(tmp_path: Path, suffix: str) -> None:
+    target = tmp_path / f"agent{suffix}"
+    ran = ckpttool("inspect", TF_SAMPLE, "--graph", target)
+    assert ran.status == 0, ran.err
+    assert ran.out == f"30 modules, 31 edges\nwrote {target}\n"
+    content = target.read_text()
+    assert "critic_optimizer" in content
+    sentence = refused(ckpttool("inspect", TF_SAMPLE, "--graph", target))
+    assert "exists already" in sentence
+    document = ckpttool("inspect", TF_SAMPLE, "--graph", target, "--force", "--depth", "2", "--json").json()
+    assert document["graph"] == {
+        "file": str(target),
+        "modules": 8,
+        "edges": 9,
+        "notes": ["modules below level 2 are folded: 36 tensors have no box"],
+    }
+    assert len(document["tensors"]) == 78
+    assert target.read_text() != content
+    assert [file.name for file in tmp_path.iterdir()] == [target.name]
+
+
+def test_what_cannot_be_drawn(tmp_path: Path) -> None:
+    found = summary(str(TF_SAMPLE))
+    with pytest.raises(UsageError, match="does not say"):
+        drawing.write(found, str(tmp_path / "x.png"))
+    with pytest.raises(UsageError, match="folder"):
+        drawing.write(found, str(tmp_path / "none" / "x.svg"))
+    (tmp_path / "d.svg").mkdir()
+    with pytest.raises(TargetExistsError):
+        drawing.write(found, str(tmp_path / "d.svg"), force=True)
+    save(torch_tree({"x": np.zeros(1, np.float32)}), str(tmp_path / "x.svg"), "torch")
+    before = (tmp_path / "x.svg").read_bytes()
+    ran = ckpttool("inspect", tmp_path / "x.svg", "--graph", tmp_path / "x.svg", "--force")
+    assert "same file" in refused(ran)
+    assert (tmp_path / "x.svg").read_bytes() == before
+    assert "no one checkpoint" in refused(
+        ckpttool("inspect", TORCH_SAMPLE.parent, "--graph", tmp_path / "y.svg")
+    )

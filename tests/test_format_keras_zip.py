@@ -1,0 +1,210 @@
+"""`.keras` archives: stored or deflated, checked by their CRC, hostile configurations inert."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, UnsupportedError
+from ckpttool.formats import keras_zip
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import attr, display
+from ckpttool.ops.digest import digest_of
+from tests.conftest import ckpttool, refused
+from tests.test_format_keras_h5 import keras3_file
+from tests.test_formats import FormatContract
+
+h5py = pytest.importorskip("h5py")
+
+METADATA = {"keras_version": "3.15.1", "date_saved": "2026-01-01@00:00:00"}
+
+
+def dense(name: str, units: int, **more: Any) -> dict[str, Any]:
+    settings = {"name": name, "units": units, "use_bias": True, "trainable": True, **more}
+    return {"module": "keras.layers", "class_name": "Dense", "config": settings}
+
+
+CONFIG: dict[str, Any] = {
+    "class_name": "Functional",
+    "config": {
+        "name": "functional",
+        "trainable": True,
+        "layers": [
+            dense("hidden", 8, activation="relu"),
+            {"class_name": "Dropout", "config": {"name": "dropout", "rate": 0.5}},
+            dense("out", 2, activation={"class_name": "function", "config": "tanh"}),
+        ],
+    },
+    "compile_config": {"optimizer": {"class_name": "Adam", "config": {"name": "adam", "epsilon": 1e-7}}},
+}
+
+
+def archive(
+    path: Path,
+    config: Any = CONFIG,
+    *,
+    method: int = zipfile.ZIP_STORED,
+    weights: bytes | None = None,
+    **more: bytes,
+) -> str:
+    if weights is None:
+        weights = Path(keras3_file(path.with_suffix(".inner"))).read_bytes()
+        path.with_suffix(".inner").unlink()
+    with zipfile.ZipFile(path, "w", method) as file:
+        file.writestr("metadata.json", json.dumps(METADATA))
+        file.writestr("config.json", config if isinstance(config, str | bytes) else json.dumps(config))
+        file.writestr("model.weights.h5", weights)
+        for name, data in more.items():
+            file.writestr(name, data)
+    return str(path)
+
+
+class TestKerasZip(FormatContract):
+    module = keras_zip
+
+    def make(self, folder: Path) -> str:
+        return archive(folder / "model.keras")
+
+
+class TestDeflatedKerasZip(FormatContract):
+    module = keras_zip
+
+    def make(self, folder: Path) -> str:
+        return archive(folder / "model.keras", method=zipfile.ZIP_DEFLATED)
+
+
+def test_configuration_names_layers_and_their_settings(tmp_path: Path) -> None:
+    found = open_checkpoint(archive(tmp_path / "m.keras"))
+    assert [display(path) for path in found.tree][:4] == [
+        "hidden/kernel",
+        "hidden/bias",
+        "out/kernel",
+        "out/bias",
+    ]
+    hidden, out = found.tree.containers[(attr("hidden"),)], found.tree.containers[(attr("out"),)]
+    assert hidden.name == "Dense"
+    assert hidden.state["activation"] == "relu"  # type: ignore[index]
+    assert out.state["activation"] == "tanh"  # type: ignore[index]
+    assert found.tree.containers[(attr("optimizer"),)].state["epsilon"] == 1e-7  # type: ignore[index]
+    assert found.integrity == "crc32"
+    assert found.writer == "Keras 3.15.1"
+    slots = [leaf for _, leaf in found.tree.tensors() if leaf.role == "slot"]
+    assert [leaf.slot for leaf in slots] == ["m", "v"] * 4
+
+
+def test_leaves_point_into_the_archive(tmp_path: Path) -> None:
+    path = archive(tmp_path / "m.keras")
+    found = open_checkpoint(path)
+    plain = open_checkpoint(keras3_file(tmp_path / "plain.weights.h5"))
+    assert digest_of(found).sha256 == digest_of(plain).sha256
+    deflated = open_checkpoint(archive(tmp_path / "d.keras", method=zipfile.ZIP_DEFLATED))
+    assert digest_of(deflated).sha256 == digest_of(plain).sha256
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_damage_anywhere_in_the_weights_is_seen_at_the_first_read(tmp_path: Path, method: int) -> None:
+    path = Path(archive(tmp_path / "m.keras", method=method))
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as file:
+        member = file.getinfo("model.weights.h5")
+    start = member.header_offset + 30 + len("model.weights.h5")
+    # The last byte of the member is nobody's data; flip it in the stored one, the checksum in the other.
+    at = start + member.compress_size - 1 if method == zipfile.ZIP_STORED else start + 2000
+    damaged = bytearray(whole)
+    damaged[at] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(ChecksumError if method == zipfile.ZIP_STORED else FormatError):
+        first_leaf(path)
+
+
+def first_leaf(path: Path) -> bytes:
+    found = open_checkpoint(str(path))
+    return bytes(next(leaf for _, leaf in found.tree.tensors()).read())
+
+
+HOSTILE = {
+    "lambda": {
+        "class_name": "Sequential",
+        "config": {"layers": [{"class_name": "Lambda", "config": {"name": "x"}}]},
+    },
+    "module": {"module": "os", "class_name": "system", "config": {"command": "touch /tmp/ckpttool_was_here"}},
+    "vocabulary": {
+        "class_name": "Sequential",
+        "config": {"layers": [{"class_name": "StringLookup", "config": {"vocabulary": "/etc/passwd"}}]},
+    },
+    "tfsm": {
+        "class_name": "Sequential",
+        "config": {"layers": [{"class_name": "TFSMLayer", "config": {"filepath": "/etc"}}]},
+    },
+    "types": {"class_name": ["x"], "config": 7, "compile_config": [1]},
+    "layers": {"class_name": "Sequential", "config": {"layers": {"a": 1}, "name": 4, "trainable": "x"}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_that_a_configuration_names_happens(tmp_path: Path, name: str) -> None:
+    found = open_checkpoint(archive(tmp_path / "m.keras", HOSTILE[name]))
+    assert sum(leaf.role == "parameter" for _, leaf in found.tree.tensors()) == 4
+    assert not os.path.exists("/tmp/ckpttool_was_here")
+    assert ("layer x is a Lambda: its code is not run" in found.notes) is (name == "lambda")
+
+
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        (b"\xff\xfe{", "config.json is not JSON"),
+        (b"[" * 1_000_000, "config.json is nested too deeply and is not read"),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, "config.json is nested too deeply and is not read"),
+        (b" " * (17 << 20), "config.json is larger than 16,777,216 bytes and is not read"),
+    ],
+)
+def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path: Path, config: bytes, note: str) -> None:
+    found = open_checkpoint(archive(tmp_path / "m.keras", config, method=zipfile.ZIP_DEFLATED))
+    assert note in found.notes
+    assert next(display(path) for path in found.tree) == "hidden/kernel"
+
+
+def test_other_members_and_forms(tmp_path: Path) -> None:
+    more = {"assets/vocabulary.txt": b"x", "../../evil": b"x"}
+    found = open_checkpoint(archive(tmp_path / "m.keras", **more))
+    assert "assets that are not read: 1" in found.notes
+    assert not (tmp_path.parent.parent / "evil").exists()
+    with zipfile.ZipFile(tmp_path / "n.keras", "w") as file:
+        file.writestr("metadata.json", "{}")
+        file.writestr("config.json", "{}")
+        file.writestr("model.weights.npz", b"")
+    with pytest.raises(UnsupportedError, match="pickled objects"):
+        open_checkpoint(str(tmp_path / "n.keras"))
+    bad = archive(tmp_path / "b.keras", weights=b"not HDF5")
+    with pytest.raises(FormatError, match="HDF5 cannot read it"):
+        open_checkpoint(bad)
+
+
+def test_the_inner_file_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"s" * 64)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("vars/0", (64,), "u1", external=[(str(tmp_path / "secret"), 0, 64)])
+    path = archive(tmp_path / "m.keras", weights=(tmp_path / "x.h5").read_bytes())
+    assert "external storage" in refused(ckpttool("digest", path))
+
+
+def test_a_fuzz_of_archives(tmp_path: Path) -> None:
+    path = Path(archive(tmp_path / "m.keras"))
+    right = digest_of(open_checkpoint(str(path))).sha256
+    whole = path.read_bytes()
+    generator = np.random.default_rng(1)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for at in generator.integers(len(whole), size=4):
+            damaged[at] = generator.integers(256)
+        path.write_bytes(damaged)
+        try:
+            assert digest_of(open_checkpoint(str(path))).sha256 == right
+        except CkpttoolError as error:
+            assert str(error).isprintable()  # noqa: PT017  # both outcomes are right

@@ -1,0 +1,365 @@
+"""TensorFlow's variables by name and as objects, layers by kind, parts: on trees, without a framework."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import MappingError, UsageError
+from ckpttool.formats import tensor_bundle
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.formats.variables import Tensor, adam_steps, by_name
+from ckpttool.layouts import variables
+from ckpttool.leaf import Leaf, display
+from ckpttool.mapping import generic
+from ckpttool.mapping.plan import Plan, build
+from ckpttool.mapping.report import Move
+from ckpttool.mapping.rules import KEEP
+from ckpttool.ops import part as parts
+from ckpttool.ops.convert import convert
+from ckpttool.ops.save import save
+from ckpttool.source import Inline
+from ckpttool.tree import Tree
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.test_layouts import fujimoto_set
+from tests.trees import attributes, keys, torch_dense, torch_tree
+
+
+def named(arrays: dict[str, Any]) -> Tree:
+    """The tree of a file that stores these variables by name."""
+    found = {}
+    for name, value in arrays.items():
+        array = np.asarray(value, None if isinstance(value, np.ndarray) else np.float32)
+        found[name] = Tensor(array.dtype.name, array.shape, Inline(array.tobytes()))
+    return by_name(found)
+
+
+def adam(owner: str, first: float, slots: tuple[str, str] = ("Adam", "Adam_1")) -> dict[str, Any]:
+    shape = (2, 2)
+    found = {owner: np.full(shape, first, np.float32)}
+    found |= {f"{owner}/{slot}": np.full(shape, first + n, np.float32) for n, slot in enumerate(slots, 1)}
+    return found
+
+
+def powers(scope: str = "", suffix: str = "") -> dict[str, Any]:
+    return {f"{scope}beta1_power{suffix}": 0.9, f"{scope}beta2_power{suffix}": 0.999}
+
+
+def as_graph(tree: Tree) -> tuple[Tree, Any]:
+    """The object graph of variables known by name, as it will be read from a file."""
+    plan = variables.to_graph(tree)
+    return tensor_bundle.stored(build(tree, plan), graph=True), plan
+
+
+def slots(tree: Tree) -> dict[str, tuple[str | None, str]]:
+    return {
+        tree.names[path]: (leaf.slot, display(leaf.of))
+        for path, leaf in tree.tensors()
+        if leaf.role == "slot" and leaf.of is not None
+    }
+
+
+def first(tree: Tree, name: str) -> float:
+    leaf = next(leaf for path, leaf in tree.tensors() if tree.names[path] == name)
+    return float(leaf.array().reshape(-1)[0])
+
+
+# --- By name to objects ------------------------------------------------------------------------------
+
+
+def test_one_adam_becomes_an_optimizer_with_slots() -> None:
+    graph, plan = as_graph(named(adam("actor/l1/kernel", 1) | powers()))
+    assert slots(graph) == {
+        "optimizer/slots/m/actor/l1/kernel": ("m", "actor/l1/kernel"),
+        "optimizer/slots/v/actor/l1/kernel": ("v", "actor/l1/kernel"),
+    }
+    assert first(graph, "optimizer/slots/v/actor/l1/kernel") == 3
+    assert first(graph, "optimizer/beta1_power") == np.float32(0.9)
+    assert not plan.notes
+
+
+@pytest.mark.parametrize(
+    ("scope", "optimizer"),
+    [("training/", "training"), ("actor/", "actor/optimizer"), ("optimizer/", "optimizer")],
+)
+def test_an_optimizer_is_called_as_its_scope(scope: str, optimizer: str) -> None:
+    graph, _ = as_graph(named(adam("actor/kernel", 1) | powers(scope)))
+    assert set(slots(graph)) == {f"{optimizer}/slots/{slot}/actor/kernel" for slot in "mv"}
+    assert f"{optimizer}/beta2_power" in graph.names.values()
+
+
+def test_an_optimizer_does_not_take_a_variables_place() -> None:
+    graph, _ = as_graph(named(adam("optimizer/kernel", 1) | powers()))
+    assert set(slots(graph)) == {f"optimizer_1/slots/{slot}/optimizer/kernel" for slot in "mv"}
+
+
+def test_optimizers_in_scopes_own_the_variables_there() -> None:
+    both = adam("actor/kernel", 1) | adam("critic/kernel", 5) | powers("actor/") | powers("critic/")
+    graph, plan = as_graph(named(both))
+    assert set(slots(graph)) == {
+        f"{c}/optimizer/slots/{s}/{c}/kernel" for c in ("actor", "critic") for s in "mv"
+    }
+    assert len(plan.assumed) == 2
+
+
+def test_moments_of_nobody_for_sure_stay_plain_variables() -> None:
+    both = adam("actor/kernel", 1) | adam("critic/kernel", 5) | powers() | powers(suffix="_1")
+    graph, plan = as_graph(named(both))
+    assert not slots(graph)
+    assert set(graph.names.values()) == set(both)
+    assert "share one scope" in plan.notes[0]
+    assert {m.target for m in plan.moves} == set(graph)
+
+
+def test_optimizers_in_scopes_own_the_moments_there() -> None:
+    # Two programs' optimizers train one variable, each in a scope of its own.
+    both = {"w": np.zeros((2, 2), np.float32)} | powers("one/") | powers("two/")
+    for number, scope in enumerate(("one", "two")):
+        both |= {
+            f"{scope}/w/Adam{end}": np.full((2, 2), 10 * number + n, np.float32)
+            for n, end in enumerate(("", "_1"))
+        }
+    graph, plan = as_graph(named(both))
+    assert len(plan.moves) == len(both)
+    assert set(slots(graph)) == {f"{scope}/slots/{slot}/w" for scope in ("one", "two") for slot in "mv"}
+    assert first(graph, "two/slots/v/w") == 11
+    assert len(graph) == len(both)
+
+
+def test_two_moments_of_one_kind_are_nobodys_for_sure() -> None:
+    tree = named(adam("w", 1) | powers())
+    twin = {(attributes("x")[0], *path): leaf for path, leaf in tree.items() if "Adam" in tree.names[path]}
+    graph, plan = as_graph(Tree({**tree.leaves, **twin}))
+    assert not slots(graph)
+    assert len(graph) == 7
+    assert "not sure" in plan.notes[0]
+
+
+def test_two_entries_of_one_target_are_refused() -> None:
+    tree = named({"a": 1.0, "b": 2.0})
+    one, other = tree
+    with pytest.raises(MappingError, match="one place"):
+        build(tree, Plan((Move(one, one, KEEP), Move(other, one, KEEP))))
+
+
+def test_lists_and_output_names() -> None:
+    tree = named(
+        {"net/0/w:0": np.ones((2, 3), np.float32), "net/1/w:0": np.ones(3, np.float32), "n/01/w": 1.0}
+    )
+    graph, _ = as_graph(tree)
+    assert [step.kind for step in next(p for p in graph if display(p) == "net/1/w")] == [
+        "attr",
+        "index",
+        "attr",
+    ]
+    assert "n/01/w" in graph.names.values()
+
+
+def test_there_and_back_is_where_it_was() -> None:
+    tree = named(
+        adam("actor/l1/kernel", 1) | adam("actor/l2/kernel", 7) | powers() | {"global_step": np.array(3)}
+    )
+    graph, _ = as_graph(tree)
+    back = tensor_bundle.stored(build(graph, variables.to_names(graph, {})), graph=False)
+    assert {n: bytes(back[p].read()) for p, n in back.names.items()} == {  # type: ignore[union-attr]
+        n: bytes(tree[p].read())  # type: ignore[union-attr]
+        for p, n in tree.names.items()
+    }
+    assert slots(back) == slots(tree)
+
+
+# --- Objects to names --------------------------------------------------------------------------------
+
+
+def sample() -> Tree:
+    return open_checkpoint(str(TF_SAMPLE)).tree
+
+
+def test_keras_adam_becomes_tensorflow_1_adam() -> None:
+    tree = sample()
+    plan = variables.to_names(tree, {})
+    back = tensor_bundle.stored(build(tree, plan), graph=False)
+    kernel = "policy/critic/q2/l3/kernel"
+    assert slots(back)[f"{kernel}/Adam"] == ("m", kernel)
+    assert first(back, f"{kernel}/Adam_1") == first(tree, "policy/critic_optimizer/_velocities/10")
+    # The count of updates is in the powers, to the last bit, and beside them as Keras had it.
+    powers_of = [first(back, f"policy/critic_optimizer/{name}") for name in variables.POWERS]
+    assert adam_steps(*powers_of) == first(tree, "policy/critic_optimizer/_iterations") == 14000
+    assert sum("beta_1 = 0.9 (default of Keras" in line for line in plan.assumed) == 2
+    assert {move.source for move in plan.moves} == set(tree)
+
+
+def test_betas_that_are_told_are_not_assumed() -> None:
+    told = {name: {"beta_1": 0.5, "beta_2": 0.75} for name in ("actor_optimizer", "critic_optimizer")}
+    plan = variables.to_names(sample(), told)
+    assert not plan.assumed
+    added = {display(path): leaf for path, leaf in plan.added.items()}
+    power = added["policy/actor_optimizer/beta1_power"]
+    assert isinstance(power, Leaf)
+    assert power.array().item() == 0.0  # 0.5^7001 is no float32
+
+
+def test_two_optimizers_of_one_variable_count_on() -> None:
+    one = variables.to_graph(named(adam("kernel", 1) | powers("a/")))
+    two = build(named(adam("kernel", 1) | powers("a/")), one)
+    other = {
+        tuple(s._replace(value="b") if s.value == "a" else s for s in path): leaf
+        for path, leaf in two.items()
+        if path[0].value == "a"
+    }
+    plan = variables.to_names(Tree({**two.leaves, **other}), {})
+    assert {display(move.target) for move in plan.moves} == {
+        "kernel", "kernel/Adam", "kernel/Adam_1", "kernel/Adam_2", "kernel/Adam_3",
+        "a/beta1_power", "a/beta2_power", "b/beta1_power", "b/beta2_power",
+    }  # fmt: skip
+
+
+def test_a_count_that_no_file_should_have_is_no_danger() -> None:
+    tree = sample()
+    for count in (-5, 2**62):
+        changed = {
+            path: Leaf("int64", (), Inline(count.to_bytes(8, "little", signed=True)), leaf.key, leaf.role)
+            if tree.names[path].endswith("_iterations") and isinstance(leaf, Leaf)
+            else leaf
+            for path, leaf in tree.items()
+        }
+        plan = variables.to_names(Tree(changed, tree.aliases), {})
+        assert len(plan.added) == 4
+
+
+# --- By kind -----------------------------------------------------------------------------------------
+
+
+def torch_model() -> Tree:
+    generator = np.random.default_rng(0)
+    tensors = torch_dense(generator, "net.0", 4, 4) | torch_dense(generator, "head.out", 4, 2)
+    tensors |= {"net.1.weight": np.ones(4, np.float32), "net.1.bias": np.zeros(4, np.float32)}
+    return torch_tree({**tensors, "table.weight": np.ones((9, 4), np.float32)})
+
+
+def test_torch_layers_go_by_kind_and_come_back() -> None:
+    tree = torch_model()
+    moves, labels = generic.to_tensorflow(tree)
+    found = {display(move.target): move.rule.name for move in moves}
+    assert found == {
+        "net/0/kernel": "transpose",  # though it is square
+        "net/0/bias": "keep",
+        "net/1/gamma": "keep",
+        "net/1/beta": "keep",
+        "head/out/kernel": "transpose",
+        "head/out/bias": "keep",
+    }
+    there = build(tree, Plan(moves, labels=labels))
+    graph = tensor_bundle.stored(there, graph=True)
+    back = {display(m.target): m.rule.leaf(graph[m.source]) for m in generic.to_torch(graph)}
+    for path, leaf in tree.tensors():
+        if "table" not in tree.names[path]:
+            assert isinstance(again := back[tree.names[path]], Leaf)
+            assert bytes(again.read()) == bytes(leaf.read())
+
+
+def test_a_matrix_that_may_be_an_embedding_stops_the_conversion(tmp_path: Path) -> None:
+    save(torch_model(), str(tmp_path / "model.pt"))
+    ran = ckpttool("convert", "model.pt", "ckpt-1", "--to", "tf", cwd=tmp_path)
+    assert ran.status == 1
+    assert "unmapped: table/weight" in ran.out
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+
+
+# --- Parts -------------------------------------------------------------------------------------------
+
+
+def test_a_part_has_its_own_paths_and_no_strangers() -> None:
+    tree, lost = parts.below(sample(), "policy/actor")
+    assert set(tree.names.values()) == {f"l{n}/{name}" for n in (1, 2, 3) for name in ("kernel", "bias")}
+    assert not tree.aliases
+    assert not lost
+
+
+def test_slots_of_what_is_outside_are_lost() -> None:
+    tree, lost = parts.below(sample(), "policy/actor_optimizer")
+    assert len(lost) == 12
+    assert set(tree.names.values()) == {"_iterations", "_learning_rate"}
+    whole, none = parts.below(sample(), "policy")
+    assert not none
+    assert slots(whole)["actor_optimizer/_momentums/0"] == ("m", "actor/l1/kernel")
+
+
+def test_a_dotted_key_is_cut_in_two() -> None:
+    tree, _ = parts.below(open_checkpoint(str(TORCH_SAMPLE)).tree, "critic/q1")
+    assert (*keys("l1.weight"),) in tree
+    assert len(tree) == 6
+    assert set(parts.full_names(tree, "critic/q1").values()) == {
+        f"critic/q1/l{n}/{name}" for n in (1, 2, 3) for name in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize("part", ["policy/acto", "nothing", "policy/actor/l1/kernel"])
+def test_a_part_must_be_there(part: str) -> None:
+    with pytest.raises(UsageError, match="nothing lies below"):
+        parts.below(sample(), part)
+
+
+def test_one_network_of_a_torch_agent(tmp_path: Path) -> None:
+    ran = ckpttool(
+        "convert", TORCH_SAMPLE, "actor-1", "--to", "tf", "--part", "actor", "--json", cwd=tmp_path
+    )
+    assert ran.status == 0, ran.err
+    assert ran.json()["mapped"][0]["source"] == "actor/l1/weight"
+    assert ran.json()["mapped"][0]["target"] == "l1/kernel"
+    names = open_checkpoint(str(tmp_path / "actor-1")).tree.names.values()
+    assert set(names) == {"save_counter"} | {f"l{n}/{name}" for n in (1, 2, 3) for name in ("kernel", "bias")}
+    ran = ckpttool("convert", TORCH_SAMPLE, "x-1", "--to", "tf", "--part", "nobody", cwd=tmp_path)
+    assert "nothing lies below that path" in refused(ran)
+
+
+# --- Agents ------------------------------------------------------------------------------------------
+
+
+def test_an_agent_without_targets_is_not_complete(tmp_path: Path) -> None:
+    save(torch_tree(fujimoto_set()), str(tmp_path / "agent.pt"))  # type: ignore[arg-type]
+    ran = ckpttool("convert", "agent.pt", "ckpt-1", "--to", "tf", cwd=tmp_path)
+    assert ran.status == 1
+    assert "missing: policy/actor_target" in ran.out
+    assert "missing: policy/critic_target" in ran.out
+    assert [path.name for path in tmp_path.iterdir()] == ["agent.pt"]
+    ran = ckpttool("convert", "agent.pt", "ckpt-1", "--to", "tf", "--allow-missing", cwd=tmp_path)
+    assert ran.status == 0
+    assert "policy/critic/l4/kernel" in open_checkpoint(str(tmp_path / "ckpt-1")).tree.names.values()
+
+
+def test_an_agent_from_torch_by_name(tmp_path: Path) -> None:
+    done = convert(str(TORCH_SAMPLE), str(tmp_path / "model-1"), to="tf1")
+    assert done.written
+    assert not done.report.assumed  # torch's file holds the betas
+    tree = open_checkpoint(str(tmp_path / "model-1")).tree
+    steps = [first(tree, f"policy/actor_optimizer/{name}") for name in variables.POWERS]
+    assert adam_steps(*steps) == first(tree, "policy/actor_optimizer/_iterations")
+    assert slots(tree)["policy/actor/l2/bias/Adam_1"] == ("v", "policy/actor/l2/bias")
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", ["t2t_transformer/model.ckpt-1", "tfx_estimator/model.ckpt-1000"])
+def test_real_files_by_name_become_objects_and_names_again(corpus: Path, name: str, tmp_path: Path) -> None:
+    source = corpus / "tf" / "tf1_name_v2" / name
+    assert convert(str(source), str(tmp_path / "objects-1"), to="tf", sync=False).written
+    assert convert(str(tmp_path / "objects-1"), str(tmp_path / "names-1"), to="tf1", sync=False).written
+    before, after = (open_checkpoint(str(p)).tree for p in (source, tmp_path / "names-1"))
+    old = {before.names[p]: bytes(leaf.read()) for p, leaf in before.tensors()}
+    new = {after.names[p]: bytes(leaf.read()) for p, leaf in after.tensors()}
+    new.pop("save_counter")
+    assert set(old.values()) == set(new.values())
+    assert len(old) == len(new)
+    kept = {n: data for n, data in old.items() if "Adam" not in n and "power" not in n}
+    assert kept.items() <= new.items()
+
+
+def test_help_says_what_can_be_written() -> None:
+    ran = ckpttool("convert", "--help", cwd=ROOT)
+    from ckpttool.ops.save import TARGETS
+
+    assert all(word in ran.out for word in TARGETS)
+    assert "--part" in ran.out

@@ -1,0 +1,385 @@
+"""HDF5 listed by a process of its own: filters, layouts, hostile and damaged files."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.formats import hdf5
+from ckpttool.formats.hdf5 import process, sources
+from ckpttool.source import File
+
+h5py = pytest.importorskip("h5py")
+
+
+def index(path: Path) -> hdf5.Index:
+    return hdf5.index(hdf5.whole(File.stamp(str(path))))
+
+
+def little(array: np.ndarray) -> bytes:
+    return array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+ARRAYS = {
+    "f2": np.arange(6, dtype="<f2").reshape(2, 3),
+    "f4": np.arange(6, dtype="<f4"),
+    "f8_big": np.arange(6, dtype=">f8"),
+    "f4_big": np.array(1.5, dtype=">f4"),
+    "i1": np.array([-1, 2], "i1"),
+    "u8": np.array([2**63], "<u8"),
+    "i4_big": np.array([-7, 9], ">i4"),
+    "bool": np.array([True, False, True]),
+    "c8": np.array([1 + 2j], "<c8"),
+    "c16_big": np.array([3 - 1j], ">c16"),
+    "empty": np.zeros((0, 4), "f4"),
+}
+
+
+@pytest.mark.parametrize("block", [0, 512, 2048])
+def test_every_type_is_what_h5py_reads(tmp_path: Path, block: int) -> None:
+    with h5py.File(tmp_path / "x.h5", "w", userblock_size=block) as file:
+        for name, array in ARRAYS.items():
+            file[name] = array
+        file["text"] = "grüß"
+        file["texts"] = np.array([b"a", b"bc"])
+        file["never"] = h5py.Empty("f4")
+        file.create_dataset("unwritten", (5,), "f4", fillvalue=2.5)
+        compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        compact.set_layout(h5py.h5d.COMPACT)
+        space = h5py.h5s.create_simple((3,))
+        small = h5py.h5d.create(file.id, b"compact", h5py.h5t.NATIVE_INT16, space, compact)
+        small.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array([1, 2, 3], "i2"))
+    found = index(tmp_path / "x.h5")
+    for name, array in ARRAYS.items():
+        dataset = found.datasets[name]
+        assert (dataset.dtype, dataset.shape) == (array.dtype.name, array.shape)
+        assert bytes(dataset.source.read()) == little(array), name
+    assert found.datasets["text"].source.read() == (6).to_bytes(8, "little") + "grüß".encode()
+    assert found.datasets["texts"].shape == (2,)
+    assert np.frombuffer(found.datasets["unwritten"].source.read(), "<f4").tolist() == [2.5] * 5
+    assert np.frombuffer(found.datasets["compact"].source.read(), "<i2").tolist() == [1, 2, 3]
+    assert found.notes == ("dataset never is empty (it has no shape)",)
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"compression": "gzip"},
+    {"shuffle": True},
+    {"fletcher32": True},
+    {"compression": "gzip", "shuffle": True, "fletcher32": True},
+]
+
+
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+@pytest.mark.parametrize("dtype", ["<f4", ">f8", "i1"])
+def test_chunks_and_their_filters(tmp_path: Path, options: dict[str, Any], dtype: str) -> None:
+    generator = np.random.default_rng(3)
+    array = (generator.standard_normal((37, 23)) * 50).astype(dtype)
+    with h5py.File(tmp_path / "x.h5", "w", libver="latest") as file:
+        file.create_dataset("a", data=array, chunks=(10, 7), **options)
+        part = file.create_dataset("part", (50, 50), dtype, chunks=(8, 8), fillvalue=3, **options)
+        part[9:20, 30:] = 7
+        grown = file.create_dataset("grown", (5,), dtype, chunks=(4,), maxshape=(None,), **options)
+        grown[...] = np.arange(5)
+        grown.resize((2,))
+        wanted = np.asarray(part), np.asarray(grown)
+    found = index(tmp_path / "x.h5").datasets
+    assert bytes(found["a"].source.read()) == little(array)
+    assert bytes(found["part"].source.read()) == little(wanted[0])
+    assert bytes(found["grown"].source.read()) == little(wanted[1])
+
+
+def test_fletcher32_is_that_of_the_library(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for number, size in enumerate((1, 2, 3, 719, 720, 721, 3000, 100_001)):
+        data = generator.integers(0, 256, size, np.uint8)
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            dataset = file.create_dataset("a", data=data, chunks=(size,), fletcher32=True)
+            stored = dataset.id.read_direct_chunk((0,))[1]
+        assert int.from_bytes(stored[-4:], "little") == sources.fletcher32(data.tobytes()), size
+    assert sources.fletcher32(bytes(10)) == 0
+
+
+def test_a_flipped_bit_under_fletcher32_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("a", data=np.arange(100.0), chunks=(50,), fletcher32=True)
+        at = file["a"].id.get_chunk_info(1).byte_offset
+    data = bytearray(path.read_bytes())
+    data[at + 9] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="fletcher32 checksum of a chunk does not match"):
+        index(path).datasets["a"].source.read()
+
+
+def test_an_unknown_filter_is_listed_and_not_loaded(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("a", data=np.arange(100.0), compression="lzf")
+        file["b"] = 1
+    found = index(tmp_path / "x.h5")
+    assert found.datasets["b"].source.read() == (1).to_bytes(8, "little")
+    with pytest.raises(UnsupportedError, match="dataset a is packed by filter lzf"):
+        found.datasets["a"].source.read()
+
+
+def test_bfloat16_as_a_float_of_its_own(tmp_path: Path) -> None:
+    kind = h5py.h5t.IEEE_F16LE.copy()
+    kind.set_fields(15, 7, 8, 0, 7)
+    kind.set_ebias(127)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for name, layout in (("a", h5py.h5d.CONTIGUOUS), ("b", h5py.h5d.COMPACT)):
+            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plist.set_layout(layout)
+            space = h5py.h5s.create_simple((3,))
+            made = h5py.h5d.create(file.id, name.encode(), kind, space, plist)
+            raw = np.array([0x3F80, 0xC000, 0x7FC0], "<u2").view("V2")
+            made.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, kind)
+    found = index(tmp_path / "x.h5")
+    for name in "ab":
+        assert found.datasets[name].dtype == "bfloat16", found.notes
+        assert bytes(found.datasets[name].source.read()) == bytes.fromhex("803f00c0c07f")
+
+
+def test_other_types_are_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["table"] = np.zeros(2, [("a", "i4"), ("b", "f4")])
+        file.create_dataset("lists", (2,), h5py.vlen_dtype("i4"))
+        file["opaque"] = np.zeros(2, "V3")
+        file.create_dataset("refs", (1,), h5py.ref_dtype)
+        file["enum"] = np.array([1, 2], h5py.enum_dtype({"x": 1, "y": 2}))
+        file["named"] = np.dtype("f4")
+    notes = index(tmp_path / "x.h5").notes
+    for name in ("table", "lists", "opaque", "refs", "enum"):
+        assert any(note.startswith(f"dataset {name} has a type that is not listed") for note in notes)
+    assert "named is a named type, which is not listed" in notes
+
+
+def _external(file: Any, folder: Path) -> None:
+    file.create_dataset("a", (8,), "u1", external=[(str(folder / "secret"), 0, 8)])
+
+
+def _link(file: Any, folder: Path) -> None:
+    file["a"] = h5py.ExternalLink(str(folder / "other.h5"), "/x")
+
+
+def _virtual(file: Any, folder: Path) -> None:
+    layout = h5py.VirtualLayout((4,), "f8")
+    layout[:] = h5py.VirtualSource(str(folder / "other.h5"), "x", (4,))
+    file.create_virtual_dataset("a", layout)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (_external, "dataset a keeps its numbers in another file"),
+        (_link, "a is a link to another file"),
+        (_virtual, "dataset a is put together from other files"),
+    ],
+)
+def test_nothing_of_another_file_is_read(tmp_path: Path, make: Any, sentence: str) -> None:
+    (tmp_path / "secret").write_bytes(b"12345678")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.arange(4.0)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        make(file, tmp_path)
+    with pytest.raises(UnsupportedError, match=sentence):
+        index(tmp_path / "x.h5")
+
+
+def test_links_that_go_round_end(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["loop"] = h5py.SoftLink("/loop")
+        file["dangling"] = h5py.SoftLink("/nowhere")
+        file["top"] = h5py.SoftLink("/")
+        file["g/up"] = file["/"]
+        file["a"] = 1
+        file["b"] = file["a"]
+        group = file
+        for _ in range(29):  # 4^29 paths
+            below = group.create_group("d0")
+            for number in range(1, 4):
+                group[f"d{number}"] = below
+            group = below
+        group["leaf"] = 2
+    found = index(tmp_path / "x.h5")
+    assert set(found.datasets) == {"a", "/".join(["d0"] * 29) + "/leaf"}
+    assert found.same["b"] == "a"
+    assert len([note for note in found.notes if "soft link" in note]) == 3
+
+
+def test_deep_groups_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        group = file
+        for _ in range(3000):
+            group = group.create_group("g")
+    with pytest.raises(FormatError, match="nested deeper than 512"):
+        index(tmp_path / "x.h5")
+
+
+def test_bombs_are_listed_and_not_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("nothing", (1 << 40,), "f4")
+        file.create_dataset("chunked", (1 << 30,), "f4", chunks=(1 << 20,), compression="gzip")
+        file["chunked"][:4] = 1
+        one = file.create_dataset("one", (1 << 28,), "u1", chunks=((1 << 28) + 8,), maxshape=(None,))
+        one.id.write_direct_chunk((0,), b"x" * 100)
+    start = time.monotonic()
+    found = index(tmp_path / "x.h5").datasets
+    assert found["nothing"].shape == (1 << 40,)
+    for name in found:
+        with pytest.raises(FormatError, match="a dataset declares"):
+            found[name].source.read()
+    assert time.monotonic() - start < 10
+
+
+def test_a_chunk_that_unpacks_to_more_is_refused(tmp_path: Path) -> None:
+    import zlib
+
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for name, data in (("more", bytes(1 << 22)), ("less", bytes(10)), ("cut", None), ("junk", b"")):
+            dataset = file.create_dataset(name, (256,), "u1", chunks=(256,), compression="gzip")
+            packed = (
+                zlib.compress(data)
+                if data
+                else b"junk"
+                if data is not None
+                else zlib.compress(bytes(256))[:-6]
+            )
+            dataset.id.write_direct_chunk((0,), packed)
+    found = index(tmp_path / "x.h5").datasets
+    for name, sentence in {
+        "more": "not as long as its shape says",
+        "less": "not as long as its shape says",
+        "cut": "is cut off",
+        "junk": "cannot be decompressed",
+    }.items():
+        with pytest.raises(FormatError, match=sentence):
+            found[name].source.read()
+
+
+def test_names_are_never_raw(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        h5py.h5g.create(file.id, b"\xff\xfe")
+        file.create_dataset(b"bad\x80name", data=1)
+        file["x" * 60_000] = 1
+    found = index(tmp_path / "x.h5")
+    assert "bad\\x80name" in found.datasets
+    assert len(found.datasets) == 2
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["a"] = np.arange(1000.0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8])
+    with pytest.raises(TruncatedError, match="truncated file"):
+        index(path)
+    path.write_bytes(whole[:30])
+    with pytest.raises(FormatError, match="HDF5 cannot read it"):
+        index(path)
+
+
+def test_a_child_that_dies_or_hangs_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["a"] = 1
+    start = process._START
+    for code, sentence in (
+        ("import os; os.kill(os.getpid(), 11)", "was ended by signal 11"),
+        ("import sys; sys.exit(3)", "ended with status 3"),
+        ("print('{')", "no answer that can be read"),
+        ("print('[]')", "no answer that can be read"),
+        ("print('{}')", "makes no sense"),
+        ("import time; time.sleep(60)", "did not finish within 1 s"),
+        ("bytearray(3 << 30)", "ended with status 1"),
+    ):
+        boot = (
+            code
+            if "3 << 30" not in code
+            else f"from ckpttool.formats.hdf5 import child; child.limit(5); {code}"
+        )
+        monkeypatch.setattr(process, "_START", start.partition("from ckpttool")[0] + boot)
+        monkeypatch.setattr(process, "seconds", lambda length, s=sentence: 1 if "1 s" in s else 10)
+        before = time.monotonic()
+        with pytest.raises(FormatError, match=sentence):
+            index(path)
+        assert time.monotonic() - before < 8
+
+
+def test_the_child_may_not_write_and_has_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["a"] = 1
+    monkeypatch.setenv("HDF5_PLUGIN_PATH", str(tmp_path))
+    monkeypatch.setenv("SECRET", "x")
+    code = """
+import os
+from ckpttool.formats.hdf5 import child
+child.limit(5)
+assert "SECRET" not in os.environ and os.environ["HDF5_PLUGIN_PATH"] == "/nonexistent"
+import h5py
+try:
+    with open("written", "wb") as stream:
+        stream.write(b"x")
+        stream.flush()
+except OSError:
+    print('{"refused": ["unsupported", "as it should be"]}')
+"""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(process, "_START", process._START.partition("from ckpttool")[0] + code)
+    with pytest.raises(UnsupportedError, match="as it should be"):
+        index(path)
+    assert not (tmp_path / "written").exists() or not (tmp_path / "written").stat().st_size
+
+
+def test_damage_never_gets_past_a_ckpttool_error(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["layers/dense/vars/0"] = np.arange(50.0)
+        file.create_dataset("c", data=np.arange(500.0), chunks=(60,), compression="gzip", fletcher32=True)
+        file["layers"].attrs["layer_names"] = np.array([b"dense"])
+    whole = path.read_bytes()
+    generator = np.random.default_rng(5)
+    edges = (0, 1, 0x7F, 0x80, 0xFF)
+    start = time.monotonic()
+    slowest = 0.0
+    for number in range(150):
+        damaged = bytearray(whole)
+        if number % 3 == 0:
+            damaged = damaged[: int(generator.integers(len(whole)))]
+        elif number % 3 == 1:
+            damaged[generator.integers(len(whole))] ^= 1 << generator.integers(8)
+        else:
+            at = int(generator.integers(len(whole) - 8))
+            damaged[at : at + 8] = bytes([edges[generator.integers(5)]]) * 8
+        path.write_bytes(damaged)
+        before = time.monotonic()
+        try:
+            for dataset in index(path).datasets.values():
+                dataset.source.read()
+        except CkpttoolError as error:
+            assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
+        slowest = max(slowest, time.monotonic() - before)
+    assert slowest < 15
+    assert time.monotonic() - start < 150
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["a"] = np.arange(20.0)
+    whole = path.read_bytes()
+    for length in range(8, len(whole), 97):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FormatError):
+            index(path)
+    assert os.listdir(tmp_path) == ["x.h5"]

@@ -1,0 +1,287 @@
+"""`inspect`: the tree in all its forms, folders of checkpoints, and what the document says about both."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool import CkpttoolError
+from ckpttool.cli.signatures import signatures
+from ckpttool.cli.tree import View, render, shortened
+from ckpttool.formats import checkpoint_state
+from ckpttool.formats.checkpoint_state import State
+from ckpttool.leaf import Leaf, attr
+from ckpttool.ops.folder import look
+from ckpttool.ops.modules import grouped, walk
+from ckpttool.ops.save import save
+from ckpttool.ops.summary import Summary, TensorRow, Totals
+from ckpttool.source import Inline
+from ckpttool.tree import Container
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.trees import torch_tree
+
+
+def rows(*named: tuple[str, tuple[int, ...], dict[str, object]]) -> list[TensorRow]:
+    found = []
+    for path, shape, facts in named:
+        of = facts.pop("of", None)
+        aliases = facts.pop("aliases", ())
+        leaf = Leaf("float32", shape, Inline(b""), path, **facts)  # type: ignore[arg-type]
+        keys = tuple(map(attr, path.split("/")))
+        found.append(TensorRow(path, keys, leaf, of, aliases))  # type: ignore[arg-type]
+    return found
+
+
+def listing(tensors: list[TensorRow], containers: dict[str, Container] | None = None) -> Summary:
+    """A listing of these tensors, as `summary` would return it."""
+    from ckpttool.checkpoint import Checkpoint
+    from ckpttool.tree import Tree
+
+    held = {tuple(map(attr, path.split("/"))): c for path, c in (containers or {}).items()}
+    modules = grouped([(row.path, row) for row in tensors], held)
+    checkpoint = Checkpoint("somewhere/agent", "test", Tree({row.keys: row.leaf for row in tensors}), ())
+    totals = Totals(len(tensors), 0, 0, 0)
+    return Summary(checkpoint, None, "", tuple(tensors), (), totals, (), modules)
+
+
+# --- The tree ---------------------------------------------------------------------------------------
+
+
+def test_a_module_has_its_sums_its_class_and_its_activation() -> None:
+    found = listing(
+        rows(
+            ("net/l1/kernel", (4, 64), {"trainable": False}),
+            ("net/l1/bias", (64,), {}),
+            ("net/l2/kernel", (64, 2), {}),
+            ("net/norm/mean", (64,), {"role": "buffer"}),
+        ),
+        {
+            "net/l1": Container("module", "Dense", {"activation": "relu", "units": 64}),
+            "net/l2": Container("module", "Dense", {"activation": "linear"}),
+        },
+    )
+    lines = render(found, View(quiet=True)).splitlines()
+    assert [re.sub(" +", " ", line.strip()) for line in lines] == [
+        "parameters size",
+        "net 448 2.05 kB",
+        "l1 Dense relu 320 1.28 kB",
+        "kernel float32[4, 64] 256 1.02 kB frozen",
+        "bias float32[64] 64 256 B",
+        "l2 Dense 128 512 B",
+        "kernel float32[64, 2] 128 512 B",
+        "norm 256 B",
+        "mean float32[64] 256 B buffer",
+    ]
+    assert len({line.index("B") for line in lines if "B" in line and "Dense" not in line}) == 1
+    documents = {module.path: module.document() for module in found.modules}
+    assert documents["net/l1"] == {
+        "path": "net/l1",
+        "class": "Dense",
+        "facts": {"activation": "relu", "units": 64},
+        "tensors": 2,
+        "parameters": 320,
+        "nbytes": 1280,
+    }
+    assert documents["net"]["nbytes"] == 2048
+
+
+def test_orders_and_depths() -> None:
+    found = listing(
+        rows(("a/l10/w", (1,), {}), ("a/l2/w", (9,), {}), ("a/l1/w", (5,), {}), ("b/w", (99,), {}))
+    )
+
+    def names(view: View) -> list[str]:
+        return [line.split()[0] for line in render(found, view).splitlines()[1:]]
+
+    assert names(View(quiet=True)) == ["a", "l10", "w", "l2", "w", "l1", "w", "b", "w"]
+    assert names(View(quiet=True, sort="name")) == ["a", "l1", "w", "l2", "w", "l10", "w", "b", "w"]
+    assert names(View(quiet=True, sort="size")) == ["b", "w", "a", "l2", "w", "l1", "w", "l10", "w"]
+    assert names(View(quiet=True, depth=2)) == ["a", "l10", "l2", "l1", "b", "w"]
+    folded = render(found, View(quiet=True, depth=1)).splitlines()
+    assert len(folded) == 3
+    assert "(3 tensors)" in folded[1]
+    assert folded[1].split()[-3:] == ["15", "60", "B"]
+
+
+def test_deep_and_long_names_still_fit() -> None:
+    deep = "/".join(f"m{n}" for n in range(3000))
+    found = listing(rows((f"{deep}/w", (1,), {}), (f"{deep[:-2]}/v", (1,), {}), ("x" * 500, (1,), {})))
+    lines = render(found, View(quiet=True)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("…" in line for line in lines)
+    levels = listing(rows(*((f"{'s/' * n}w", (1,), {}) for n in range(200))))
+    assert max(map(len, render(levels, View(quiet=True)).splitlines())) <= 80
+    assert sum(1 for _ in walk(levels.modules[0])) == 200
+
+
+@pytest.mark.parametrize("width", range(12))
+def test_shortened_text_keeps_both_ends(width: int) -> None:
+    text = shortened("policy/critic/kernel", width)
+    assert len(text) == width
+    assert width < 3 or (text[0] == "p" and text[-1] == "l" and "…" in text)
+
+
+def test_aliases_are_listed_whole() -> None:
+    ran = ckpttool("inspect", TF_SAMPLE, "--aliases", "--glob", "critic/q1/l1/*", "--quiet")
+    assert "      also policy/critic_optimizer/_trainable_variables/0\n" in ran.out
+    assert "also" not in ckpttool("inspect", TF_SAMPLE, "--quiet").out
+
+
+def test_replayed_experience_is_no_parameter() -> None:
+    found = listing(rows(("w", (2,), {}), ("replay/obs", (1000, 3), {"role": "replay"})))
+    (replay,) = (module for module in found.modules if module.path == "replay")
+    assert (replay.parameters, replay.nbytes) == (0, 12_000)
+
+
+def test_the_document_lists_modules() -> None:
+    document = ckpttool("inspect", TF_SAMPLE, "--json").json()
+    modules = {module["path"]: module for module in document["modules"]}
+    assert modules["policy/critic"]["parameters"] == 9090
+    assert modules["policy"]["nbytes"] + 8 == document["totals"]["nbytes"]
+    assert document["checkpoints"] == []
+    assert "graph" not in document
+
+
+def test_an_unknown_order_is_refused() -> None:
+    assert "order" in refused(ckpttool("inspect", TF_SAMPLE, "--sort", "colour"))
+
+
+def test_signatures_are_a_few_clean_lines() -> None:
+    details = {
+        "tags": [["serve"], ["serve", "gpu"]],
+        "signatures": {
+            "serving\x1b": {
+                "inputs": {"obs": {"dtype": "float32", "shape": [-1, 3]}},
+                "outputs": {"action": {"dtype": "float32", "shape": None}},
+            },
+            "empty": {},
+        },
+    }
+    assert signatures(details, 80) == [
+        "tags serve; serve, gpu",
+        r"signature serving\x1b",
+        "  obs float32[?, 3] -> action float32?",
+        "signature empty",
+        "  nothing -> nothing",
+    ]
+    many = {"signatures": {f"s{n}": {"inputs": {f"i{k}": {} for k in range(50)}} for n in range(30)}}
+    lines = signatures(many, 80)
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "and 18 more signatures"
+    assert signatures({}, 80) == signatures({"signatures": [1], "tags": 3}, 80) == []
+
+
+# --- Folders ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three checkpoints of the sample without a state file."""
+    for step in (2500, 7500, 15000):
+        for end in (".index", ".data-00000-of-00001"):
+            shutil.copy(f"{TF_SAMPLE.with_name(f'ckpt-{step}')}{end}", tmp_path)
+    return tmp_path
+
+
+def test_a_folder_shows_its_checkpoints_and_what_the_latest_holds() -> None:
+    document = ckpttool("inspect", TF_SAMPLE.parent, "--json").json()
+    listed = document["checkpoints"]
+    assert [each["step"] for each in listed] == [2500, 5000, 7500, 10000, 12500, 15000]
+    assert [each["latest"] for each in listed] == [False] * 5 + [True]
+    assert all(each["complete"] for each in listed)
+    assert listed[-1]["path"] == document["path"] == str(TF_SAMPLE)
+    sizes = [os.path.getsize(f"{TF_SAMPLE}{end}") for end in (".index", ".data-00000-of-00001")]
+    assert listed[-1]["nbytes"] == sum(sizes)
+    assert listed[0]["time"] == "2026-11-21T04:09:51Z"  # of the state file, not of a copy
+    assert len(document["tensors"]) == 78
+    text = ckpttool("inspect", TF_SAMPLE.parent).out
+    assert re.search(r"^15,000 .* \S+/ckpt-15000  latest$", text, re.MULTILINE)
+    assert "kernel" in text
+
+
+def test_without_a_state_file_a_folder_is_only_listed(folder: Path) -> None:
+    ran = ckpttool("inspect", folder)
+    assert ran.status == 0, ran.err
+    assert "3 checkpoints" in ran.out
+    assert "latest; look at" in ran.out
+    assert ran.out.strip().endswith("ckpt-15000")
+    assert "kernel" not in ran.out
+    document = ckpttool("inspect", folder, "--json").json()
+    whole = ckpttool("inspect", TF_SAMPLE, "--json").json()
+    assert document.keys() == whole.keys()
+    assert document["format"] is None
+    assert [each["step"] for each in document["checkpoints"]] == [2500, 7500, 15000]
+    assert not any(each["latest"] for each in document["checkpoints"])
+
+
+def test_files_of_any_format_are_listed() -> None:
+    document = ckpttool("inspect", TORCH_SAMPLE.parent, "--json").json()
+    assert [each["step"] for each in document["checkpoints"]] == [2500, 5000, 7500, 10000, 12500, 15000]
+    assert {each["format"] for each in document["checkpoints"]} == {"pytorch"}
+    assert document["checkpoints"][0]["nbytes"] == TORCH_SAMPLE.with_name("ckpt-2500.pt").stat().st_size
+
+
+def test_what_is_missing_is_said(folder: Path) -> None:
+    (folder / "ckpt-2500.data-00000-of-00001").unlink()
+    (folder / "ckpt-7500.index").unlink()
+    found = look(str(folder))
+    listed = {os.path.basename(each.path): each for each in found.checkpoints}
+    assert {name: each.complete for name, each in listed.items()} == {
+        "ckpt-2500": False, "ckpt-7500": False, "ckpt-15000": True
+    }  # fmt: skip
+    assert listed["ckpt-7500"].format is None
+    assert "incomplete" in ckpttool("inspect", folder).out
+
+
+def test_a_state_file_of_another_machine(folder: Path) -> None:
+    state = State("/home/her/runs/ckpt-7500", ("/home/her/runs/ckpt-7500",), (86_400.0 * 365,))
+    (folder / "checkpoint").write_bytes(checkpoint_state.encode(state))
+    document = ckpttool("inspect", folder, "--json").json()
+    assert document["path"] == str(folder / "ckpt-7500")
+    assert any("/home/her/runs/ckpt-7500" in note for note in document["notes"])
+    latest = [each for each in document["checkpoints"] if each["latest"]]
+    assert [(each["step"], each["time"]) for each in latest] == [(7500, "1971-01-01T00:00:00Z")]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['model_checkpoint_path: "gone-1"', 'model_checkpoint_path: "x', 'all_model_checkpoint_paths: "x"'],
+)
+def test_a_state_file_that_does_not_help(folder: Path, content: str) -> None:
+    (folder / "checkpoint").write_text(content)
+    ran = ckpttool("inspect", folder)
+    assert ran.status == 0, ran.err
+    assert "state file" in ran.out
+    assert len(re.findall(r"^ *[\d,]+ .*ckpt-\d+$", ran.out, re.MULTILINE)) == 3
+    refused(ckpttool("digest", folder))
+
+
+def test_times_that_no_calendar_has(folder: Path) -> None:
+    name = str(folder / "ckpt-7500")
+    (folder / "checkpoint").write_bytes(checkpoint_state.encode(State(name, (name,), (1e300,))))
+    assert ckpttool("inspect", folder, "--json").status == 0
+
+
+def test_a_folder_of_one_file_or_none_is_still_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CkpttoolError):
+        look(str(tmp_path))
+    save(torch_tree({"x": np.zeros(1, np.float32)}), str(tmp_path / "x.pt"))
+    assert "x.pt" in ckpttool("inspect", tmp_path).err
+    refused(ckpttool("inspect", tmp_path))
+
+
+def test_hostile_names_in_a_folder(tmp_path: Path) -> None:
+    for name in ("\x1b[31mred.pt", "line\nbreak.pt", "\udcff.pt"):
+        save(torch_tree({"x": np.zeros(1, np.float32)}), str(tmp_path / name))
+    (tmp_path / ("d" * 200)).mkdir()
+    os.mkfifo(tmp_path / "pipe.pt")
+    ran = ckpttool("inspect", tmp_path)
+    assert ran.status == 0, ran.err
+    assert "3 checkpoints" in ran.out
+    assert "\x1b" not in ran.out
+    assert len(ckpttool("inspect", tmp_path, "--json").json()["checkpoints"]) == 3
