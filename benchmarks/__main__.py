@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import listing, scaling
+from benchmarks import listing, reading, scaling
 
 
 def main() -> int:
     """Run each and print its table."""
     status = 0
-    for benchmark in (listing, scaling):
+    for benchmark in (listing, scaling, reading):
         print(f"\n# {(benchmark.__doc__ or '').splitlines()[0]}", flush=True)
         status |= benchmark.main()
     return status

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 # tsl/lib/hash/crc32c.h: "it is problematic to compute the CRC of a string that contains embedded CRCs".
 _DELTA = 0xA282EAD8
 _BITS = 0xFFFFFFFF
+_COPIED = 64 << 10
 
 
 def crc32c(data: bytes | bytearray | memoryview, running: int = 0) -> int:
     """Return the CRC-32C of `data`, or of everything before it (`running`) and `data`."""
     import google_crc32c
 
-    # The library takes bytes and nothing else.
-    found: int = google_crc32c.extend(running, data if isinstance(data, bytes) else bytes(data))
+    if isinstance(data, bytes):
+        taken: Any = data
+    elif len(data) < _COPIED:
+        taken = bytes(data)
+    else:
+        # The library refuses views, which may be released under its hands; arrays it takes without a copy.
+        import numpy as np
+
+        taken = np.frombuffer(data, np.uint8)
+    found: int = google_crc32c.extend(running, taken)
     return found
 
 

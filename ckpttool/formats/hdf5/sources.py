@@ -170,7 +170,7 @@ class Chunked(NamedTuple):
             _damaged(base, f"a dataset declares {declared:,} bytes and stores {stored:,}")
 
     def _unfiltered(self, chunk: Chunk, size: int) -> bytes:
-        data = run(self.base, chunk.offset, chunk.size).read()
+        data = bytes(run(self.base, chunk.offset, chunk.size).read())
         checks = sum(4 for f in self.filters if f.code == FLETCHER32)
         for number in reversed(range(len(self.filters))):
             step = self.filters[number]

@@ -13,11 +13,11 @@ from ckpttool.errors import CkpttoolError, FormatError
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.pytorch.tensors import BUILDERS, Storages
 from ckpttool.formats.pytorch.tree import REVISITS, Usage, Walk
-from ckpttool.formats.pytorch.write import pieces
+from ckpttool.formats.pytorch.write import pieces, stored
 from ckpttool.source import File
 from ckpttool.wire import pickle_reader, zip  # noqa: A004 - the module is named by its format
 
-__all__ = ["FRAMEWORK", "NAME", "TITLE", "WRITES", "claims", "pieces", "read"]
+__all__ = ["FRAMEWORK", "NAME", "TITLE", "WRITES", "claims", "pieces", "read", "stored"]
 
 NAME = "pytorch"
 TITLE = "PyTorch checkpoint (zip, since 1.6)"
@@ -86,7 +86,7 @@ class _Unpickled(NamedTuple):
 
 def _unpickled(archive: zip.Archive, top: str) -> _Unpickled:
     source = archive.source(f"{top}/data.pkl")
-    data = source.read()
+    data = bytes(source.read())
     storages = Storages(archive, top)
     value = pickle_reader.load(
         data,

@@ -36,7 +36,7 @@ class TensorFlowStrings(NamedTuple):
 
     def read(self) -> bytes:
         """Return each element's length as u64 LE followed by its bytes."""
-        data = self.span.read()
+        data = bytes(self.span.read())
         lengths, at = [], 0
         for _ in range(self.elements):
             length, at = varint.read(data, at, len(data))
@@ -71,7 +71,7 @@ class TensorFlowVariants(NamedTuple):
 
     def read(self) -> bytes:
         """Return the bytes as stored, after their checksums."""
-        data = self.span.read()
+        data = bytes(self.span.read())
         order: Order = "big" if self.big_endian else "little"
         at = running = 0
         for _ in range(self.elements):

@@ -1,0 +1,65 @@
+"""Large reads: the same bytes and the same errors as small ones, in pieces."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import ChangedError, ChecksumError, TruncatedError
+from ckpttool.source import LARGE, Checksum, File, Span
+from ckpttool.wire.crc import crc32c
+
+BEFORE = 77
+
+
+@pytest.fixture
+def data() -> bytes:
+    return np.random.default_rng(0).bytes(LARGE + 12_345)
+
+
+@pytest.fixture
+def file(tmp_path: Path, data: bytes) -> File:
+    path = tmp_path / "large"
+    path.write_bytes(b"x" * BEFORE + data)
+    return File.stamp(str(path))
+
+
+@pytest.mark.parametrize("kind", ["crc32", "crc32c"])
+def test_a_large_span_is_read_and_checked(file: File, data: bytes, kind: str) -> None:
+    right = zlib.crc32(data) if kind == "crc32" else crc32c(data)
+    found = Span(file, BEFORE, len(data), Checksum(kind, right)).read()
+    assert bytes(found) == data
+    assert memoryview(found).readonly
+    with pytest.raises(ChecksumError) as error:
+        Span(file, BEFORE, len(data), Checksum(kind, right ^ 1)).read()
+    assert (error.value.file, error.value.offset) == (file.path, BEFORE)
+
+
+@pytest.mark.parametrize("short", [0, 1, 300_000])
+def test_a_large_span_without_checksum(file: File, data: bytes, short: int) -> None:
+    length = len(data) - short
+    assert bytes(Span(file, BEFORE, length).read()) == data[:length]
+
+
+def test_a_file_that_changed_is_not_read(file: File, data: bytes) -> None:
+    with pytest.raises(TruncatedError):
+        Span(file, BEFORE + 1, len(data)).read()
+    pieces = file.read_large(BEFORE, len(data))
+    next(pieces)
+    os.truncate(file.path, BEFORE + LARGE // 2)
+    with pytest.raises(ChangedError, match="shorter"):
+        list(pieces)
+    with pytest.raises(ChangedError, match="after it was listed"):
+        Span(file, BEFORE, len(data)).read()
+
+
+@pytest.mark.parametrize("size", [10, 70_000, LARGE])
+def test_a_checksum_does_not_depend_on_who_holds_the_bytes(data: bytes, size: int) -> None:
+    right = crc32c(data[:size])
+    assert crc32c(memoryview(data)[:size]) == right
+    assert crc32c(bytearray(data[:size])) == right
+    assert crc32c(memoryview(bytearray(data[:size]))[size // 3 :], crc32c(data[: size // 3])) == right
