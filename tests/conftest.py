@@ -57,6 +57,12 @@ def refused(ran: Ran) -> str:
     return lines[0]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs the shared corpus of real checkpoints where that is absent."""
+    if item.get_closest_marker("corpus") and not CORPUS.is_dir():
+        pytest.skip("the shared corpus is not beside the project")
+
+
 @pytest.fixture
 def corpus() -> Path:
     """The shared corpus of real checkpoints; the test is skipped where it is absent."""

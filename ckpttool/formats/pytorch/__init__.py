@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError
+from ckpttool.formats.pickled.traversal import REVISITS, SPARE
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.pytorch.tensors import BUILDERS, Storages
-from ckpttool.formats.pytorch.tree import REVISITS, Usage, Walk
+from ckpttool.formats.pytorch.tree import Usage, Walk
 from ckpttool.formats.pytorch.write import pieces, stored
 from ckpttool.source import File
 from ckpttool.wire import pickle_reader, zip  # noqa: A004 - the module is named by its format
@@ -53,7 +54,7 @@ def read(location: str) -> Checkpoint:
     big = _big(archive, top)
     try:
         value, size = _unpickled(archive, top)
-        walk = Walk(big=big, visits=REVISITS * size + 10_000)
+        walk = Walk(big=big, visits=REVISITS * size + SPARE)
         tree = walk.tree(value)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from ckpttool import dtypes
-from ckpttool.errors import FormatError
-from ckpttool.formats.pickled.inert import KEYS, PLAIN, is_leaf, record, step_of
+from ckpttool.formats.pickled.inert import PLAIN, record
+from ckpttool.formats.pickled.traversal import Below, Traversal, Via
 from ckpttool.formats.pytorch.tensors import Size, Storage, Tensor, array_source, source
-from ckpttool.leaf import Key, Leaf, Path, Record, Role, ValueLeaf, attr, index
+from ckpttool.leaf import Key, Leaf, Path, Record, Role, ValueLeaf
 from ckpttool.tree import Alias, Container, Tree
 from ckpttool.wire.pickle_numpy import Array
-from ckpttool.wire.pickle_reader import Dict, Global, Object, Set
-
-DEPTH = 200
-# A list may be reached by many paths, and lists of lists by exponentially many: this often per node.
-REVISITS = 16
+from ckpttool.wire.pickle_reader import Dict, Global, Object
 
 # What torch's modules call their buffers (torch/nn/modules/batchnorm.py).
 _BUFFERS: dict[object, Role] = {
@@ -30,7 +25,6 @@ _MODULE = {"_parameters": "plain", "_buffers": "buffers", "_modules": "plain"}
 
 # Where in an optimizer's state_dict, or in a module, a value stands: it decides roles.
 Place = Literal["plain", "state", "slots", "settings", "buffers"]
-Child = tuple[Key, Any, Place]
 
 
 class Usage(NamedTuple):
@@ -47,28 +41,54 @@ def native(path: Path) -> str:
     return ".".join(str(s.value) for s in path if s.kind != "attr" or s.value not in _MODULE)
 
 
-class Walk:
+class Walk(Traversal[Place]):
     """Goes once through the values of a pickle and collects the tree."""
+
+    whole = "checkpoint"
 
     def __init__(self, *, big: bool, visits: int) -> None:
         """Take storages as big-endian if `big`; visit at most about `visits` values."""
+        super().__init__(visits)
         self.big = big
-        self.left = visits
-        self.leaves: dict[Path, Leaf | ValueLeaf] = {}
-        self.aliases: dict[Path, tuple[Alias, ...]] = {}
-        self.containers: dict[Path, Container] = {}
         self.usage: dict[str, Usage] = {}
         self.attributes = 0
         self._first: dict[tuple[object, ...], Path] = {}
-        self._open: dict[int, Path] = {}
-        self._seen: dict[int, Path] = {}
 
     def tree(self, value: Any) -> Tree:
         """Return the tree of a pickle's value."""
-        self._value(value, (), "plain")
+        self.value(value, (), "plain")
         return Tree(self.leaves, self.aliases, self.containers)
 
-    def _value(self, value: Any, path: Path, place: Place) -> None:
+    def native(self, path: Path) -> str:
+        """Return the dotted name that torch lists."""
+        return native(path)
+
+    def kind(self, value: Any) -> Container:
+        """Return the container's kind; torch.Size and what an OrderedDict carries are kept."""
+        if isinstance(value, Size):
+            return Container("tuple", "torch.Size")
+        kind = super().kind(value)
+        return kind._replace(state=plain(value.state)) if kind.kind == "OrderedDict" else kind
+
+    def below(self, value: Any, place: Place) -> Below[Place]:
+        """Return what says where entries stand: in an optimizer's state_dict, among a module's buffers."""
+        made = isinstance(value, Object)
+        entries = (value.entries or {}) if made else value
+        optimizer = isinstance(entries, dict) and _is_optimizer(entries)
+        items: Place = "settings" if place in ("settings", "slots") and not made else "plain"
+        others: Place = "plain" if made else "slots" if place == "state" else place
+
+        def standing(step: Key, via: Via) -> Place:
+            if via == "entry":
+                return others if not optimizer else "state" if step.value == "state" else "settings"
+            if via == "attr":
+                return "buffers" if step.value == "_buffers" else "plain"
+            return items
+
+        return standing
+
+    def value(self, value: Any, path: Path, place: Place) -> None:
+        """Add what stands at the path."""
         kind = type(value)
         if kind is Tensor:
             self._tensor(value, path, place)
@@ -79,7 +99,7 @@ class Walk:
         elif kind is Storage:
             self._storage(value, path)
         elif isinstance(value, dict | list | tuple | Object) and kind is not Global:
-            self._container(value, path, place)
+            self.container(value, path, place)
         else:
             self.leaves[path] = ValueLeaf(record(value))
 
@@ -119,38 +139,13 @@ class Walk:
     def _array(self, array: Array, path: Path) -> None:
         parts = array.parts()
         if parts is not None and isinstance(parts.data, list):
-            self._container(parts.data, path, "plain", Container("record", "numpy.ndarray"))
+            self.container(parts.data, path, "plain", Container("record", "numpy.ndarray"))
         elif parts is None or parts.type.name is None:
             shown = f"{parts.type.code}{list(parts.shape)}" if parts else ""
             self.leaves[path] = ValueLeaf(Record("numpy.ndarray", shown))
         else:
             found = array_source(parts)
             self.leaves[path] = Leaf(parts.type.name, parts.shape, found, native(path), "other")
-
-    def _container(self, value: Any, path: Path, place: Place, kind: Container | None = None) -> None:
-        where = self._open.get(id(value)) if value != () else None
-        if where is not None or self._again(value):
-            first = native(where if where is not None else self._seen[id(value)])
-            self.leaves[path] = ValueLeaf(Record("the same object as", first or "the whole checkpoint"))
-            return
-        if len(path) > DEPTH:
-            raise FormatError(f"values are nested more than {DEPTH} deep")
-        if isinstance(value, Object) and is_leaf(value):
-            self.leaves[path] = ValueLeaf(record(value))
-            return
-        self._seen.setdefault(id(value), path)
-        self._open[id(value)] = path
-        self.containers[path] = kind or _kind(value)
-        for step, child, inner in _children(value, place):
-            self._value(child, (*path, step), inner)
-        del self._open[id(value)]
-
-    def _again(self, value: Any) -> bool:
-        """Say whether the value was shown before and there is no allowance left to show it again."""
-        if not self.left and id(value) in self._seen:
-            return True
-        self.left = max(0, self.left - 1 - (0 if isinstance(value, Object) else len(value)))
-        return False
 
 
 def _value_role(path: Path, place: Place) -> Role:
@@ -168,43 +163,6 @@ def _tensor_role(path: Path, place: Place) -> tuple[Role, str | None]:
     return _BUFFERS.get(name, "buffer" if place == "buffers" else "parameter"), None
 
 
-def _kind(value: Any) -> Container:
-    if isinstance(value, Object):
-        return Container("record", value.name)
-    if isinstance(value, Dict):
-        if value.name == "collections.OrderedDict":
-            return Container("OrderedDict", None, plain(value.state))
-        return Container("dict", value.name)
-    if isinstance(value, Set):
-        return Container("record", value.name)
-    if isinstance(value, Size):
-        return Container("tuple", "torch.Size")
-    if isinstance(value, dict):
-        # Keys that a path cannot hold are shown by a label: nobody could write such a dict back.
-        return Container("dict") if all(type(k) in KEYS for k in value) else Container("record", "dict")
-    return Container("list" if isinstance(value, list) else "tuple")
-
-
-def _children(value: Any, place: Place) -> Iterator[Child]:
-    if isinstance(value, dict):
-        yield from _entries(value, place)
-    elif isinstance(value, Object):
-        yield from _members(value)
-    else:
-        inner: Place = "settings" if place in ("settings", "slots") else "plain"
-        for position, item in enumerate(value):
-            yield index(position), item, inner
-
-
-def _entries(value: dict[Any, Any], place: Place) -> Iterator[Child]:
-    optimizer = _is_optimizer(value)
-    inner: Place = "slots" if place == "state" else place
-    for position, (name, child) in enumerate(value.items()):
-        if optimizer:
-            inner = "state" if name == "state" else "settings"
-        yield step_of(name, position), child, inner
-
-
 def _is_optimizer(value: dict[Any, Any]) -> bool:
     # torch/optim/optimizer.py, state_dict(): parameters are numbered through all groups.
     if value.keys() != {"state", "param_groups"}:
@@ -213,30 +171,6 @@ def _is_optimizer(value: dict[Any, Any]) -> bool:
     if not isinstance(state, dict) or not isinstance(groups, list):
         return False
     return all(type(k) is int and isinstance(v, dict) for k, v in state.items())
-
-
-def _members(value: Object) -> Iterator[Child]:
-    if value.args:
-        yield attr("__args__"), value.args, "plain"
-    if value.kwargs:
-        yield attr("__kwargs__"), dict(value.kwargs), "plain"
-    yield from _state(value.state)
-    yield from _entries(value.entries or {}, "plain")
-    for position, item in enumerate(value.items or ()):
-        yield index(position), item, "plain"
-
-
-def _state(state: Any) -> Iterator[Child]:
-    # Lib/pickle.py, load_build: a dict of attributes, or a pair of that and the values of slots.
-    if isinstance(state, tuple) and len(state) == 2 and all(isinstance(s, dict | None) for s in state):
-        for part in state:
-            yield from _state(part)
-    elif isinstance(state, dict) and all(type(name) is str for name in state):
-        for name, child in state.items():
-            place: Place = "buffers" if name == "_buffers" else "plain"
-            yield attr(name), child, place
-    elif state is not None:
-        yield attr("__state__"), state, "plain"
 
 
 def plain(value: Any, depth: int = 8) -> Any:

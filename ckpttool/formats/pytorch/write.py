@@ -16,7 +16,7 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.probe import Piece
 from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf, display
 from ckpttool.source import Shape
-from ckpttool.tree import Container, Tree
+from ckpttool.tree import Alias, Container, Tree
 from ckpttool.wire.pickle_reader import Dict, Global, Object, Set
 from ckpttool.wire.pickle_writer import Persistent, dumps
 from ckpttool.wire.zip_writer import Writer
@@ -40,6 +40,33 @@ def pieces(tree: Tree) -> tuple[Piece]:
     plan = _Plan(tree)
     pickle = dumps(plan.value(plan.root))
     return (Piece("", lambda stream: _write(plan, pickle, stream)),)
+
+
+def stored(tree: Tree) -> Tree:
+    """Return the tree with the paths by which it will be read: torch's file has dicts and lists only.
+
+    An attribute's step comes back as a key. Raise UnsupportedError as `pieces` does, and when two entries
+    would have one path.
+    """
+    plan = _Plan(tree)
+    moved: dict[Path, Path] = {(): ()}
+    waiting = [plan.root]
+    while waiting:
+        node = waiting.pop()
+        kind = (plan.containers.get(node.path) or _inferred(node)).kind
+        for step, child in node.children.items():
+            place = Key("key", step.value) if kind in ("dict", "OrderedDict") else step
+            moved[child.path] = (*moved[node.path], place)
+            waiting.append(child)
+    leaves = {moved[path]: leaf for path, leaf in tree.items()}
+    if len(leaves) != len(tree):
+        twice = next(path for path in tree if leaves[moved[path]] is not tree[path])
+        _refuse("two entries have keys that Python takes for one", twice)
+    return Tree(
+        leaves,
+        {moved[p]: tuple(Alias(moved[a.path], a.key) for a in others) for p, others in tree.aliases.items()},
+        {moved[path]: container for path, container in plan.containers.items()},
+    )
 
 
 def _write(plan: _Plan, pickle: bytes, stream: IO[bytes]) -> None:
@@ -193,7 +220,9 @@ def _plain(leaf: ValueLeaf, path: Path) -> Any:
 
 
 def _inferred(node: _Node) -> Container:
-    indexed = bool(node.children) and all(step.kind == "index" for step in node.children)
+    positions = {step.value for step in node.children if step.kind == "index"}
+    # A list of which only some items are there (a layer without weights is none) keeps its numbers as keys.
+    indexed = bool(positions) and positions == set(range(len(node.children)))
     return Container("list" if indexed else "dict")
 
 
