@@ -18,6 +18,7 @@ CkpttoolError                 anything the caller must hear about; the command e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -142,3 +143,13 @@ class WorkerError(CkpttoolError):
     """A framework's own process failed."""
 
     kind = "worker"
+
+
+def choice(word: str, known: Iterable[str]) -> str:
+    """Return the hint for a word that is none of those known: the one that was meant, then all."""
+    import difflib
+
+    words = list(known)
+    close = difflib.get_close_matches(word, words, 1)
+    meant = f"did you mean {close[0]}; " if close else ""
+    return f"{meant}there are {', '.join(words)}"

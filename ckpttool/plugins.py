@@ -7,7 +7,7 @@ import importlib.util
 from types import ModuleType
 from typing import Literal, NamedTuple
 
-from ckpttool.errors import MissingExtraError, UsageError
+from ckpttool.errors import MissingExtraError, UsageError, choice
 
 Kind = Literal["formats", "layouts", "backends"]
 
@@ -98,5 +98,5 @@ def find(kind: Kind, name: str) -> Plugin:
             return plugin
     raise UsageError(
         f"no {kind[:-1]} is called {name!r}",
-        hint=f"there are {', '.join(plugin.name for plugin in known)}",
+        hint=choice(name, (plugin.name for plugin in known)),
     )

@@ -29,7 +29,8 @@ class Sidecar:
     `env` holds `id` and `gymnasium`; `action_low` and `action_high` are per dimension; `head` is what
     turns the policy's last layer into an action; `activations` follow the hidden layers; `obs_norm`
     holds `mean`, `var`, `epsilon`, `clip`; `epsilon` holds `layer_norm` and `adam` where they are known;
-    `optimizers` holds settings by optimizer that the checkpoint's format does not.
+    `optimizers` holds settings by optimizer that the checkpoint's format does not; `objects` the objects
+    whose variables the checkpoint knows by name alone (layouts/objects.py).
     """
 
     target_sha256: str
@@ -45,6 +46,7 @@ class Sidecar:
     obs_norm: Mapping[str, Any] | None = None
     epsilon: Mapping[str, float] | None = None
     optimizers: Mapping[str, Mapping[str, float | bool | None]] | None = None
+    objects: Mapping[str, Any] | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
     residue: Sequence[Mapping[str, Any]] = ()
 
@@ -66,6 +68,7 @@ class Sidecar:
             "obs_norm": self.obs_norm,
             "epsilon": self.epsilon,
             "optimizers": self.optimizers,
+            "objects": self.objects,
             "provenance": dict(self.provenance),
             "residue": list(self.residue),
         }
@@ -125,6 +128,14 @@ def _is_settings(value: object) -> bool:
     )
 
 
+def _is_objects(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("graph"), str):
+        return False
+    keys = value.get("keys")
+    texts = isinstance(keys, dict) and all(isinstance(key, str) for key in keys.values())
+    return texts and isinstance(value.get("read"), bool)
+
+
 def _is_env(value: object) -> bool:
     return isinstance(value, dict) and all(v is None or isinstance(v, str) for v in value.values())
 
@@ -150,6 +161,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "obs_norm": _is_norm,
     "epsilon": lambda v: isinstance(v, dict) and all(map(_is_number, v.values())),
     "optimizers": _is_settings,
+    "objects": _is_objects,
     "provenance": lambda v: isinstance(v, dict),
     "residue": lambda v: isinstance(v, list),
 }

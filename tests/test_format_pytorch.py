@@ -321,7 +321,7 @@ UNWRITABLE = {
     "quantised": Tree({(key("a"),): leaf("a", "qint8")}),
     "no torch type": Tree({(key("a"),): leaf("a", "float8_e4m3b11fnuz")}),
     "leaf above a leaf": Tree({(key("a"),): leaf("a"), (key("a"), key("b")): leaf("b")}),
-    "gap in a list": Tree({(key("a"), index(1)): leaf("a")}),
+    "gap in a list": Tree({(key("a"), index(1)): leaf("a")}, {}, {(key("a"),): Container("list")}),
     "keys that are one": Tree({(attr("a"),): leaf("a"), (key("a"),): leaf("b")}),
 }  # fmt: skip
 

@@ -216,6 +216,14 @@ def test_folders_without_a_state_file(folder: Path) -> None:
     assert claim(folder) == str(folder / "model.ckpt-10-?????-of-00002")
 
 
+def test_a_folder_of_both_versions_names_no_latest(folder: Path) -> None:
+    v1.W["bundle"](folder / "model.ckpt-3", {"w": ONE})
+    with pytest.raises(UsageError, match="3 checkpoints") as caught:
+        tensor_bundle.claims(Probe(str(folder)))
+    assert str(caught.value.hint).endswith("model.ckpt-10-?????-of-00002?")
+    assert tensorflow_v1.claims(Probe(str(folder))) is None
+
+
 def test_shards_of_two_checkpoints_with_one_prefix(folder: Path) -> None:
     (folder / "model.ckpt-10-00000-of-00001").write_bytes(v1.vectors({"w": ONE}))
     with pytest.raises(UsageError, match="several shards"):

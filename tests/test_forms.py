@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ckpttool.errors import MappingError, UsageError
+from ckpttool import sidecar
+from ckpttool.errors import MappingError, UnsupportedError, UsageError
 from ckpttool.formats import tensor_bundle
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.formats.variables import Tensor, adam_steps, by_name
 from ckpttool.layouts import variables
-from ckpttool.leaf import Leaf, display
+from ckpttool.leaf import Leaf, ValueLeaf, attr, display, index, key
 from ckpttool.mapping import generic
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP
 from ckpttool.ops import part as parts
 from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest
 from ckpttool.ops.save import save
 from ckpttool.source import Inline
 from ckpttool.tree import Tree
@@ -183,8 +186,9 @@ def test_keras_adam_becomes_tensorflow_1_adam() -> None:
     plan = variables.to_names(tree, {})
     back = tensor_bundle.stored(build(tree, plan), graph=False)
     kernel = "policy/critic/q2/l3/kernel"
-    assert slots(back)[f"{kernel}/Adam"] == ("m", kernel)
-    assert first(back, f"{kernel}/Adam_1") == first(tree, "policy/critic_optimizer/_velocities/10")
+    scope = "policy/critic_optimizer"
+    assert slots(back)[f"{scope}/{kernel}/Adam"] == ("m", kernel)
+    assert first(back, f"{scope}/{kernel}/Adam_1") == first(tree, "policy/critic_optimizer/_velocities/10")
     # The count of updates is in the powers, to the last bit, and beside them as Keras had it.
     powers_of = [first(back, f"policy/critic_optimizer/{name}") for name in variables.POWERS]
     assert adam_steps(*powers_of) == first(tree, "policy/critic_optimizer/_iterations") == 14000
@@ -202,7 +206,7 @@ def test_betas_that_are_told_are_not_assumed() -> None:
     assert power.array().item() == 0.0  # 0.5^7001 is no float32
 
 
-def test_two_optimizers_of_one_variable_count_on() -> None:
+def test_two_optimizers_of_one_variable_have_a_scope_each() -> None:
     one = variables.to_graph(named(adam("kernel", 1) | powers("a/")))
     two = build(named(adam("kernel", 1) | powers("a/")), one)
     other = {
@@ -212,7 +216,7 @@ def test_two_optimizers_of_one_variable_count_on() -> None:
     }
     plan = variables.to_names(Tree({**two.leaves, **other}), {})
     assert {display(move.target) for move in plan.moves} == {
-        "kernel", "kernel/Adam", "kernel/Adam_1", "kernel/Adam_2", "kernel/Adam_3",
+        "kernel", "a/kernel/Adam", "a/kernel/Adam_1", "b/kernel/Adam", "b/kernel/Adam_1",
         "a/beta1_power", "a/beta2_power", "b/beta1_power", "b/beta2_power",
     }  # fmt: skip
 
@@ -228,6 +232,64 @@ def test_a_count_that_no_file_should_have_is_no_danger() -> None:
         }
         plan = variables.to_names(Tree(changed, tree.aliases), {})
         assert len(plan.added) == 4
+
+
+def file_bytes(prefix: Path) -> list[bytes]:
+    return [Path(f"{prefix}{end}").read_bytes() for end in (".index", ".data-00000-of-00001")]
+
+
+@pytest.mark.parametrize("source", [TF_SAMPLE, TORCH_SAMPLE])
+def test_by_name_and_back_are_the_same_objects(source: Path, tmp_path: Path) -> None:
+    straight, named_, back = (tmp_path / name for name in ("straight-7", "named-7", "back-7"))
+    convert(str(source), str(straight), to="tf", sync=False)
+    convert(str(source), str(named_), to="tf1", sync=False)
+    done = convert(str(named_), str(back), to="tf", sync=False)
+    assert done.report.complete
+    assert file_bytes(back) == file_bytes(straight)
+    # What was made is no longer known by name, and needs no memory of the objects.
+    assert not sidecar.load(str(back)).objects  # type: ignore[union-attr]
+
+
+def test_without_its_sidecar_the_names_still_say_whose_moments_are_whose(tmp_path: Path) -> None:
+    convert(str(TF_SAMPLE), str(tmp_path / "named-1"), to="tf1", sync=False)
+    (tmp_path / "named-1.ckpttool.json").unlink()
+    convert(str(tmp_path / "named-1"), str(tmp_path / "back-1"), to="tf", sync=False)
+    tree = open_checkpoint(str(tmp_path / "back-1")).tree
+    bias = "policy/actor/l2/bias"
+    assert slots(tree)[f"policy/actor_optimizer/slots/v/{bias}"] == ("v", bias)
+    assert len(slots(tree)) == 36
+    assert first(tree, "policy/critic_optimizer/_iterations") == 14000
+
+
+def test_names_go_to_torch_as_the_objects_do(tmp_path: Path) -> None:
+    convert(str(TF_SAMPLE), str(tmp_path / "named-1"), to="tf1", sync=False)
+    one = convert(str(TF_SAMPLE), str(tmp_path / "one.pt"), sync=False)
+    other = convert(str(tmp_path / "named-1"), str(tmp_path / "other.pt"), sync=False)
+    assert other.report.complete
+    assert one.digest == other.digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"graph": "no base64!"},
+        {"graph": "AAAA"},
+        {"graph": ""},
+        {"keys": {"policy/total_it": "elsewhere"}},
+        {"keys": {}},
+    ],
+)
+def test_a_memory_of_other_objects_is_not_followed(change: dict[str, Any], tmp_path: Path) -> None:
+    convert(str(TF_SAMPLE), str(tmp_path / "named-1"), to="tf1", sync=False)
+    file = tmp_path / "named-1.ckpttool.json"
+    content = json.loads(file.read_text())
+    content["objects"] |= change
+    file.write_text(json.dumps(content))
+    done = convert(str(tmp_path / "named-1"), str(tmp_path / "back-1"), to="tf", sync=False)
+    tree = open_checkpoint(str(tmp_path / "back-1")).tree
+    assert len(tree) == len(open_checkpoint(str(tmp_path / "named-1")).tree)
+    assert len(slots(tree)) == 36
+    assert done.report.complete
 
 
 # --- By kind -----------------------------------------------------------------------------------------
@@ -338,7 +400,8 @@ def test_an_agent_from_torch_by_name(tmp_path: Path) -> None:
     tree = open_checkpoint(str(tmp_path / "model-1")).tree
     steps = [first(tree, f"policy/actor_optimizer/{name}") for name in variables.POWERS]
     assert adam_steps(*steps) == first(tree, "policy/actor_optimizer/_iterations")
-    assert slots(tree)["policy/actor/l2/bias/Adam_1"] == ("v", "policy/actor/l2/bias")
+    scope, bias = "policy/actor_optimizer", "policy/actor/l2/bias"
+    assert slots(tree)[f"{scope}/{bias}/Adam_1"] == ("v", bias)
 
 
 @pytest.mark.corpus
@@ -363,3 +426,54 @@ def test_help_says_what_can_be_written() -> None:
 
     assert all(word in ran.out for word in TARGETS)
     assert "--part" in ran.out
+
+
+def test_values_that_are_no_tensors_are_left_in_the_sidecar(tmp_path: Path) -> None:
+    tree = torch_model()
+    leaves: dict[Any, Any] = {path: leaf for path, leaf in tree.items() if "table" not in tree.names[path]}
+    leaves |= {keys("gamma"): ValueLeaf(0.5), keys("worst"): ValueLeaf(float("-inf"))}
+    leaves |= {keys("note"): ValueLeaf("x" * 5000)}
+    save(Tree(leaves), str(tmp_path / "model.pt"))
+    assert not convert(str(tmp_path / "model.pt"), str(tmp_path / "a-1"), to="tf").written
+    convert(str(tmp_path / "model.pt"), str(tmp_path / "a-1"), to="tf", allow_missing=True)
+    found = sidecar.load(str(tmp_path / "a-1"))
+    assert found is not None
+    residue = {each["path"]: (each["type"], each["value"]) for each in found.residue}
+    assert residue == {
+        "gamma": ("float", 0.5),
+        "worst": ("float", "-Infinity"),
+        "note": ("str", "x" * 1000),
+    }
+
+
+# --- As it is ------------------------------------------------------------------------------------------
+
+
+def test_a_tree_of_objects_is_saved_as_torchs_dicts(tmp_path: Path) -> None:
+    tree = sample()
+    found = save(tree, str(tmp_path / "agent.pt"))
+    again = open_checkpoint(str(tmp_path / "agent.pt")).tree
+    assert {again.names[path]: bytes(leaf.read()) for path, leaf in again.tensors()} == {
+        tree.names[path].replace("/kernel", "/_kernel")
+        if path[-1].value == "_kernel"
+        else tree.names[path]: bytes(leaf.read())
+        for path, leaf in tree.tensors()
+    }
+    assert {step.kind for path in again for step in path} == {"key", "index"}
+    assert found.sha256 == digest(str(tmp_path / "agent.pt")).sha256
+
+
+def test_a_list_of_some_items_is_a_dict_of_numbers(tmp_path: Path) -> None:
+    tree = Tree({(attr("layers"), index(n)): Leaf("float32", (), Inline(bytes(4)), "") for n in (1, 3)})
+    save(tree, str(tmp_path / "some.pt"))
+    again = open_checkpoint(str(tmp_path / "some.pt")).tree
+    assert list(again) == [(key("layers"), key(1)), (key("layers"), key(3))]
+
+
+def test_an_attribute_and_a_key_of_one_name_are_two_things(tmp_path: Path) -> None:
+    two = Tree(
+        {(attr("a"),): Leaf("bool", (), Inline(b"1"), ""), (key("a"),): Leaf("bool", (), Inline(b"0"), "")}
+    )
+    with pytest.raises(UnsupportedError, match="Python takes for one"):
+        save(two, str(tmp_path / "two.pt"))
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from ckpttool import CkpttoolError
+from ckpttool.cli.columns import shortened
 from ckpttool.cli.signatures import signatures
-from ckpttool.cli.tree import View, render, shortened
+from ckpttool.cli.tree import View, render
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.checkpoint_state import State
 from ckpttool.leaf import Leaf, attr
@@ -165,7 +167,7 @@ def test_signatures_are_a_few_clean_lines() -> None:
     assert signatures(details, 80) == [
         "tags serve; serve, gpu",
         r"signature serving\x1b",
-        "  obs float32[?, 3] -> action float32?",
+        "  obs float32[?, 3] -> action float32[...]",
         "signature empty",
         "  nothing -> nothing",
     ]
@@ -285,3 +287,139 @@ def test_hostile_names_in_a_folder(tmp_path: Path) -> None:
     assert "3 checkpoints" in ran.out
     assert "\x1b" not in ran.out
     assert len(ckpttool("inspect", tmp_path, "--json").json()["checkpoints"]) == 3
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """A folder whose only content are two folders with numbers, each with a checkpoint and its state file."""
+    for version, step in ((9, 7500), (10, 15000)):
+        (tmp_path / str(version)).mkdir()
+        for end in (".index", ".data-00000-of-00001"):
+            source = f"{TF_SAMPLE.with_name(f'ckpt-{step}')}{end}"
+            shutil.copy(source, tmp_path / str(version) / f"variables{end}")
+    return tmp_path
+
+
+def _saved_models(folder: Path) -> None:
+    for version in folder.iterdir():
+        (version / "variables").mkdir()
+        for file in version.glob("variables.*"):
+            file.rename(version / "variables" / file.name)
+        (version / "fingerprint.pb").write_bytes(b"")
+
+
+def test_a_folder_of_versions_stands_for_the_highest(served: Path) -> None:
+    _saved_models(served)
+    document = ckpttool("inspect", served, "--json").json()
+    assert document["path"] == str(served / "10")
+    assert [(os.path.basename(c["path"]), c["latest"]) for c in document["checkpoints"]] == [
+        ("9", False), ("10", True)
+    ]  # fmt: skip
+    shutil.rmtree(served / "10")
+    assert ckpttool("inspect", served, "--json").json()["path"] == str(served / "9")
+    refused(ckpttool("digest", served))
+
+
+def test_folders_without_numbers_are_only_listed(served: Path) -> None:
+    _saved_models(served)
+    (served / "9").rename(served / "best")
+    document = ckpttool("inspect", served, "--json").json()
+    assert document["tensors"] == []
+    assert not any(each["latest"] for each in document["checkpoints"])
+
+
+def test_the_latest_of_the_only_folder(tmp_path: Path) -> None:
+    shutil.copytree(TF_SAMPLE.parent, tmp_path / "run")
+    document = ckpttool("inspect", tmp_path, "--json").json()
+    assert document["path"] == str(tmp_path / "run" / TF_SAMPLE.name)
+    sizes = [os.path.getsize(f"{TF_SAMPLE}{end}") for end in (".index", ".data-00000-of-00001")]
+    assert document["checkpoints"][0]["nbytes"] == sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("inspct", "x"), "inspect"),
+        (("inspect", TF_SAMPLE, "--sort", "sze"), "size"),
+        (("convert", TF_SAMPLE, "x", "--to", "toch"), "torch"),
+        (("convert", TF_SAMPLE, "x.pt", "--layout", "td3tf"), "td3_tf"),
+    ],
+)
+def test_a_mistyped_word(arguments: tuple[object, ...], meant: str, tmp_path: Path) -> None:
+    ran = ckpttool(*(tmp_path / a if a in ("x", "x.pt") else a for a in arguments))
+    assert ran.status == 2
+    assert re.search(f"[Dd]id you mean '?{meant}", ran.err)
+
+
+def test_a_slot_whose_path_names_its_parameter_needs_no_second_name() -> None:
+    slot = {"role": "slot", "slot": "m"}
+    found = listing(
+        rows(
+            ("net/l1/w", (2,), {}),
+            ("net/l1/w/Adam", (2,), {**slot, "of": "net/l1/w"}),
+            ("opt/slots/m/net/l1/w", (2,), {**slot, "of": "net/l1/w"}),
+            ("opt/m/0", (2,), {**slot, "of": "net/l1/w"}),
+            ("opt/m/internet/l1/w", (2,), {**slot, "of": "net/l1/w"}),
+        )
+    )
+    notes = [line.partition(" B")[2].strip() for line in render(found, View(quiet=True)).splitlines()]
+    assert [note for note in notes if note] == ["slot m", "slot m", "m of net/l1/w", "m of net/l1/w"]
+
+
+def test_a_framework_s_own_lists_are_no_names() -> None:
+    own = (
+        "variables/0",
+        "_self_tracked/1",
+        "layer-1/kernel",
+        "keras_api/layers/0/kernel",
+        "model/layers/0/w",
+    )
+    found = listing(
+        rows(("l1/w", (2,), {"aliases": (*own, "first/w", "other/w")}), ("l2/w", (2,), {"aliases": own}))
+    )
+    text = render(found, View(quiet=True))
+    assert text.count("also") == 1
+    assert "also first/w (+1)" in text
+    assert all(f"also {name}\n" in f"{render(found, View(aliases=True))}\n" for name in own)
+
+
+def test_frozen_parameters_are_counted() -> None:
+    found = listing(
+        rows(("a", (3,), {"trainable": False}), ("b", (2,), {"trainable": True}), ("c", (9,), {}))
+    )
+    assert "(3 frozen)" in render(found, View())
+    assert "frozen" not in render(listing(rows(("b", (2,), {"trainable": True}))), View())
+
+
+def test_plain_values_have_the_whole_line(tmp_path: Path) -> None:
+    name = "prioritized_replay_beta_iters"
+    file = tmp_path / "x.npz.pkl"
+    file.write_bytes(pickle.dumps({"w": np.zeros(3), "data": {name: 7, "note": "n" * 300}}))
+    ran = ckpttool("inspect", file)
+    assert f"{name}  = 7" in ran.out
+    assert max(map(len, ran.out.splitlines()[1:])) <= 80
+
+
+def test_a_numbered_layer_has_its_own_name() -> None:
+    found = listing(
+        rows(
+            ("model/_operations/1/kernel", (2,), {"name": "mlp/hidden/kernel"}),
+            ("model/_operations/1/bias", (2,), {"name": "mlp/hidden/bias"}),
+            ("model/_operations/2/kernel", (2,), {"name": "a/kernel"}),
+            ("model/_operations/2/bias", (2,), {"name": "b/bias"}),
+            ("model/layer-7/kernel", (2,), {"name": "x/kernel"}),
+            ("model/head/kernel", (2,), {"name": "y/kernel"}),
+            ("model/_momentums/0", (2,), {"name": "adam/m"}),
+        ),
+        {"model/layer-7": Container("module", "Dense", {"layer": "out", "activation": "relu"})},
+    )
+    modules = [
+        " ".join(line.split()) for line in render(found, View(quiet=True)).splitlines() if " 8 B" not in line
+    ]
+    assert [line.rpartition(" B")[0].rsplit(" ", 2)[0] for line in modules[1:]] == [
+        "model", "_operations", "1 hidden", "2",
+    ]  # fmt: skip
+    text = render(found, View(quiet=True, depth=2))
+    assert "out: Dense relu (1 tensor)" in text
+    assert text.count("(1 tensor)") == 3
+    assert not re.search("adam|: y| y ", text)

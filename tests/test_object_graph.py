@@ -661,3 +661,86 @@ def test_attributes_come_before_keras_lists() -> None:
 def test_an_agent_with_a_counter_called_iter_is_no_optimizer() -> None:
     tree, _ = by_graph(graph(node([("iter", 1), ("w", 2)]), variable("i"), variable("w")), tensors("i", "w"))
     assert [leaf.role for _, leaf in tree.tensors()] == ["parameter", "parameter"]
+
+
+# Optimizers and layers of other libraries, as the objects of their checkpoints look.
+
+
+def roles_of(*nodes: bytes, keys: tuple[str, ...]) -> dict[str, tuple[str, str | None, str | None]]:
+    tree, _ = by_graph(graph(*nodes), tensors(*keys))
+    return {
+        spelled(path): (leaf.role, leaf.slot, None if leaf.of is None else spelled(leaf.of))
+        for path, leaf in tree.tensors()
+    }
+
+
+@pytest.mark.parametrize("prefix", ["adapt_", ""])
+def test_running_statistics_of_a_normalization_layer_are_buffers(prefix: str) -> None:
+    found = roles_of(
+        node([("norm", 1), ("mean", 5)]),
+        node([(f"{prefix}mean", 2), (f"{prefix}variance", 3), ("count", 4)]),
+        *(variable(key) for key in "abcd"),
+        keys=tuple("abcd"),
+    )
+    assert {found[f"norm/{name}"][0] for name in (f"{prefix}mean", f"{prefix}variance", "count")} == {
+        "buffer"
+    }
+    assert found["mean"][0] == "parameter"
+
+
+def test_averages_of_sonnet_are_buffers() -> None:
+    found = roles_of(
+        node([("moving_mean", 1)]),
+        node([("_counter", 2), ("_hidden", 3), ("average", 4)]),
+        *(variable(key) for key in "abc"),
+        keys=tuple("abc"),
+    )
+    assert found["moving_mean/_hidden"][0] == found["moving_mean/average"][0] == "buffer"
+
+
+def test_slots_of_sonnet_optimizers() -> None:
+    found = roles_of(
+        node([("net", 1), ("target", 2), ("opt", 3)]),
+        node([("w", 6), ("b", 7)]),
+        node([("b", 8)]),
+        node([("m", 4), ("v", 5)]),
+        node([("0", 9), ("1", 10)]),
+        node([("0", 11), ("1", 12)]),
+        *(variable("a", "net/w"), variable("b", "net/b"), variable("c", "net/b")),
+        *(variable("d", "adam/m/net/w"), variable("e", "adam/m/net/b")),
+        *(variable("f", "adam/v/net/w"), variable("g", "adam/v/other")),
+        keys=tuple("abcdefg"),
+    )
+    assert found["opt/m/0"] == ("slot", "m", "net/w")
+    assert found["opt/m/1"] == ("slot", "m", None)  # two networks have a variable of that name
+    assert found["opt/v/0"] == ("slot", "v", "net/w")
+    assert found["opt/v/1"][0] == "parameter"
+
+
+def test_slots_of_an_optimizer_without_a_name() -> None:
+    found = roles_of(
+        node([("w", 1), ("opt", 2)]),
+        variable("a", "dense/kernel"),
+        node([("_iterations", 3), ("_learning_rate", 4), ("_momentums", 5), ("_variables", 6)]),
+        *(variable("b", "iteration"), variable("c", "learning_rate")),
+        node([("0", 7)]),
+        node([("0", 3), ("1", 7)]),
+        variable("d", "m/dense/kernel"),
+        keys=tuple("abcd"),
+    )
+    assert found["opt/_momentums/0"] == ("slot", "m", "w")
+
+
+def test_slots_that_only_a_list_of_their_kind_holds() -> None:
+    # Adafactor's scalars for variables of one dimension, in Keras 2 (tf_keras/src/optimizers/adafactor.py).
+    found = roles_of(
+        node([("w", 1), ("opt", 2)]),
+        variable("a", "dense/bias"),
+        node([("_iterations", 3), ("_learning_rate", 4), ("_r", 5), ("_variables", 6)]),
+        *(variable("b", "iteration"), variable("c", "learning_rate")),
+        node([("0", 7)]),
+        node([("0", 3)]),
+        variable("d", "Adafactor/r/dense/bias"),
+        keys=tuple("abcd"),
+    )
+    assert found["opt/_r/0"] == ("slot", "r", "w")

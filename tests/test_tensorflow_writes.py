@@ -790,6 +790,13 @@ def test_aliases_are_edges_to_one_variable(tmp_path: Path) -> None:
     assert (tmp_path / "again.data-00000-of-00001").stat().st_size < 1000
 
 
+def test_a_twin_that_would_be_the_path_instead_is_left_out(tmp_path: Path) -> None:
+    # A reader takes `_kernel` for one of Keras's private lists here, and would prefer `kernel`.
+    tree = names({"a/_kernel": np.float32(1), "a/_kernel/0": np.float32(2)})
+    assert [float(leaf.array()) for _, leaf in read_back(tree, tmp_path).tree.tensors()] == [1, 2]
+    assert list(read_back(tree, tmp_path).tree) == [attributes("a/_kernel"), attributes("a/_kernel/0")]
+
+
 def test_slots_without_an_edge(tmp_path: Path) -> None:
     owner, path = attributes("net/w"), (*attributes("opt/slots/m"), *attributes("net/w"))
     tree = names({"net/w": np.float32(1), "opt/beta": np.float32(0.9)})
@@ -978,6 +985,22 @@ def test_the_state_file_names_all_and_ours_as_the_latest(tmp_path: Path) -> None
     assert not [path for path in tmp_path.iterdir() if "tmp" in path.name]
 
 
+def test_a_checkpoint_that_was_saved_meanwhile_stays_in_the_state_file(tmp_path: Path) -> None:
+    # While one conversion reads its tensors, another one finishes in the same folder.
+    late = tmp_path / "late"
+
+    class Source:
+        def read(self) -> bytes:
+            if not late.exists():
+                late.touch()
+                save(small(), str(tmp_path / "other-1"), "tf")
+            return bytes(4)
+
+    save(Tree({(attr("w"),): Leaf("float32", (), Source(), "")}), str(tmp_path / "ckpt-2"), "tf")
+    state = checkpoint_state.read(str(tmp_path / "checkpoint"))
+    assert (state.latest, state.every) == ("ckpt-2", ("other-1", "ckpt-2"))
+
+
 def test_a_state_file_that_names_the_latest_only(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("model_checkpoint_path: 'a'")
     save(small(), str(tmp_path / "b"), "tf")
@@ -1042,8 +1065,11 @@ def test_a_checkpoint_is_not_written_over_itself(tmp_path: Path) -> None:
 
     save(small(), str(tmp_path / "ckpt-1"), "tf")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(UsageError, match="same checkpoint"):
-        convert(str(tmp_path / "ckpt-1"), str(tmp_path / "ckpt-1"), to="tf", force=True)
+    (tmp_path / "sub").symlink_to(".")
+    for name in ("ckpt-1", "ckpt-1.index", "./ckpt-1", "sub/ckpt-1", f"../{tmp_path.name}/ckpt-1"):
+        with pytest.raises(UsageError, match="same checkpoint"):
+            convert(str(tmp_path / "ckpt-1"), f"{tmp_path}/{name}", to="tf", force=True)
+    (tmp_path / "sub").unlink()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

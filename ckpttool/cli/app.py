@@ -30,10 +30,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what was asked for: no progress.")]
 Glob = Annotated[
     str | None,
-    typer.Option(help="Only the tensors whose path matches: * in a segment, ** across them."),
+    typer.Option(
+        metavar="PATTERN", help="Only the tensors whose path matches: * in a segment, ** across them."
+    ),
 ]
 LayoutOption = Annotated[
-    str | None, typer.Option(help="Read the source as this layout (see ckpttool layouts).")
+    str | None, typer.Option(metavar="NAME", help="Read the source as this layout (see ckpttool layouts).")
 ]
 
 
@@ -52,7 +54,10 @@ def _main(
     pass
 
 
-@app.command(epilog="Example: ckpttool inspect runs/ckpt-15000 --glob 'actor/**' --depth 2")
+@app.command(
+    epilog="Examples: ckpttool inspect runs/ckpt-15000 --glob 'actor/**' --depth 2; "
+    "ckpttool inspect model.keras --graph model.svg"
+)
 def inspect(
     path: PathArgument,
     glob: Glob = None,
@@ -130,15 +135,23 @@ def _digest_document(found: Any, compared: Any) -> dict[str, Any]:
     return whole
 
 
-@app.command(epilog="Example: ckpttool convert runs/ckpt-15000 agent.pt --to torch")
+@app.command(
+    epilog="Examples: ckpttool convert runs/ckpt-15000 agent.pt; ckpttool convert agent.pt out/ckpt-1 --to tf"
+)
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="What to convert.", show_default=False)],
-    target: Annotated[str, typer.Argument(metavar="DST", help="The file to write.", show_default=False)],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DST", help="The file to write; for tf and tf1 the prefix.", show_default=False
+        ),
+    ],
     to: Annotated[
         str | None,
         typer.Option(
+            metavar="WORD",
             help="What to write: torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name) or keras "
-            "(a weights file). Guessed from DST's suffix."
+            "(a weights file). Guessed from DST's suffix: .pt, .pth, .index or .h5.",
         ),
     ] = None,
     layout: LayoutOption = None,
@@ -188,8 +201,9 @@ def verify(
     tolerance: Annotated[
         float | None,
         typer.Option(
+            metavar="ERROR",
             help="Largest error of B against float64, relative to the output's scale. "
-            "Default: 2x the error of A's own framework, or rounding at the largest sum."
+            "Default: 2x the error of A's own framework, or rounding at the largest sum.",
         ),
     ] = None,
     layout: LayoutOption = None,
@@ -221,17 +235,19 @@ def evaluate(
     env: Annotated[
         str | None, typer.Option(metavar="ID", help="Gymnasium environment. Default: the sidecar's.")
     ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Episode i is reset with seed + i.")] = 1000,
+    episodes: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes to play.")] = 10,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Episode i is reset with seed + i.")
+    ] = 1000,
     num_envs: Annotated[
-        int | None, typer.Option(min=1, help="Environments at once. Default: up to 16.")
+        int | None, typer.Option(min=1, metavar="N", help="Environments at once. Default: up to 16.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "cpu",
-    backend: Annotated[str, typer.Option(help="numpy, torch or tensorflow.")] = "numpy",
-    network: Annotated[str, typer.Option(help="actor or actor_target.")] = "actor",
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu",
+    backend: Annotated[str, typer.Option(metavar="NAME", help="numpy, torch or tensorflow.")] = "numpy",
+    network: Annotated[str, typer.Option(metavar="NAME", help="actor or actor_target.")] = "actor",
     layout: LayoutOption = None,
     min_return: Annotated[
-        float | None, typer.Option(help="Exit with 1 if a mean return is below this.")
+        float | None, typer.Option(metavar="RETURN", help="Exit with 1 if a mean return is below this.")
     ] = None,
     out: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the JSON document to a new file as well.")
@@ -321,7 +337,11 @@ def _listing(kind: Any, *, as_json: bool) -> int:
 
 def run() -> None:
     """Run the command line; every way out of the program passes here."""
-    signal.signal(signal.SIGTERM, _terminated)
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # What a parent told us to ignore, as nohup does, is not ours to take.
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _terminated)
     # TensorFlow's start-up chatter is not an answer to anything that was asked here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     as_json = "--json" in sys.argv

@@ -24,7 +24,7 @@ text {{ fill: #e6edf3 }} .paper {{ fill: #0d1117 }} .box {{ fill: #161b22; strok
 """
 _ARROWS = "".join(
     f'<marker id="end-{kind}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
-    f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8" class="edge" '
+    f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8" class="edge {kind}" '
     f'style="stroke-dasharray: none"/></marker>'
     for kind in ("alias", "slot")
 )

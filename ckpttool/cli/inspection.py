@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ckpttool.cli.output import clean
 from ckpttool.cli.tree import Sort, View, count, render, size
-from ckpttool.errors import UsageError
+from ckpttool.errors import UsageError, choice
 from ckpttool.ops.summary import Summary, summary
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _SHOWN = 20
 def view(*, keys: bool, aliases: bool, depth: int | None, sort: str, quiet: bool) -> View:
     """Return how the tree is to be shown; raise UsageError for an unknown order."""
     if sort not in get_args(Sort):
-        raise UsageError(f"there is no order {sort!r}", hint=f"--sort takes {', '.join(get_args(Sort))}")
+        raise UsageError(f"there is no order {sort!r}", hint=choice(sort, get_args(Sort)))
     return View(keys, aliases, depth, sort, quiet)  # type: ignore[arg-type]  # just checked
 
 

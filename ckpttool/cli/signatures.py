@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +21,8 @@ def signatures(details: Mapping[str, Any], width: int) -> list[str]:
     found = details.get("signatures")
     if not isinstance(found, Mapping):
         return lines
+    import textwrap
+
     for name, signature in list(found.items())[:_SHOWN]:
         text = f"{_tensors(signature, 'inputs')} -> {_tensors(signature, 'outputs')}"
         lines += [
@@ -44,7 +45,7 @@ def _shown(tensor: object) -> str:
     if not isinstance(tensor, Mapping):
         return ""
     shape = tensor.get("shape")
-    extents = "?" if shape is None else "[" + ", ".join(_extent(e) for e in shape) + "]"
+    extents = "[...]" if shape is None else "[" + ", ".join(_extent(e) for e in shape) + "]"
     return f"{tensor.get('dtype') or ''}{extents}"
 
 

@@ -112,6 +112,7 @@ class WritingFormat(Format, Protocol):
 
         Filling a piece keeps one leaf in memory at a time. Raise UnsupportedError, before anything is
         written, for what the format cannot hold. A format may take further options by keyword
-        (ops.save.TARGETS names them).
+        (ops.save.TARGETS names them). A format that gives leaves other paths when they are read back also
+        has `stored(tree, **options) -> Tree`, with those paths.
         """
         ...

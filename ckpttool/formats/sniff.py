@@ -51,6 +51,11 @@ def explain(probe: Probe) -> CkpttoolError:
             return UnsupportedError(f"this is {known.what}, which is not read yet", file=probe.path)
     if _is_text(head):
         return NotACheckpointError("this is a text file, not a checkpoint", file=probe.path)
+    from ckpttool.formats import sniff_models
+
+    model = sniff_models.known(head)
+    if model is not None:
+        return NotACheckpointError(f"this is {model.what}", file=probe.path, hint=model.hint)
     shown = head[:8].hex(" ")
     return NotACheckpointError("no format knows these bytes", file=probe.path, found=f"{shown} at the start")
 

@@ -52,7 +52,7 @@ _GROUP = ("lr", "betas/0", "betas/1", "eps", *TORCH_DEFAULTS)
 _MATTERS = ("lr", "betas/0", "betas/1", "eps", "weight_decay", "amsgrad")
 
 # Keras 3 and 2.11+ use a leading underscore, the legacy optimizer does not.
-_KERAS_SETTINGS = {
+KERAS_SETTINGS = {
     "_iterations": "step",
     "iterations": "step",
     "iter": "step",
@@ -64,6 +64,9 @@ _KERAS_SETTINGS = {
     # The legacy optimizer's decay of the learning rate; torch has no such thing and keeps it unused.
     "decay": "decay",
 }
+
+# tensorflow/python/training/adam.py
+_POWERS = (("beta1_power",), ("beta2_power",))
 
 # Keras optimizers with a state that looks like Adam's and means something else, or does more with it.
 NOT_ADAM = frozenset(
@@ -94,9 +97,12 @@ def from_keras(optimizer: Optimizer) -> OptimizerMoves:
                 target, rule = weights[owner]
                 moves.append(Move(path, canonical.slot(optimizer.name, leaf.slot, target), rule))
                 of[path] = owner
-        elif len(name) == 1 and name[0] in _KERAS_SETTINGS:
-            moves.append(Move(path, canonical.setting(optimizer.name, _KERAS_SETTINGS[name[0]]), KEEP))
-    return OptimizerMoves(tuple(moves), of=of)
+        elif len(name) == 1 and name[0] in KERAS_SETTINGS:
+            moves.append(Move(path, canonical.setting(optimizer.name, KERAS_SETTINGS[name[0]]), KEEP))
+    # What TensorFlow 1 computes from the count of updates says nothing that the count does not.
+    counted = any(move.target == canonical.setting(optimizer.name, "step") for move in moves)
+    powers = frozenset(path for name, path in mine.items() if name in _POWERS) if counted else frozenset()
+    return OptimizerMoves(tuple(moves), powers, of)
 
 
 def _below(optimizer: Optimizer) -> dict[Segments, Path]:
@@ -107,7 +113,7 @@ def _below(optimizer: Optimizer) -> dict[Segments, Path]:
 
 
 def _keras_kind(mine: Mapping[Segments, Path], tree: Tree) -> str | None:
-    for theirs, ours in _KERAS_SETTINGS.items():
+    for theirs, ours in KERAS_SETTINGS.items():
         found = optimizer_class(tree[mine[theirs,]]) if ours == "step" and (theirs,) in mine else None
         if found is not None:
             return found

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ckpttool.formats.object_graph import MARK
 from ckpttool.formats.object_graph.roles import slot_path
-from ckpttool.layouts.adam import KERAS_DEFAULTS, NOT_ADAM, optimizer_class
+from ckpttool.layouts.adam import KERAS_DEFAULTS, KERAS_SETTINGS, NOT_ADAM, optimizer_class
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
 from ckpttool.mapping.plan import Label, Plan, Settings, edges
 from ckpttool.mapping.report import Move
@@ -146,12 +146,13 @@ def _owners(leaves: Mapping[Path, Leaf], slots: Mapping[Path, Path], pairs: list
 
 
 def _tops(pairs: list[_Pair], names: Mapping[Path, tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return each optimizer's path: no other variable lies there."""
+    """Return each optimizer's path: nothing lies there but what is an optimizer's own."""
     powers = {path for pair in pairs for path in pair.powers.values()}
+    scopes = {pair.scope for pair in pairs}
     taken = {
         name[:depth]
         for path, name in names.items()
-        if path not in powers
+        if path not in powers and not (name[:-1] in scopes and name[-1] in KERAS_SETTINGS)
         for depth in range(1, len(name) + 1)
     }
     tops = []
@@ -186,7 +187,9 @@ def to_names(tree: Tree, told: Settings) -> Plan:
     """Return the way of an object graph to variables known by name: paths as people read them.
 
     Adam's moments go beside their variables, and the powers of its betas are computed from its count of
-    updates; `told` are optimizers' settings from a sidecar. Other optimizers' state keeps its path.
+    updates; `told` are optimizers' settings from a sidecar. Other optimizers' state keeps its path. Each of
+    several Adams has its own scope, as if made there (tensorflow/python/training/slot_creator.py):
+    powers at `SCOPE/beta1_power`, moments at `SCOPE/VARIABLE/Adam`, so that the names say whose they are.
     """
     adams = list(_adams(tree))
     names = {path: tree.names[path] for path, _ in tree.tensors()}
@@ -195,9 +198,9 @@ def to_names(tree: Tree, told: Settings) -> Plan:
     missing: list[str] = []
     taken = set(names.values())
     for adam in adams:
-        _name_slots(tree, adam, names, taken)
         alone = len(adams) == 1 and (adam.powers or not taken & set(POWERS))
         scope = "" if alone else f"{adam.title}/"
+        _name_slots(tree, adam, scope, names, taken)
         for power in POWERS:
             if power in adam.powers:
                 names[adam.powers[power]] = scope + power
@@ -250,7 +253,7 @@ def _holder(path: Path, leaf: Leaf) -> Path:
     return path[:-2]
 
 
-def _name_slots(tree: Tree, adam: _Adam, names: dict[Path, str], taken: set[str]) -> None:
+def _name_slots(tree: Tree, adam: _Adam, scope: str, names: dict[Path, str], taken: set[str]) -> None:
     by_owner: dict[Path, dict[str, Path]] = {}
     for path in adam.slots:
         leaf = tree[path]
@@ -258,13 +261,13 @@ def _name_slots(tree: Tree, adam: _Adam, names: dict[Path, str], taken: set[str]
             by_owner.setdefault(leaf.of, {})[str(leaf.slot)] = path
             taken.discard(names[path])
     for owner, moments in by_owner.items():
-        # The second optimizer that trains a variable finds its names taken and goes on counting.
-        number = 0
-        while taken & {_slot_name(names[owner], number), _slot_name(names[owner], number + 1)}:
+        # An optimizer that finds its names taken goes on counting.
+        number, name = 0, scope + names[owner]
+        while taken & {_slot_name(name, number), _slot_name(name, number + 1)}:
             number += 2
         for position, slot in enumerate(_ADAM):
             if slot in moments:
-                names[moments[slot]] = _slot_name(names[owner], number + position)
+                names[moments[slot]] = _slot_name(name, number + position)
                 taken.add(names[moments[slot]])
 
 

@@ -16,12 +16,16 @@ Settings = Mapping[str, Mapping[str, float | bool | None]]
 
 
 class Label(NamedTuple):
-    """What a leaf is called and what it is for in the new tree; the fields are those of Leaf."""
+    """What a leaf is called and what it is for in the new tree; the fields are those of Leaf.
+
+    Without a `key` the leaf is known by its name.
+    """
 
     role: Role
     name: str | None = None
     of: Path | None = None
     slot: str | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +85,8 @@ def _labelled(leaf: Leaf | ValueLeaf, label: Label | None) -> Leaf | ValueLeaf:
         # A state_dict holds plain tensors: what is a trained parameter is the module's knowledge.
         return replace(leaf, of=None, trainable=None)
     name = leaf.name if label.name is None else label.name
-    return replace(
-        leaf, key=name or leaf.key, role=label.role, of=label.of, slot=label.slot, trainable=None, name=name
-    )
+    key = label.key or name or leaf.key
+    return replace(leaf, key=key, role=label.role, of=label.of, slot=label.slot, trainable=None, name=name)
 
 
 def after(first: Plan, second: Plan) -> Plan:

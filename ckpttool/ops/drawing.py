@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from ckpttool.ops.modules import Module
+from ckpttool.ops.modules import Module, given
 from ckpttool.ops.summary import Summary, TensorRow
 
 # As many boxes as people can still find their way in; and as many as are drawn when a depth is asked for.
@@ -247,13 +247,7 @@ def _slot_edges(making: _Making, found: Summary) -> Iterator[Edge]:
 
 def _other_names(sums: Mapping[str, _Sums], found: Summary) -> list[tuple[str, str]]:
     """Return every module or variable that has another name, by the module to point at, and that name."""
-    public = [
-        (row.path, alias)
-        for row in found.tensors
-        for alias in row.aliases
-        if "/_"
-        not in f"/{alias}"  # what a framework keeps for itself, such as an optimizer's list of variables
-    ]
+    public = [(row.path, alias) for row in found.tensors for alias in given(row.aliases)]
     shared = Counter(pair for path, alias in public for pair in _tails(path, alias))
     names: dict[tuple[str, str], None] = {}
     for path, alias in public:

@@ -93,15 +93,15 @@ class Folder:
 def look(path: str, glob: str | None = None, layout: str | None = None) -> Summary | Folder:
     """List the checkpoint at the path; of a folder of checkpoints list these too, and what the latest holds.
 
-    A folder of several checkpoints that does not name the latest gives a Folder. Raise what
-    `summary` raises.
+    A folder of folders stands for its only checkpoint, or for its highest number (`MODEL/123`). A folder of
+    several checkpoints that does not name the latest gives a Folder. Raise what `summary` raises.
     """
     if not os.path.isdir(path):
         return summary(path, glob, layout)
     try:
         latest = resolve(path).location
     except CkpttoolError as error:
-        return _without_latest(path, error)
+        return _without_latest(path, error, glob, layout)
     found = summary(path, glob, layout)
     # A folder that is one checkpoint (a SavedModel) stands for itself, and holds no others.
     if os.path.normpath(os.path.dirname(latest)) != os.path.normpath(path):
@@ -111,15 +111,38 @@ def look(path: str, glob: str | None = None, layout: str | None = None) -> Summa
     return replace(found, checkpoints=tuple(listed), notes=(*found.notes, *notes))
 
 
-def _without_latest(path: str, error: CkpttoolError) -> Folder:
+def _without_latest(
+    path: str, error: CkpttoolError, glob: str | None, layout: str | None
+) -> Summary | Folder:
     state, notes = _state(path)
     listed = _listed(path, state, None)
     whole = [each for each in listed if each.complete and each.format is not None]
+    if state is None and (taken := _served(path, listed)) is not None:
+        found = summary(taken.path, glob, layout)
+        listed = [replace(each, latest=each is taken) for each in listed]
+        return replace(found, checkpoints=tuple(listed))
     if len(listed) < 2 or not whole:
         raise error
     if state is not None:
         notes = [*notes, error.message]
     return Folder(path, tuple(listed), tuple(notes), f"none is named as the latest; look at {whole[-1].path}")
+
+
+def _served(folder: str, listed: list[Listed]) -> Listed | None:
+    """Return what a folder of folders stands for: its only checkpoint, or its highest version.
+
+    TensorFlow Serving loads `MODEL/123` of the highest number
+    (tensorflow_serving/sources/storage_path/file_system_storage_path_source.proto).
+    """
+    if len(listed) == 1 and listed[0].complete:
+        below = os.path.isdir(listed[0].path) or not os.path.samefile(os.path.dirname(listed[0].path), folder)
+        return listed[0] if below else None
+    if not all(each.complete and os.path.isdir(each.path) for each in listed):
+        return None
+    names = [os.path.basename(each.path) for each in listed]
+    if not all(name.isascii() and name.isdigit() for name in names):
+        return None
+    return max(listed, key=lambda each: int(os.path.basename(each.path)), default=None)
 
 
 def _state(folder: str) -> tuple[State | None, list[str]]:
@@ -143,21 +166,34 @@ class _Place(NamedTuple):
     format: str | None
 
 
+class _Home:
+    """The names in a folder, and those that each prefix has."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._files: dict[str, list[str]] = {}
+        for name in names:
+            for stem in _stems(name):
+                self._files.setdefault(stem, []).append(name)
+
+    def own(self, name: str) -> list[str]:
+        """Return the files of a prefix, and what has the name itself."""
+        return [*self._files.get(name, []), *({name} & self._names)]
+
+
 def _listed(folder: str, state: State | None, latest: str | None) -> list[Listed]:
     """Return the checkpoints, from the first step to the last."""
     names = frozenset(os.listdir(folder))
-    files: dict[str, list[str]] = {}
-    for name in names:
-        for stem in _stems(name):
-            files.setdefault(stem, []).append(name)
+    homes = {folder: _Home(names)}
     times = _times(state)
     found = []
     for place in _places(folder, names):
-        name = os.path.basename(place.path)
-        name = _PATTERN.sub("", name)
-        # The files of a prefix, and what stands at the path itself.
-        own = [*files.get(name, []), *({name} & names)]
-        within = os.path.dirname(place.path)
+        # A folder of checkpoints may stand in the folder; then the files are there.
+        within = os.path.dirname(place.path) or os.curdir
+        name = _PATTERN.sub("", os.path.basename(place.path))
+        if (home := folder if os.path.samefile(within, folder) else within) not in homes:
+            homes[home] = _Home(frozenset(os.listdir(home)))
+        own = homes[home].own(name)
         nbytes, changed = _measured([os.path.join(within, each) for each in own])
         found.append(
             Listed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from ckpttool.ops.summary import TensorRow, ValueRow
     from ckpttool.tree import Container
 
+# Steps of paths by which Keras keeps its own lists of layers and variables, beside the names that people gave
+# (keras/src/saving/legacy/saved_model and keras/src/models/functional.py of Keras 2: `_trackable_children`).
+_OWN_LISTS = re.compile(
+    r"(?:^|/)(?:_[^/]*|(?:non_)?(?:trainable_)?variables|regularization_losses|keras_api|layers/[0-9]+"
+    r"|layer(?:_with_weights)?-[0-9]+)(?:/|$)"
+)
 # A configuration may nest as it likes; what is shown of it does not.
 _DEEPEST_FACT = 6
 
@@ -101,6 +108,14 @@ def _made(known: dict[str, Module], path: str) -> Module:
         module.below[name] = Module(at, name, module)
         module = known[at] = module.below[name]
     return module
+
+
+def given(names: Iterable[str]) -> list[str]:
+    """Return the names that people gave; not those under which a framework keeps lists of its own.
+
+    A name that is spelled exactly (leaf.exact) reads like that of a tensor, and tells nobody more.
+    """
+    return [name for name in names if not name.startswith((".", "[")) and not _OWN_LISTS.search(name)]
 
 
 def walk(module: Module) -> Iterator[Module]:

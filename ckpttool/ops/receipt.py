@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ckpttool.agents.components import widths
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.layouts.canonical import Binding
+from ckpttool.leaf import ValueLeaf
 from ckpttool.ops.digest import Digest, digest_of
+from ckpttool.ops.part import full_names
 from ckpttool.ops.restore import Own, networks
 from ckpttool.ops.route import Route
+from ckpttool.ops.summary import shown_value
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
+
+_LONGEST = 1000  # characters of a text in the sidecar
 
 
 def receipt(
@@ -38,8 +46,24 @@ def receipt(
         },
         rules=[{"source": m.source, "target": m.target, "rule": m.rule} for m in report.mapped],
         assumed=report.assumed,
-        residue=tuple({"path": name} for name in report.unused),
+        objects=way.objects,
+        residue=tuple(_residue(way.source, report.unused, part)),
     )
+
+
+def _residue(tree: Tree, unused: Sequence[str], part: str | None) -> Iterator[dict[str, Any]]:
+    """Go through what is left behind; of a value that is no tensor, what `inspect` shows of it."""
+    values = {name: tree[path] for path, name in full_names(tree, part).items()}
+    for name in unused:
+        leaf = values.get(name)
+        shown = shown_value(leaf) if isinstance(leaf, ValueLeaf) else {}
+        value = shown.get("value")
+        if isinstance(value, float) and not math.isfinite(value):
+            # JSON has no such numbers.
+            shown["value"] = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        elif isinstance(value, str):
+            shown["value"] = value[:_LONGEST]
+        yield {"path": name, **shown}
 
 
 def _habit(binding: Binding, tree: Tree) -> Sidecar:

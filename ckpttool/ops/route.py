@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UsageError
 from ckpttool.formats.probe import Format
+from ckpttool.layouts import objects, variables
 from ckpttool.layouts import plan as plans
-from ckpttool.layouts import variables
 from ckpttool.layouts.canonical import OPTIMIZED, Binding
 from ckpttool.layouts.recognise import recognise
 from ckpttool.layouts.td3_tf import SAVES
@@ -35,7 +35,7 @@ class Route:
     """A source tree's way to a target tree, and what the report says of it.
 
     `source` is the part that is converted; `settings` are what the target's sidecar tells of its optimizers,
-    None if it is what the source's tells.
+    None if it is what the source's tells; `objects` what it tells of the objects that names hide.
     """
 
     source: Tree
@@ -43,6 +43,7 @@ class Route:
     report: Report
     binding: Binding | None
     settings: Settings | None
+    objects: Mapping[str, Any] | None = None
 
 
 def route(
@@ -63,14 +64,17 @@ def route(
     # Arrays that belong to no framework have the paths that they have, like TensorFlow's.
     kept = theirs in (TENSORFLOW, "numpy") and ours == TENSORFLOW
     if layout is None and (kept or checkpoint.format == kind.format):
-        plan = _rewritten(tree, kind, told)
+        plan = _rewritten(tree, kind, known if part is None else None)
     elif binding is not None:
         binding = _without_added(binding, tree, known)
         plan, by_layout = _agent(tree, binding, kind, told), True
     else:
         plan = _by_kind(checkpoint, tree, ours)
-    if plan is not None and _named(kind) and not variables.by_name(middle := build(tree, plan)):
-        plan = after(plan, variables.to_names(middle, {**told, **plan.told}))
+    remembered = None
+    if _named(kind) and not variables.by_name(middle := tree if plan is None else build(tree, plan)):
+        to_names = variables.to_names(middle, told if plan is None else {**told, **plan.told})
+        remembered = objects.remembered(middle, to_names)
+        plan = to_names if plan is None else after(plan, to_names)
     names = parts.full_names(tree, part)
     if plan is None:
         moves = tuple(Move(path, path, KEEP) for path in tree)
@@ -82,7 +86,7 @@ def route(
     unused = (*(names[path] for path in tree if path not in used), *lost)
     lines = _lines(tree, names, target, plan.moves)
     report = Report(lines, unused, plan.missing, plan.assumed, plan.notes)
-    return Route(tree, target, report, binding, plan.told if by_layout else None)
+    return Route(tree, target, report, binding, plan.told if by_layout else None, remembered)
 
 
 def _framework(name: str) -> str:
@@ -122,13 +126,12 @@ def _told(known: Sidecar | None) -> Settings:
     return {name: {**epsilon, **stated.get(name, {})} for name in (*OPTIMIZED, *stated)}
 
 
-def _rewritten(tree: Tree, kind: TargetKind, told: Settings) -> Plan | None:
-    """Return the way to another form of the same framework, None if the tree is written as it is."""
-    if _named(kind):
-        return None if variables.by_name(tree) else variables.to_names(tree, told)
-    if kind.options.get("graph") and not variables.is_graph(tree):
-        return variables.to_graph(tree)
-    return None
+def _rewritten(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | None:
+    """Return the way to objects of what has none, None if the tree is that already or needs names."""
+    if not kind.options.get("graph") or variables.is_graph(tree):
+        return None
+    plan = objects.again(tree, known.objects) if known is not None and known.objects is not None else None
+    return plan or variables.to_graph(tree)
 
 
 def _agent(tree: Tree, binding: Binding, kind: TargetKind, told: Settings) -> Plan:

@@ -20,6 +20,7 @@ from ckpttool.errors import (
     TargetExistsError,
     TruncatedError,
     UsageError,
+    choice,
 )
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.probe import Probe, WritingFormat
@@ -67,7 +68,7 @@ def target_kind(target: str, to: str | None) -> TargetKind:
             hint=f"--to {' or --to '.join(TARGETS)}",
         )
     if chosen not in TARGETS:
-        raise UsageError(f"{chosen} cannot be written", hint=f"--to takes {', '.join(TARGETS)}")
+        raise UsageError(f"{chosen} cannot be written", hint=choice(chosen, TARGETS))
     return TARGETS[chosen]
 
 
@@ -113,9 +114,14 @@ def _require_prefix(target: str) -> None:
 
 def _require_other(claim: Resolved, sources: tuple[File, ...]) -> None:
     """Raise if the checkpoint that would be replaced is the one that is converted."""
-    theirs = claim.format.read(claim.location).files
-    if {(file.path, file.inode) for file in theirs} & {(file.path, file.inode) for file in sources}:
+    if _identities(claim.format.read(claim.location).files) & _identities(sources):
         raise UsageError("source and target are the same checkpoint", file=claim.location)
+
+
+def _identities(files: tuple[File, ...]) -> set[tuple[int, int]]:
+    """Return what tells files apart however their paths are spelled: device and inode."""
+    found = [os.stat(file.path) for file in files if os.path.exists(file.path)]
+    return {(known.st_dev, known.st_ino) for known in found}
 
 
 def save(
@@ -190,16 +196,26 @@ def _as_stored(writer: WritingFormat, tree: Tree, options: Mapping[str, Any]) ->
 
 
 def _state(target: str) -> Output:
-    """Return the state file beside the target, brought up to date: ours is the latest of those it names."""
+    """Return the state file beside the target, brought up to date: ours is the latest of those it names.
+
+    It is read once more when it is written, because another program may have saved in the meantime. Raise
+    UsageError at once if it is damaged.
+    """
     folder, name = os.path.split(target)
     path = os.path.join(folder, checkpoint_state.NAME)
-    known = _known_state(path)
-    whole = os.path.abspath(target)
+    _known_state(path)
+    return Output(
+        path, lambda stream: _write(stream, _with_ours(_known_state(path), folder, name)), replaces=True
+    )
+
+
+def _with_ours(known: checkpoint_state.State, folder: str, name: str) -> bytes:
+    whole = os.path.abspath(os.path.join(folder, name))
     kept = [at for at, one in enumerate(known.every) if os.path.abspath(os.path.join(folder, one)) != whole]
     # Without times TensorFlow takes none for any; with them it needs one for each.
     times = (*(known.times[at] for at in kept), time.time()) if known.times else ()
-    state = checkpoint_state.State(name, (*(known.every[at] for at in kept), name), times, known.preserved)
-    return Output(path, lambda stream: _write(stream, checkpoint_state.encode(state)), replaces=True)
+    every = (*(known.every[at] for at in kept), name)
+    return checkpoint_state.encode(checkpoint_state.State(name, every, times, known.preserved))
 
 
 def _known_state(path: str) -> checkpoint_state.State:

@@ -129,19 +129,19 @@ def _source(base: Storage, entry: dict[str, Any], shape: Shape) -> Source:
         raw: Source = Inline(data)
     elif not nbytes:
         raw = Inline(b"")
-    else:
+    elif "fill" in entry:
         fill = base64.b64decode(entry["fill"])
         if len(fill) != itemsize:
             raise ValueError(len(fill))
         if "chunks" in entry:
             raw = _chunked(base, entry, shape, fill)
-        elif entry["offset"] is None:
+        else:
             raw = sources.Filled(base, fill, math.prod(shape))
-        elif entry["stored"] != nbytes or entry["offset"] + nbytes > base.length:
+    else:
+        if entry["stored"] != nbytes or entry["offset"] + nbytes > base.length:
             reason = f"dataset {entry['path']} has {entry['stored']:,} bytes for a shape of {nbytes:,}"
             raise FormatError(reason, file=sources.place(base).file.path, offset=entry["offset"])
-        else:
-            raw = sources.run(base, entry["offset"], nbytes)
+        raw = sources.run(base, entry["offset"], nbytes)
     width = dtypes.component_size(entry["dtype"])
     return sources.Turned(raw, width) if entry["big"] and width > 1 else raw
 

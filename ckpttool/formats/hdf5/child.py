@@ -95,6 +95,7 @@ class Listing:
         self.same: list[tuple[str, str]] = []
         self.notes: list[str] = []
         self.seen: dict[int, str] = {}
+        self.addresses: dict[str, int] = {}
         self.chunks = 0
 
     def document(self) -> dict[str, Any]:
@@ -102,6 +103,7 @@ class Listing:
         root = self.h5py.h5g.open(self.file.id, b"/")
         stack: list[tuple[Any, str, int]] = [(root, "", 0)]
         self.seen[self._address(root)] = ""
+        self.addresses[""] = self._address(root)
         while stack:
             group, path, depth = stack.pop()
             if depth > DEPTH:
@@ -123,7 +125,7 @@ class Listing:
         self.groups.append(
             {
                 "path": path,
-                "address": self._address(group),
+                "address": self.addresses[path],
                 "ordered": tracked,
                 "attributes": self._attributes(group),
             }
@@ -149,6 +151,7 @@ class Listing:
                 self._dataset(child, name, address)
             elif isinstance(child, h5py.h5g.GroupID):
                 found.append((name, child))
+                self.addresses[name] = address
             else:
                 self.notes.append(f"{name} is a named type, which is not listed")
         return found
@@ -214,7 +217,7 @@ class Listing:
         else:
             # Of space that was never allocated the library gives an offset too: "none" and the user block.
             entry["offset"] = dataset.get_offset() if entry["stored"] else None
-        if layout != h5py.h5d.COMPACT:
+        if layout != h5py.h5d.COMPACT and entry.get("offset") is None:
             entry["fill"] = base64.b64encode(types.fill(plist, dataset)).decode()
         self.datasets.append(entry)
 

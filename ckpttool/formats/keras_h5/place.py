@@ -5,12 +5,13 @@ Source: keras/src/saving/saving_lib.py, _save_state and _save_container_state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.keras_h5.optimizers import Slots
 from ckpttool.formats.keras_tree.classes import snake
+from ckpttool.formats.keras_tree.optimizers import class_of
 from ckpttool.leaf import Key, Leaf, Path, display
 from ckpttool.tree import Tree
 
@@ -31,14 +32,15 @@ LAYERS = "layers"
 class Placed(NamedTuple):
     """Where everything goes: datasets by their path in order, and each object's group with its name.
 
-    `links` are second names of groups. A keras.Model finds an attribute that sorts behind `layers` there,
-    because it visits attributes in alphabetical order and its property `layers` is one; a keras.Layer has no
-    such property and finds it under its own name.
+    An object has the group of its own attribute. Keras itself saves one whose attribute sorts behind `layers`
+    as one of the model's layers, by class and number. It does not find it there, and looks under the
+    attribute again (saving_lib.py, _load_state); a number that were wrong would load another layer's weights.
+    `slots` says of an optimizer's group what each of its variables is (keras_tree.optimizers, listed_leaves).
     """
 
     datasets: dict[str, Leaf]
     groups: dict[str, str | None]
-    links: dict[str, str]
+    slots: dict[str, list[str]]
 
 
 def placed(tree: Tree, root: str | None = None) -> Placed:
@@ -73,7 +75,25 @@ def _as_it_was(tree: Tree) -> Placed:
         if leaf.key in datasets:
             raise UnsupportedError("two tensors have the same place in the file", path=display(path))
         datasets[leaf.key] = leaf
-    return Placed(datasets, groups, {})
+        if leaf.role == "counter" and path not in tree.containers and leaf.key.endswith("/vars/0"):
+            groups.setdefault(leaf.key.removesuffix("/vars/0"), str(path[-1].value))
+    places = {path: leaf.key for path, leaf in tree.tensors()}
+    return Placed(datasets, groups, _slots(datasets, places))
+
+
+def _slots(datasets: dict[str, Leaf], places: Mapping[Path, str]) -> dict[str, list[str]]:
+    """Return of every group that holds slots what its variables are; `places` are the leaves' datasets."""
+    found: dict[str, dict[int, str]] = {}
+    for place, leaf in datasets.items():
+        group, _, number = place.rpartition("/vars/")
+        owner = places.get(leaf.of) if leaf.of is not None else None
+        if leaf.role == "slot" and owner is not None and leaf.slot and number.isdecimal():
+            found.setdefault(group, {})[int(number)] = f"{leaf.slot}/{owner}"
+    return {
+        group: [members.get(number, "") for number in range(max(members) + 1)]
+        for group, members in found.items()
+        if max(members) < len(datasets)
+    }
 
 
 class _Places:
@@ -125,41 +145,18 @@ class _Places:
         position = {id(leaf): number for number, leaf in enumerate(datasets.values())}
         for at, leaves in self.slots.complete(position):
             group = "/".join(_word(step) for step in at)
-            groups[group] = str(at[-1].value) if at else "optimizer"
+            groups[group] = self._optimizer_name(at, leaves[0]) or "optimizer"
             for number, leaf in enumerate(leaves):
                 datasets[f"{group}/vars/{number}"] = leaf
-        return Placed(datasets, groups, self._links(below))
+        where = {id(leaf): place for place, leaf in datasets.items()}
+        places = {path: where[id(self._leaf(path))] for path in self.paths if id(self._leaf(path)) in where}
+        return Placed(datasets, groups, _slots(datasets, places))
 
-    def _links(self, below: dict[Path, dict[Key, None]]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for parent, steps in below.items():
-            if all(_is_number(step) for step in steps):
-                continue
-            counts: dict[str, int] = {}
-            base = self.groups[parent]
-            for path in self._layers(parent, steps, below):
-                stem = self._class(path, below)
-                if stem is None:
-                    continue
-                number = counts.get(stem, 0)
-                counts[stem] = number + 1
-                name = str(path[len(parent)].value)
-                if name > LAYERS and not name.startswith("_"):
-                    word = f"{LAYERS}/{stem}_{number}" if number else f"{LAYERS}/{stem}"
-                    found[f"{base}/{word}" if base else word] = self.groups[path]
-        return found
-
-    def _layers(
-        self, parent: Path, steps: Iterable[Key], below: dict[Path, dict[Key, None]]
-    ) -> Iterable[Path]:
-        """Go through the layers that a model's attributes hold, alone or in a list."""
-        for step in steps:
-            path = (*parent, step)
-            container = self.tree.containers.get(path)
-            if container is not None and container.kind in ("list", "tuple"):
-                yield from ((*path, each) for each in below.get(path, ()))
-            elif all(leaf.role != "counter" for leaf in self.modules.get(path, {}).values()):
-                yield path
+    @staticmethod
+    def _optimizer_name(at: Path, counter: Leaf) -> str | None:
+        """Return what Keras calls the optimizer, as in its counter's name (`adam_1/iteration`)."""
+        name = (counter.name or "").partition("/")[0]
+        return name if class_of(name) is not None else str(at[-1].value) if at else None
 
     def _name_groups(self, below: dict[Path, dict[Key, None]]) -> None:
         for parent, steps in below.items():

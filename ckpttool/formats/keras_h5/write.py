@@ -13,6 +13,7 @@ from ckpttool import dtypes
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.hdf5 import Dataset, Group, Index
 from ckpttool.formats.keras_h5.place import Placed, placed
+from ckpttool.formats.keras_tree.optimizers import SLOTS
 from ckpttool.formats.probe import Piece
 from ckpttool.leaf import display
 from ckpttool.tree import Tree
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import h5py  # type: ignore[import-untyped]
 
 VARS = "vars"
+_ATTRIBUTE = 64512
 
 
 def pieces(tree: Tree, *, root: str | None = None) -> tuple[Piece, ...]:
@@ -44,33 +46,49 @@ def stored(tree: Tree, *, root: str | None = None) -> Tree:
         for number, (path, leaf) in enumerate(places.datasets.items())
     }
     groups = {
-        path: Group(path, number, True, {"name": name} if name is not None else {})
-        for number, (path, name) in enumerate(_groups(places).items())
+        path: Group(path, number, True, attributes)
+        for number, (path, attributes) in enumerate(_groups(places).items())
     }
     return model(Index(groups, datasets, {}, ())).tree
 
 
-def _groups(places: Placed) -> dict[str, str | None]:
-    """Return every group with its attribute `name`, each after the one that holds it."""
-    found: dict[str, str | None] = {"": None}
+def _groups(places: Placed) -> dict[str, dict[str, Any]]:
+    """Return every group with its attributes, each after the one that holds it."""
+    found: dict[str, dict[str, Any]] = {"": {}}
     for group, name in places.groups.items():
         _add(found, f"{group}/{VARS}".lstrip("/"))
-        found[f"{group}/{VARS}".lstrip("/")] = name
+        if name is not None:
+            found[f"{group}/{VARS}".lstrip("/")]["name"] = name
     for path in places.datasets:
         _add(found, path.rpartition("/")[0])
+    for group, slots in places.slots.items():
+        found[f"{group}/{VARS}"] |= _pieces(slots)
     both = found.keys() & places.datasets.keys()
     if both:
         raise UnsupportedError("a tensor and a group would have the same name", path=min(both))
     return found
 
 
-def _add(found: dict[str, str | None], path: str) -> None:
+def _add(found: dict[str, dict[str, Any]], path: str) -> None:
     parts = path.split("/") if path else []
     for depth in range(1, len(parts) + 1):
-        found.setdefault("/".join(parts[:depth]), None)
+        found.setdefault("/".join(parts[:depth]), {})
 
 
-def _write(stream: IO[bytes], places: Placed, groups: dict[str, str | None]) -> None:
+def _pieces(names: list[str]) -> dict[str, list[str]]:
+    """Return a list as attributes of at most _ATTRIBUTE bytes each, numbered as Keras numbers them.
+
+    Source: keras/src/legacy/saving/legacy_h5_format.py, save_attributes_to_hdf5_group.
+    """
+    width = max(len(name.encode()) for name in names)
+    step = max(1, _ATTRIBUTE // max(1, width))
+    if len(names) <= step:
+        return {SLOTS: names}
+    starts = range(0, len(names), step)
+    return {f"{SLOTS}{number}": names[at : at + step] for number, at in enumerate(starts)}
+
+
+def _write(stream: IO[bytes], places: Placed, groups: dict[str, dict[str, Any]]) -> None:
     if stream.readable():
         _fill(stream, places, groups)
         return
@@ -79,7 +97,7 @@ def _write(stream: IO[bytes], places: Placed, groups: dict[str, str | None]) -> 
         _fill(both, places, groups)
 
 
-def _fill(stream: IO[bytes], places: Placed, groups: dict[str, str | None]) -> None:
+def _fill(stream: IO[bytes], places: Placed, groups: dict[str, dict[str, Any]]) -> None:
     import h5py
 
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
@@ -89,15 +107,11 @@ def _fill(stream: IO[bytes], places: Placed, groups: dict[str, str | None]) -> N
     created = h5py.h5f.create(b"weights", h5py.h5f.ACC_TRUNC, _ordered(h5py, h5py.h5p.FILE_CREATE), access)
     with h5py.File(created) as file:
         made: dict[str, h5py.Group] = {"": file["/"]}
-        for path, name in groups.items():
+        for path, attributes in groups.items():
             group = _made(h5py, made, path)
-            if name is not None:
-                group.attrs["name"] = name
-        for second, first in places.links.items():
-            parent, _, last = second.rpartition("/")
-            holder = _made(h5py, made, parent)
-            if last not in holder:
-                holder[last] = made[first]
+            for name, value in attributes.items():
+                # Texts of one width, as Keras writes lists of names.
+                group.attrs[name] = [each.encode() for each in value] if isinstance(value, list) else value
         for path, leaf in places.datasets.items():
             parent, _, last = path.rpartition("/")
             array = leaf.array()

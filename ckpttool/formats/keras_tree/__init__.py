@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpttool.errors import CkpttoolError, FormatError
 from ckpttool.formats.hdf5 import Index
-from ckpttool.formats.keras_tree import legacy, modules, optimizers
+from ckpttool.formats.keras_tree import counted, legacy, modules, optimizers, pairs
 from ckpttool.formats.keras_tree.config import NOTHING, Config, config_of, lambdas, parse
 from ckpttool.leaf import Leaf, Path, attr
 from ckpttool.tree import Alias, Container, Tree
@@ -53,17 +53,27 @@ def _modules(index: Index, config: Config, optimizer: Config) -> Model:
         path = tuple(map(attr, dataset.path.split("/")))
         leaves[path] = modules.leaf(dataset)
     found = optimizer
+    owners = {leaf.key: (path, leaf.shape) for path, leaf in walk.leaves.items()} if walk.optimizers else {}
     for node, at in walk.optimizers:
         mine = node.group == "optimizer"
-        told = optimizer if mine and optimizer.cls else Config(optimizers.class_of(node.name), {})
-        trained = walk.trained if mine and walk.certain else None
-        slots, complete = optimizers.leaves(node.variables, at, told, trained)
+        inner = at[-1].value == optimizers.INNER
+        known = config_of(optimizer.settings.get(optimizers.INNER)) if inner else optimizer
+        told = known if (mine or inner) and known.cls else Config(optimizers.class_of(node.name), {})
+        slots = optimizers.listed_leaves(node.variables, at, node.slots, owners)
+        complete = slots is not None
+        if slots is None:
+            of = pairs.network(at[:-1] if inner else at, walk)
+            slots, complete = optimizers.leaves(node.variables, at, told, pairs.trained(node, told, of, walk))
         leaves |= slots
         facts = {"group": node.group} | ({"layer": node.name} if node.name is not None else {})
         containers[at] = Container("module", told.cls, told.facts() | facts)
         found = told if mine else found
         if not complete:
             notes.append(f"{node.group}: the file does not say which variable each of its slots belongs to")
+    keys = {leaf.key for leaf in leaves.values()}
+    for dataset in index.datasets.values():
+        if dataset.path not in keys:
+            leaves[tuple(map(attr, dataset.path.split("/")))] = modules.leaf(dataset, "other")
     if walk.unnamed:
         notes.append(f"variables that the file numbers and does not name: {walk.unnamed:,}")
     details = {"layout": "weights.h5", "model": config.cls, "name": root.name or config.name}
@@ -83,7 +93,15 @@ def _legacy(index: Index) -> Model:
     trained, more = parse(training if isinstance(training, str) else None, "training_config")
     config, optimizer = config_of(found), optimizers.told(trained.get("optimizer_config"))
     leaves, containers, owners = _weights(index, config)
-    state, complete = optimizers.named_leaves(legacy.optimizer(index), OPTIMIZER, optimizer, owners)
+    saved = legacy.optimizer(index)
+    trains = [
+        optimizers.Trained(path, leaf.shape)
+        for path, leaf in leaves.items()
+        if leaf.role == "parameter" and leaf.trainable is not False
+    ]
+    state, complete = counted.leaves(saved, OPTIMIZER, optimizer, trains), True
+    if state is None:
+        state, complete = optimizers.named_leaves(saved, OPTIMIZER, optimizer, owners)
     if state:
         containers[OPTIMIZER] = Container("module", optimizer.cls, optimizer.facts())
     named = {leaf.key for leaf in (*leaves.values(), *state.values())}

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from ckpttool.leaf import Role
 from ckpttool.source import Shape
 
+UNNAMED = ""
+
 
 class Variable(NamedTuple):
     """A variable's name, its role, and the setting without which the layer has none."""
@@ -49,6 +51,16 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable("count", "buffer"),
     ),
     "SeedGenerator": (Variable("state", "other"),),
+}
+# What a quantized layer stores behind them: int8, int4, float8 (variable_serialization_spec of
+# keras/src/layers/core/dense.py, einsum_dense.py and embedding.py).
+_SCALES = ("scale", "amax_history")
+_FLOAT8 = tuple(f"{part}_{scale}" for part in ("inputs", "kernel", "outputs_grad") for scale in _SCALES)
+_LINEAR_SCALES = (("kernel_scale",), ("kernel_scale", "kernel_zero", "g_idx"), _FLOAT8)
+_QUANTIZED: dict[str, tuple[tuple[str, ...], ...]] = {
+    "Dense": _LINEAR_SCALES,
+    "EinsumDense": _LINEAR_SCALES,
+    "Embedding": (("embeddings_scale",), ("embeddings_scale", "embeddings_zero", "g_idx")),
 }
 # A recurrent layer keeps its variables in its cell, an attention layer in dense layers of its own.
 CELLS = {"LSTM": "LSTMCell", "GRU": "GRUCell", "SimpleRNN": "SimpleRNNCell"}
@@ -102,14 +114,25 @@ def variables(
 ) -> tuple[Variable, ...] | None:
     """Return what a layer's stored variables are, in their order; None if class and settings do not say.
 
-    Without settings the count must leave one answer: a batch normalisation with three variables has lost
-    gamma or beta, and the file does not say which.
+    Without settings the count must leave one answer. A batch normalisation with three variables has lost
+    gamma or beta, and the file does not say which: that one is UNNAMED.
     """
     if cls is None:
         return by_shape(shapes)
     row = VARIABLES.get(cls)
     if row is None:
         return None
+    found = _written(cls, row, config, shapes)
+    for names in _QUANTIZED.get(cls, ()) if found is None else ():
+        rest = _written(cls, row, config, shapes[: -len(names)])
+        if rest:
+            return (*rest, *(Variable(name, "buffer") for name in names))
+    return found
+
+
+def _written(
+    cls: str, row: tuple[Variable, ...], config: Mapping[str, Any], shapes: Sequence[Shape]
+) -> tuple[Variable, ...] | None:
     if cls == "LayerNormalization" and config.get("rms_scaling"):
         row = (_GAMMA,)
     flags = [v.flag for v in row if v.flag is not None]
@@ -122,6 +145,8 @@ def variables(
         for absent in combinations(flags, count)
         if len(row) - count == len(shapes)
     ]
+    if cls == "BatchNormalization" and len(shapes) == len(row) - 1:
+        return (Variable(UNNAMED), *_MOVING)
     return answers[0] if len(answers) == 1 else None
 
 

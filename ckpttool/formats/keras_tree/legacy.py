@@ -98,8 +98,10 @@ def path_of(weight: Weight, siblings: frozenset[str]) -> Path:
         parts = parts[parts.index(weight.layer) + 1 :]
     elif parts[-1].startswith(f"{weight.layer}_"):
         parts[-1] = parts[-1][len(weight.layer) + 1 :]
-        old = {f"{weight.layer}_{name}:0" for name in _KERAS1}
-        parts[-1] = _KERAS1.get(parts[-1], parts[-1]) if old == siblings else parts[-1]
+        # Keras 1 wrote the two names with Theano, where nothing is put behind them.
+        old = {f"{weight.layer}_{name}" for name in _KERAS1}
+        both = {name.removesuffix(":0") for name in siblings} == old
+        parts[-1] = _KERAS1.get(parts[-1], parts[-1]) if both else parts[-1]
     return tuple(map(attr, parts if weight.layer == TOP else (weight.layer, *parts)))
 
 

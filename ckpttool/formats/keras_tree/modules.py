@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ckpttool.formats.hdf5 import Dataset, Index
 from ckpttool.formats.keras_tree import classes, optimizers
 from ckpttool.formats.keras_tree.config import NOTHING, Config, child, config_of, stored_names
+from ckpttool.formats.keras_tree.legacy import names
 from ckpttool.leaf import Key, Leaf, Path, Role, attr, index
 from ckpttool.tree import Container
 
@@ -26,7 +27,10 @@ UNPLACED = 1 << 30
 
 @dataclass
 class Node:
-    """One stored object or container: its group, its variables, what is below it."""
+    """One stored object or container: its group, its variables, what is below it.
+
+    `slots` is what the file says of an optimizer's variables (keras_tree.optimizers, listed_leaves).
+    """
 
     group: str
     rank: tuple[int, ...]
@@ -34,6 +38,7 @@ class Node:
     saved: bool = False
     variables: list[Dataset] = field(default_factory=list)
     below: dict[str, Node] = field(default_factory=dict)
+    slots: list[str] = field(default_factory=list)
 
 
 def is_modules(found: Index) -> bool:
@@ -53,6 +58,7 @@ def nodes(found: Index) -> tuple[Node, list[Dataset]]:
             made[parent].saved = True
             name = group.attributes.get("name")
             made[parent].name = name if isinstance(name, str) and name else None
+            made[parent].slots = names(group, optimizers.SLOTS)
         elif parent in made:
             # Without creation order the file's own order is that of names; what came first lies in front.
             ordered = found.groups[parent].ordered
@@ -95,15 +101,16 @@ class Walk:
         self.leaves: dict[Path, Leaf] = {}
         self.containers: dict[Path, Container] = {}
         self.optimizers: list[tuple[Node, Path]] = []
-        self.trained: list[optimizers.Trained] = []
-        self.certain = True  # the order of `trained` is the optimizer's
+        # What each object trains, in the order in which its model lists it, but for the objects `unsure`.
+        self.trained: list[tuple[Path, list[optimizers.Trained]]] = []
+        self.unsure: list[Path] = []
         self.unnamed = 0
         # tf_keras writes no names, and its models list their own variables last (src/engine/training.py).
         self._own_last = root.name is None
         self._go(root, config)
 
     def _go(self, root: Node, config: Config) -> None:
-        own: list[optimizers.Trained] = []
+        own: list[tuple[Path, list[optimizers.Trained]]] = []
         stack: list[tuple[Member, Path, bool | None]] = [
             (Member(root, (), config), (), None if config.cls is None else True)
         ]
@@ -115,16 +122,18 @@ class Walk:
             path = self._free((*at, *member.steps), node)
             if self._is_optimizer(node):
                 self.optimizers.append((node, path))
+                inner = [Member(below, (attr(edge),), NOTHING) for edge, below in node.below.items()]
+                stack += [(each, path, None) for each in reversed(inner)]
                 continue
             cls = member.config.cls
             if node.saved or node.variables:
+                if _is_counter(node, member):
+                    self.leaves[path] = leaf(node.variables[0], "counter")
+                    continue
                 trained = self._variables(node, path, cls, member.config, trainable)
-                if node is root and self._own_last:
-                    own = trained
-                else:
-                    self.trained += trained
+                (own if node is root and self._own_last else self.trained).append((path, trained))
                 self._contain(node, path, cls, member.config)
-            members = self._members(node, cls, member.config)
+            members = self._members(node, path, cls, member.config)
             stack += [(each, path, trainable) for each in reversed(members)]
         self.trained += own
 
@@ -137,11 +146,11 @@ class Walk:
         return METRICS in node.group.split("/") or self._is_optimizer(node)
 
     def _is_optimizer(self, node: Node) -> bool:
-        if node.group == "optimizer":
+        if node.group in ("optimizer", f"optimizer/{optimizers.INNER}"):
             return True
         first = node.variables[0] if node.variables else None
-        named = optimizers.class_of(node.name)
-        return named is not None and first is not None and not first.shape and "int" in first.dtype
+        named = optimizers.class_of(node.name) is not None or node.slots
+        return bool(named) and first is not None and not first.shape and "int" in first.dtype
 
     def _variables(
         self, node: Node, path: Path, cls: str | None, config: Config, trainable: bool | None
@@ -151,16 +160,16 @@ class Walk:
         trained = []
         for number, dataset in enumerate(node.variables):
             last = dataset.path.rpartition("/")[2]
-            if roles is not None and not other:
-                name, role = roles[number].name, roles[number].role
-                place: Path = (*path, attr(name))
+            role: Role = "other" if other else "parameter" if roles is None else roles[number].role
+            if roles is not None and not other and roles[number].name != classes.UNNAMED:
+                place: Path = (*path, attr(roles[number].name))
             else:
-                role = "other" if other else "parameter"
                 place = (*path, attr(VARS), index(int(last)) if _plain(last) else attr(last))
                 self.unnamed += not other
             if place in self.leaves:
                 place = tuple(map(attr, dataset.path.split("/")))
-            learns = trainable if role == "parameter" else False
+            # A quantized kernel is not trained, whatever its layer says.
+            learns = trainable if role == "parameter" and "int" not in dataset.dtype else False
             self.leaves[place] = leaf(dataset, role, learns)
             if role == "parameter" and learns is not False:
                 trained.append(optimizers.Trained(place, dataset.shape))
@@ -170,7 +179,7 @@ class Walk:
         facts = {"group": node.group} | ({"layer": node.name} if node.name is not None else {})
         self.containers[path] = Container("module", cls, config.facts() | facts)
 
-    def _members(self, node: Node, cls: str | None, config: Config) -> list[Member]:
+    def _members(self, node: Node, path: Path, cls: str | None, config: Config) -> list[Member]:
         members: list[Member] = []
         for edge, below in node.below.items():
             if edge in LAYERS and not below.saved:
@@ -179,9 +188,11 @@ class Walk:
                 members += _contained(below, attr(edge), config)
             else:
                 members.append(Member(below, (attr(edge),), _known(child(config, edge), below, edge)))
-        return self._ordered(members, cls, bool(config.layers()))
+        return self._ordered(members, path, cls, configured=bool(config.layers()))
 
-    def _ordered(self, members: list[Member], cls: str | None, configured: bool) -> list[Member]:
+    def _ordered(
+        self, members: list[Member], path: Path, cls: str | None, *, configured: bool
+    ) -> list[Member]:
         """Return the members in the order in which the object lists their variables, if that can be known."""
         members = sorted(members, key=lambda each: (each.place, each.node.rank))
         if cls in classes.ATTENTION or cls == "Bidirectional":
@@ -192,7 +203,8 @@ class Walk:
         if len(holders) < 2 or (configured and all(m.place < UNPLACED for m in holders)):
             return members
         if len({m.container for m in holders}) == 1 and holders[0].container is not None:
-            self.certain = self.certain and _numbers_agree(holders)
+            if not _numbers_agree(holders):
+                self.unsure.append(path)
             return members
         # Attributes are stored in alphabetical order; the numbers in Keras's names tell which came first.
         names = [classes.numbered(m.node.name or "") for m in holders]
@@ -201,7 +213,7 @@ class Walk:
             or classes.class_of(names[0][0]) is None
             or len({*names}) < len(names)
         ):
-            self.certain = False
+            self.unsure.append(path)
             return members
         chosen = {id(m) for m in holders}
         numbered = iter(sorted(holders, key=lambda m: classes.numbered(m.node.name or "")[1]))
@@ -268,6 +280,14 @@ def _numbers_agree(members: Iterable[Member]) -> bool:
             return False
         last[stem] = number
     return True
+
+
+def _is_counter(node: Node, member: Member) -> bool:
+    """Say whether this is a count that has a group of its own name, as keras_h5.place gives it one."""
+    if node.below or len(node.variables) != 1 or not member.steps or member.config.cls is not None:
+        return False
+    (only,) = node.variables
+    return node.name == member.steps[-1].value and not only.shape and only.dtype in ("int64", "int32")
 
 
 def _plain(name: str) -> bool:

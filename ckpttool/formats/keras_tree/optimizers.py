@@ -34,6 +34,13 @@ _CLASSES = {snake(name): name for name in (*_ROUNDS, "Adafactor", "Muon", "LossS
 # Spellings of earlier defaults (tf_keras names an AdamW "AdamW", Keras 3.0 an RMSprop "rmsprop").
 _CLASSES |= {"adamw": "AdamW", "rmsprop": "RMSprop", "r_m_sprop": "RMSprop"}
 _SCALAR = "float"
+INNER = "inner_optimizer"  # keras/src/optimizers/loss_scale_optimizer.py
+_SCALED: tuple[tuple[str, Role], ...] = (
+    *(("iterations", "counter"), ("learning_rate", "other")),
+    *(("step_counter", "other"), ("dynamic_scale", "other")),
+)
+# The attribute that names weights in Keras's older files names here what an optimizer's variables are.
+SLOTS = "weight_names"
 
 
 class Trained(NamedTuple):
@@ -81,8 +88,10 @@ def leaves(
     and shapes must agree exactly, or no slot is said to belong to anything.
     """
     found: dict[Path, Leaf] = {}
+    if config.cls == "LossScaleOptimizer" and len(datasets) >= len(_SCALED):
+        return _scaled(datasets, at), True
     order = rounds(config.cls, config.settings)
-    for number, kinds in ((n, _fit(datasets[n:], order, trained)) for n in _starts(datasets)):
+    for number, kinds in ((n, _fit(datasets[n:], order, trained)) for n in starts(datasets)):
         if kinds is None:
             continue
         for name, role, dataset in _settings(datasets[:number]):
@@ -94,7 +103,7 @@ def leaves(
             name = "u_product" if config.cls == "Nadam" and not n else f"vars/{number + len(kinds) + n}"
             found[(*at, *map(attr, name.split("/")))] = _leaf(dataset, "other")
         return found, True
-    start = max(_starts(datasets))
+    start = max(starts(datasets))
     for name, role, dataset in _settings(datasets[:start]):
         found[*at, attr(name)] = _leaf(dataset, role)
     for number, dataset in enumerate(datasets[start:], start):
@@ -103,7 +112,46 @@ def leaves(
     return found, start == len(datasets)
 
 
-def _starts(datasets: Sequence[Dataset]) -> list[int]:
+def _scaled(datasets: Sequence[Dataset], at: Path) -> dict[Path, Leaf]:
+    """Return what a LossScaleOptimizer stores: its own four, and again all of the one inside it.
+
+    Source: keras/src/optimizers/loss_scale_optimizer.py, build and variables.
+    """
+    found: dict[Path, Leaf] = {}
+    for (name, role), dataset in zip(_SCALED, datasets, strict=False):
+        found[*at, attr(name)] = _leaf(dataset, role)
+    for number, dataset in enumerate(datasets[len(_SCALED) :], len(_SCALED)):
+        last = dataset.path.rpartition("/")[2] or str(number)
+        found[*at, attr("vars"), attr(last)] = _leaf(dataset, "other")
+    return found
+
+
+def listed_leaves(
+    datasets: Sequence[Dataset], at: Path, names: Sequence[str], owners: Mapping[str, tuple[Path, Shape]]
+) -> dict[Path, Leaf] | None:
+    """Return an optimizer's leaves if the file says what each is, as ckpttool's own files do.
+
+    `names` has `KIND/DATASET` for every slot and an empty text for what is no slot; `owners` are the model's
+    variables by dataset. Whatever disagrees makes the list worthless: then None.
+    """
+    found: dict[Path, Leaf] = {}
+    settings = [d for d, name in zip(datasets, names, strict=False) if not name]
+    if len(names) != len(datasets) or max(starts(settings)) != len(settings):
+        return None
+    for name, role, dataset in _settings(settings):
+        found[*at, attr(name)] = _leaf(dataset, role)
+    for dataset, name in zip(datasets, names, strict=True):
+        kind, _, of = name.partition("/")
+        if not name:
+            continue
+        path, shape = owners.get(of, (None, None))
+        if path is None or shape != dataset.shape or not kind or slot_path(at, kind, path) in found:
+            return None
+        found[slot_path(at, kind, path)] = _leaf(dataset, "slot", path, kind)
+    return found
+
+
+def starts(datasets: Sequence[Dataset]) -> list[int]:
     """Return how many of the first variables may be settings: the iteration, then a learning rate or none."""
     if not datasets or datasets[0].shape or "int" not in datasets[0].dtype:
         return [0]

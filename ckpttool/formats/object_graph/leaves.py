@@ -144,6 +144,8 @@ def _leaf(naming: _Naming, number: int, path: Path, key: str, full_name: str, ro
         of = naming.canonical.get(slot.of) if slot.of is not None else None
     elif number in naming.roles.trained:
         role, trainable = "parameter", True
+    elif number in naming.roles.statistics:
+        role = "buffer"
     elif role is None:
         setting = number in naming.roles.settings
         role = role_by_name(path, full_name, dtype, shape, setting=setting)

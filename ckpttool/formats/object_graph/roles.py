@@ -34,6 +34,22 @@ _SLOT_LISTS = {
 _RMSPROP = {"_velocities": "rms", "_momentums": "momentum"}
 # How Keras ends a slot's name: 3 writes `adam/dense_kernel_momentum`, 2.11 to 2.15 `Adam/m/dense/kernel`.
 _ENDINGS = {"momentum": "m", "velocity": "v", "velocity_hat": "vhat", "m": "m", "v": "v", "vhat": "vhat"}
+# Sonnet's optimizers are plain modules with lists of slots, one for each variable, and hold no variable of a
+# network: their slots' names end in the list's scope and the variable's own name, `adam/m/linear/w`
+# (dm-sonnet: sonnet/src/optimizers/adam.py, rmsprop.py, momentum.py). By edge: the scope and the kind.
+_SONNET = (
+    {"m": ("m", "m"), "v": ("v", "v")},
+    {"mom": ("momentum", "momentum"), "ms": ("rms", "rms"), "mg": ("mg", "mg")},
+    {"accumulated_momentum": ("accumulated_momentum", "momentum")},
+)
+# What an object holds that keeps running statistics: Keras's Normalization
+# (keras/src/layers/preprocessing/normalization.py; Keras 2 calls them mean and variance), and the averages in
+# Sonnet's BatchNorm (sonnet/src/moving_averages.py). The second set are those that are statistics themselves.
+_STATISTICS = (
+    (("adapt_mean", "adapt_variance", "count"), ("adapt_mean", "adapt_variance", "count")),
+    (("mean", "variance", "count"), ("mean", "variance", "count")),
+    (("_hidden", "average", "_counter"), ("_hidden", "average")),
+)
 _LONGEST_NAME = 4096  # of a slot whose owner is sought in it: every `_` of the name may end the owner's
 _OPTIMIZER_LISTS = frozenset(("_variables", "_trainable_variables"))
 
@@ -53,6 +69,7 @@ class Roles(NamedTuple):
     slots: dict[int, Slot]
     trained: frozenset[int]
     settings: frozenset[int]
+    statistics: frozenset[int]
 
 
 def from_optimizers(graph: Graph) -> Roles:
@@ -71,8 +88,17 @@ def from_optimizers(graph: Graph) -> Roles:
             slots.setdefault(variable, Slot(kind, of, number, listed=True))
         settings.update(_settings(graph, node))
     _by_name(graph, slots, trained, settings)
+    _sonnet(graph, slots, trained)
     kept = {variable: slot for variable, slot in slots.items() if variable not in trained}
-    return Roles(kept, frozenset(trained), frozenset(settings - slots.keys()))
+    statistics = frozenset(_statistics(graph))
+    return Roles(kept, frozenset(trained), frozenset(settings - slots.keys()), statistics)
+
+
+def _statistics(graph: Graph) -> Iterable[int]:
+    for node in graph:
+        for whole, running in _STATISTICS:
+            if all(edge in node.children and graph[node.children[edge]].attributes for edge in whole):
+                yield from (node.children[edge] for edge in running)
 
 
 def _members(graph: Graph, node: Node, edge: str) -> dict[str, int]:
@@ -103,12 +129,19 @@ def _settings(graph: Graph, node: Node) -> Iterable[int]:
 def _by_name(graph: Graph, slots: dict[int, Slot], trained: set[int], settings: set[int]) -> None:
     """Take from a slot's own name what no edge says; leave the owner open where a name is not unique."""
     owners: dict[str, int] | None = None
+    ownerless: dict[int, list[int]] = {}
+    for variable, slot in slots.items():
+        if slot.of is None and graph[variable].attributes:
+            ownerless.setdefault(slot.optimizer, []).append(variable)
     for number, node in enumerate(graph):
         if not is_optimizer(node):
             continue
+        candidates = dict.fromkeys(
+            (*_members(graph, node, "_variables").values(), *ownerless.get(number, ()))
+        )
         loose = [
             n
-            for n in _members(graph, node, "_variables").values()
+            for n in candidates
             if n not in settings and n not in trained and (n not in slots or slots[n].of is None)
         ]
         if loose and owners is None:
@@ -138,7 +171,10 @@ def _unique_names(graph: Graph, slots: dict[int, Slot], trained: set[int]) -> di
 def _owner_by_name(full_name: str, owners: dict[str, int]) -> tuple[str, int] | None:
     if len(full_name) > _LONGEST_NAME:
         return None
-    _, _, rest = full_name.partition("/")
+    first, _, rest = full_name.partition("/")
+    if first in _ENDINGS and rest in owners:
+        # The optimizer within a LossScaleOptimizer of Keras 2 has no name of its own there: `m/dense/kernel`.
+        return _ENDINGS[first], owners[rest]
     kind, slash, name = rest.partition("/")
     if slash and name in owners:
         return _ENDINGS.get(kind, kind), owners[name]
@@ -147,6 +183,28 @@ def _owner_by_name(full_name: str, owners: dict[str, int]) -> tuple[str, int] | 
             ending = rest[at + 1 :]
             return _ENDINGS.get(ending, ending), owners[rest[:at]]
     return None
+
+
+def _sonnet(graph: Graph, slots: dict[int, Slot], trained: set[int]) -> None:
+    names: set[str] | None = None
+    owners: dict[str, int] = {}
+    walked: set[int] = set()  # a list that many objects hold is read once
+    for number, node in enumerate(graph):
+        lists = next((lists for lists in _SONNET if lists.keys() <= node.children.keys()), None)
+        if lists is None:
+            continue
+        if names is None:
+            names = {node.attributes[0].full_name for node in graph if node.attributes}
+            owners = _unique_names(graph, slots, trained)
+        for edge, (scope, kind) in lists.items():
+            if node.children[edge] in walked:
+                continue
+            walked.add(node.children[edge])
+            for variable in _members(graph, node, edge).values():
+                _, found, name = graph[variable].attributes[0].full_name.partition(f"/{scope}/")
+                # Two networks may give their variables the same names: the slot is sure, its owner is not.
+                if found and name in names:
+                    slots.setdefault(variable, Slot(kind, owners.get(name), number, listed=True))
 
 
 def slot_path(optimizer: Path, kind: str, of: Path) -> Path:

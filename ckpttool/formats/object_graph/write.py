@@ -211,5 +211,5 @@ class _Draft:
         for path, leaf in self._tree.tensors():
             if MARK not in leaf.key and path not in slots and path:
                 twin = _TWINS.get(str(path[-1].value))
-                if twin is not None:
+                if twin is not None and (*steps_of(path[:-1]), twin) not in self._dropped:
                     self._at(steps_of(path[:-1])).children.setdefault(twin, self._homes[path][0])

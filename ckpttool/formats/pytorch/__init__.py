@@ -6,17 +6,17 @@ Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError
-from ckpttool.formats.pickled.traversal import REVISITS, SPARE
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.pytorch.tensors import BUILDERS, Storages
-from ckpttool.formats.pytorch.tree import Usage, Walk
-from ckpttool.formats.pytorch.write import pieces, stored
+from ckpttool.formats.probe import Piece, Probe
 from ckpttool.source import File
-from ckpttool.wire import pickle_reader, zip  # noqa: A004 - the module is named by its format
+from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
+
+if TYPE_CHECKING:
+    from ckpttool.formats.pytorch.tree import Walk
+    from ckpttool.tree import Tree
 
 __all__ = ["FRAMEWORK", "NAME", "TITLE", "WRITES", "claims", "pieces", "read", "stored"]
 
@@ -48,6 +48,10 @@ def read(location: str) -> Checkpoint:
     Raise FormatError when archive, pickle and storages do not fit together, or when the pickle asks to
     call something that can act.
     """
+    # Not at the top: every command asks `claims`.
+    from ckpttool.formats.pickled.traversal import REVISITS, SPARE
+    from ckpttool.formats.pytorch.tree import Walk
+
     file = File.stamp(location)
     archive = zip.read(file)
     top = _top(archive)
@@ -69,6 +73,23 @@ def read(location: str) -> Checkpoint:
     )
 
 
+def pieces(tree: Tree) -> tuple[Piece]:
+    """Return the one file that holds the tree.
+
+    Raise UnsupportedError, before anything is written, for what a torch pickle cannot hold.
+    """
+    from ckpttool.formats.pytorch import write
+
+    return write.pieces(tree)
+
+
+def stored(tree: Tree) -> Tree:
+    """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
+    from ckpttool.formats.pytorch import write
+
+    return write.stored(tree)
+
+
 def _top(archive: zip.Archive) -> str:
     found = [name for name in archive.members if _PICKLE.fullmatch(name)]
     if len(found) != 1:
@@ -86,6 +107,9 @@ class _Unpickled(NamedTuple):
 
 
 def _unpickled(archive: zip.Archive, top: str) -> _Unpickled:
+    from ckpttool.formats.pytorch.tensors import BUILDERS, Storages
+    from ckpttool.wire import pickle_reader
+
     source = archive.source(f"{top}/data.pkl")
     data = bytes(source.read())
     storages = Storages(archive, top)
@@ -123,6 +147,8 @@ def _writer(archive: zip.Archive, top: str) -> str:
 
 
 def _notes(walk: Walk) -> tuple[str, ...]:
+    from ckpttool.formats.pytorch.tree import Usage
+
     notes = []
     kept = [u for u in walk.usage.values() if u.used < u.stored]
     if kept:

@@ -56,7 +56,10 @@ def _of_folder(probe: Probe) -> str | None:
         inner = Probe(state)
         if inner.kind == "file" and checkpoint_state.begins(inner.head):
             return _ours(saver_paths.of_state(state, probe.path, probe.names))
-    bases = sorted(saver_paths.v2_bases(probe.names), key=saver_paths.numbered)
+    mine = saver_paths.v2_bases(probe.names)
+    # Without a state file nothing says that the V2 checkpoints of a folder are later than its V1 ones.
+    others = saver_paths.v1_bases(probe.path, probe.names) - mine if mine else set()
+    bases = sorted(mine | others, key=saver_paths.numbered)
     if len(bases) > 1:
         raise saver_paths.several(bases, probe.path)
     if bases:

@@ -1,0 +1,57 @@
+"""Says which program's model a file is that no format claims: it was made to run, not to be restored."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Model(NamedTuple):
+    """What a file's first bytes look like, what that is, and what to point at instead."""
+
+    start: re.Pattern[bytes]
+    what: str
+    hint: str
+
+
+# A length of a protobuf field: a varint of at most five bytes.
+_LENGTH = rb"[\x80-\xff]{0,4}[\0-\x7f]"
+
+# Sources: tensorflow/lite/schema/schema.fbs (file_identifier, byte 4); tensorflow/core/framework/graph.proto
+# and node_def.proto (a node: its name, its operation); tensorflow/core/protobuf/meta_graph.proto (in a
+# MetaInfoDef, stripped_op_list: operations by name) and saved_model.proto (version 1, then a MetaGraphDef);
+# onnx/onnx.proto (ModelProto: ir_version, producer_name, and what may follow it).
+MODELS = (
+    Model(
+        re.compile(rb".{4}TFL3", re.DOTALL),
+        "a TensorFlow Lite model, made to run and not to restore",
+        "use the checkpoint, SavedModel or Keras file that it was made from",
+    ),
+    Model(
+        re.compile(
+            rb"\x0a%b\x0a%b[\w./>\-]+\x12[\x01-\x7f][A-Z_][\w>]*[\x0a\x12\x1a\x22\x2a]" % (_LENGTH, _LENGTH)
+        ),
+        "a TensorFlow graph alone (a GraphDef, whose weights are constants if any), not a checkpoint",
+        "use the checkpoint or SavedModel that it was made from",
+    ),
+    Model(
+        re.compile(rb"\x0a%b\x12%b\x0a%b\x0a[\x01-\x7f][A-Z_][\w>]*\W" % (_LENGTH, _LENGTH, _LENGTH)),
+        "a TensorFlow graph alone (a MetaGraphDef, as a Saver's .meta holds), not its checkpoint",
+        "name the prefix of the .index and .data files that belong to it",
+    ),
+    Model(
+        re.compile(rb"\x08\x01\x12%b\x0a%b[\x0a\x12\x1a\x22]" % (_LENGTH, _LENGTH)),
+        "the graph of a SavedModel under another name",
+        "call it saved_model.pb, beside its folder variables, and name the folder of both",
+    ),
+    Model(
+        re.compile(rb"\x08[\x01-\x7f]\x12[\x01-\x7f][\w .\-]+[\x1a\x22\x28\x32\x3a]"),
+        "an ONNX model, made to run and not to restore",
+        "use the checkpoint that it was made from",
+    ),
+)
+
+
+def known(head: bytes) -> Model | None:
+    """Return the model that the file's first bytes look like."""
+    return next((model for model in MODELS if model.start.match(head)), None)

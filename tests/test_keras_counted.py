@@ -1,0 +1,98 @@
+"""Optimizers of Keras before 2.3, whose slots have no names: which variable each belongs to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import display
+
+WEIGHTS = {"dense_1": {"kernel": (3, 5), "bias": (5,)}, "dense_2": {"kernel": (5, 2), "bias": (2,)}}
+SHAPES = [shape for layer in WEIGHTS.values() for shape in layer.values()]
+
+
+def made(
+    path: Path, cls: str, shapes: list[tuple[int, ...]], first: tuple[str, ...], **config: object
+) -> str:
+    """Write a model of two dense layers and its optimizer; slot number n is full of n."""
+    with h5py.File(path, "w") as file:
+        for layer, weights in WEIGHTS.items():
+            group = file.create_group(f"model_weights/{layer}")
+            group.attrs["weight_names"] = [f"{layer}/{name}:0".encode() for name in weights]
+            for name, shape in weights.items():
+                group[f"{layer}/{name}:0"] = np.zeros(shape, np.float32)
+        file["model_weights"].attrs["layer_names"] = [layer.encode() for layer in WEIGHTS]
+        told = {"optimizer_config": {"class_name": cls, "config": config}}
+        file.attrs["training_config"] = json.dumps(told).encode()
+        file.attrs["keras_version"] = b"2.0.5"
+        names = [
+            *first,
+            *(f"training/{cls}/Variable_{n}:0" if n else "Variable:0" for n in range(len(shapes))),
+        ]
+        group = file.create_group("optimizer_weights")
+        group.attrs["weight_names"] = [name.encode() for name in names]
+        for name in first:
+            group[name] = np.int64(9)
+        for n, (name, shape) in enumerate(zip(names[len(first) :], shapes, strict=True)):
+            group[name] = np.full(shape, n, np.float32)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("cls", "kinds", "first", "config", "more"),
+    [
+        ("Adam", ["m", "v"], ("iterations_1:0",), {}, []),
+        ("Adam", ["m", "v"], ("Adam/iterations:0",), {"amsgrad": False}, [(1,)] * 4),
+        ("Adam", ["m", "v", "vhat"], ("Adam/iterations:0",), {"amsgrad": True}, []),
+        ("Adamax", ["m", "u"], ("Adamax/iterations:0",), {}, []),
+        ("Nadam", ["m", "v"], ("Nadam/iterations:0", "Nadam/m_schedule:0"), {}, []),
+        ("SGD", ["momentum"], ("SGD/iterations:0",), {"momentum": 0.0}, []),
+        ("RMSprop", ["rms"], (), {}, []),
+        ("Adagrad", ["accumulator"], (), {}, []),
+        ("Adadelta", ["accumulated_grad", "accumulated_delta"], (), {}, []),
+    ],
+)
+def test_slots_belong_to_the_variables_in_their_order(
+    tmp_path: Path,
+    cls: str,
+    kinds: list[str],
+    first: tuple[str, ...],
+    config: dict[str, object],
+    more: list[tuple[int, ...]],
+) -> None:
+    file = made(tmp_path / "m.h5", cls, SHAPES * len(kinds) + more, first, **config)
+    leaves = open_checkpoint(file).tree.leaves
+    slots = sorted((int(leaf.array().flat[0]), leaf) for leaf in leaves.values() if leaf.role == "slot")
+    order = ["dense_1/kernel", "dense_1/bias", "dense_2/kernel", "dense_2/bias"]
+    assert [(leaf.slot, display(leaf.of or ())) for _, leaf in slots] == [
+        (k, o) for k in kinds for o in order
+    ]
+    assert [n for n, _ in slots] == list(range(len(kinds) * 4))
+    assert sum(leaf.role == "counter" for leaf in leaves.values()) == len(first[:1])
+    assert len(leaves) == 4 + len(first) + 4 * len(kinds) + len(more)
+
+
+@pytest.mark.parametrize(
+    ("cls", "shapes"),
+    [
+        ("Adam", SHAPES),
+        ("Adam", [*SHAPES, *reversed(SHAPES)]),
+        ("Adam", [*SHAPES, *SHAPES, (1,)]),
+        ("Adam", [*SHAPES, *SHAPES, *SHAPES]),
+        ("Adagrad", [*SHAPES, (1,), (1,), (1,), (1,)]),
+        ("Own", SHAPES),
+    ],
+)
+def test_what_does_not_fit_belongs_to_nothing(
+    tmp_path: Path, cls: str, shapes: list[tuple[int, ...]]
+) -> None:
+    found = open_checkpoint(made(tmp_path / "m.h5", cls, shapes, ("iterations:0",)))
+    slots = [leaf for leaf in found.tree.leaves.values() if leaf.role == "slot"]
+    assert len(slots) == len(shapes)
+    assert {leaf.of for leaf in slots} == {None}
+    assert any("does not say which variable" in note for note in found.notes)
