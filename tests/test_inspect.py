@@ -20,8 +20,9 @@ from ckpttool.formats.checkpoint_state import State
 from ckpttool.leaf import Leaf, attr
 from ckpttool.ops.folder import look
 from ckpttool.ops.modules import grouped, walk
+from ckpttool.ops.rows import TensorRow
 from ckpttool.ops.save import save
-from ckpttool.ops.summary import Summary, TensorRow, Totals
+from ckpttool.ops.summary import Summary, Totals
 from ckpttool.source import Inline
 from ckpttool.tree import Container
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused

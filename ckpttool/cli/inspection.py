@@ -13,7 +13,8 @@ from ckpttool.ops.summary import Summary, summary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckpttool.ops.folder import Folder, Listed
+    from ckpttool.ops.folder import Folder
+    from ckpttool.ops.rows import Listed
 
 _SHOWN = 20
 

@@ -12,7 +12,8 @@ from ckpttool.cli.columns import BOLD, PLAIN, Line, columns, drawn, styled
 from ckpttool.cli.output import clean
 from ckpttool.leaf import Leaf
 from ckpttool.ops.modules import Module, given
-from ckpttool.ops.summary import Summary, TensorRow, ValueRow, shown_value
+from ckpttool.ops.rows import TensorRow, ValueRow, shown_value
+from ckpttool.ops.summary import Summary
 
 Sort = Literal["file", "size", "name"]
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ckpttool.ops.modules import Module, given
-from ckpttool.ops.summary import Summary, TensorRow
+from ckpttool.ops.rows import TensorRow
+from ckpttool.ops.summary import Summary
 
 # As many boxes as people can still find their way in; and as many as are drawn when a depth is asked for.
 COMFORTABLE, MOST = 150, 5_000

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ckpttool import plugins
@@ -17,6 +16,7 @@ from ckpttool.formats import checkpoint_state
 from ckpttool.formats.checkpoint_state import State
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import claims, resolve
+from ckpttool.ops.rows import Listed
 from ckpttool.ops.summary import Summary, summary
 
 # More names than this are not looked at, and more files than this not added up.
@@ -28,42 +28,6 @@ _SHARD = re.compile(r"(.+?)(?:\.data)?-([0-9]{5})-of-([0-9]{5})", re.DOTALL)
 # How TensorFlow spells all shards of a V1 checkpoint.
 _PATTERN = re.compile(r"-\?{5}-of-[0-9]{5}\Z")
 _NUMBER = re.compile(r"([0-9]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One checkpoint of a folder.
-
-    `path` is what to inspect, `format` who reads it (None where a part is missing that would tell). `step` is
-    the number after the last `-` of its name. `nbytes` is the size of its files, `time` seconds since 1970 as
-    the state file says it, else when the files were last changed. `complete` is false when files that the
-    names ask for are missing; nothing was read to find that out.
-    """
-
-    path: str
-    format: str | None
-    step: int | None
-    nbytes: int
-    complete: bool
-    time: float
-    latest: bool = False
-
-    @property
-    def when(self) -> datetime:
-        """The time in UTC, in whole seconds."""
-        return datetime.fromtimestamp(int(self.time), UTC)
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "path": self.path,
-            "format": self.format,
-            "step": self.step,
-            "latest": self.latest,
-            "nbytes": self.nbytes,
-            "complete": self.complete,
-            "time": f"{self.when:%Y-%m-%dT%H:%M:%SZ}",
-        }
 
 
 @dataclass(frozen=True, slots=True)

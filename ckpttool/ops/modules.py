@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckpttool.leaf import Path
-    from ckpttool.ops.summary import TensorRow, ValueRow
+    from ckpttool.ops.rows import TensorRow, ValueRow
     from ckpttool.tree import Container
 
 # Steps of paths by which Keras keeps its own lists of layers and variables, beside the names that people gave

@@ -16,7 +16,7 @@ from ckpttool.ops.digest import Digest, digest_of
 from ckpttool.ops.part import full_names
 from ckpttool.ops.restore import Own, networks
 from ckpttool.ops.route import Route
-from ckpttool.ops.summary import shown_value
+from ckpttool.ops.rows import shown_value
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 

@@ -5,59 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, Path, Record, Role, ValueLeaf, typed
+from ckpttool.leaf import Path, Role
+from ckpttool.ops import updates
 from ckpttool.ops.globs import matcher
 from ckpttool.ops.modules import Module, grouped
-
-if TYPE_CHECKING:
-    from ckpttool.ops.folder import Listed
+from ckpttool.ops.rows import Listed, TensorRow, ValueRow
 
 _ROLES: tuple[Role, ...] = ("parameter", "buffer", "slot", "counter", "replay", "other")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRow:
-    """One tensor; `of` is the display path of the parameter that a slot belongs to."""
-
-    path: str
-    keys: Path
-    leaf: Leaf
-    of: str | None
-    aliases: tuple[str, ...]
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "path": self.path,
-            "keys": typed(self.keys),
-            "key": self.leaf.key,
-            "dtype": self.leaf.dtype,
-            "shape": list(self.leaf.shape),
-            "nbytes": self.leaf.nbytes,
-            "role": self.leaf.role,
-            "of": self.of,
-            "slot": self.leaf.slot,
-            "aliases": list(self.aliases),
-            "trainable": self.leaf.trainable,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class ValueRow:
-    """One plain value."""
-
-    path: str
-    keys: Path
-    leaf: ValueLeaf
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {"path": self.path, "keys": typed(self.keys), **shown_value(self.leaf)}
 
 
 class RoleTotals(NamedTuple):
@@ -147,7 +106,7 @@ def summary(path: str, glob: str | None = None, layout: str | None = None) -> Su
     values = tuple(ValueRow(tree.names[at], at, leaf) for at, leaf in tree.plain() if keep(tree.names[at]))
     totals = _totals(rows, checkpoint.stored_nbytes)
     name, evidence = (binding.layout, binding.evidence) if binding is not None else (None, "")
-    notes = checkpoint.notes
+    notes = (*checkpoint.notes, *updates.notes(tree))
     if glob is not None and not rows and not values:
         notes = (*notes, f"no path matches {glob}")
     entries: list[TensorRow | ValueRow] = [*rows, *values]
@@ -166,15 +125,3 @@ def _totals(rows: list[TensorRow], stored_nbytes: int) -> Totals:
     roles = {role: RoleTotals(*found[role]) for role in _ROLES if role in found}
     trained = roles["parameter"].elements if "parameter" in roles else 0
     return Totals(len(rows), trained, sum(r.nbytes for r in roles.values()), stored_nbytes, roles)
-
-
-def shown_value(leaf: ValueLeaf) -> dict[str, Any]:
-    """Return a plain value as JSON can hold it: bytes by their length, records by their class."""
-    value = leaf.value
-    if isinstance(value, Record):
-        return {"type": value.name, "value": value.summary}
-    if isinstance(value, bytes):
-        return {"type": "bytes", "value": f"{len(value)} bytes"}
-    if isinstance(value, complex):
-        return {"type": "complex", "value": str(value)}
-    return {"type": type(value).__name__, "value": value}

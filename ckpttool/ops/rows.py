@@ -1,0 +1,97 @@
+"""What listings are made of: a tensor, a plain value, a checkpoint of a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, typed
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One tensor; `of` is the display path of the parameter that a slot belongs to."""
+
+    path: str
+    keys: Path
+    leaf: Leaf
+    of: str | None
+    aliases: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": self.path,
+            "keys": typed(self.keys),
+            "key": self.leaf.key,
+            "dtype": self.leaf.dtype,
+            "shape": list(self.leaf.shape),
+            "nbytes": self.leaf.nbytes,
+            "role": self.leaf.role,
+            "of": self.of,
+            "slot": self.leaf.slot,
+            "aliases": list(self.aliases),
+            "trainable": self.leaf.trainable,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRow:
+    """One plain value."""
+
+    path: str
+    keys: Path
+    leaf: ValueLeaf
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"path": self.path, "keys": typed(self.keys), **shown_value(self.leaf)}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One checkpoint of a folder.
+
+    `path` is what to inspect, `format` who reads it (None where a part is missing that would tell). `step` is
+    the number after the last `-` of its name. `nbytes` is the size of its files, `time` seconds since 1970 as
+    the state file says it, else when the files were last changed. `complete` is false when files that the
+    names ask for are missing; nothing was read to find that out.
+    """
+
+    path: str
+    format: str | None
+    step: int | None
+    nbytes: int
+    complete: bool
+    time: float
+    latest: bool = False
+
+    @property
+    def when(self) -> datetime:
+        """The time in UTC, in whole seconds."""
+        return datetime.fromtimestamp(int(self.time), UTC)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "step": self.step,
+            "latest": self.latest,
+            "nbytes": self.nbytes,
+            "complete": self.complete,
+            "time": f"{self.when:%Y-%m-%dT%H:%M:%SZ}",
+        }
+
+
+def shown_value(leaf: ValueLeaf) -> dict[str, Any]:
+    """Return a plain value as JSON can hold it: bytes by their length, records by their class."""
+    value = leaf.value
+    if isinstance(value, Record):
+        return {"type": value.name, "value": value.summary}
+    if isinstance(value, bytes):
+        return {"type": "bytes", "value": f"{len(value)} bytes"}
+    if isinstance(value, complex):
+        return {"type": "complex", "value": str(value)}
+    return {"type": type(value).__name__, "value": value}

@@ -1,0 +1,56 @@
+"""The count of updates that `inspect` reads off the powers of beta which TensorFlow 1's Adam keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.formats.variables import Tensor, by_name
+from ckpttool.ops import updates
+from ckpttool.source import File, Inline, Span
+
+
+def tree(**powers: float):
+    """A name-based tree with such scalars in a scope, beside a weight."""
+    named = {f"train/{name}": np.float32(value) for name, value in powers.items()}
+    made = {name: Tensor("float32", (), Inline(value.tobytes())) for name, value in named.items()}
+    return by_name({"w": Tensor("float32", (2,), Inline(bytes(8))), **made})
+
+
+def power(beta: float, steps: int) -> float:
+    found = np.float32(beta)
+    for _ in range(steps):
+        found *= np.float32(beta)
+    return float(found)
+
+
+@pytest.mark.parametrize("betas", updates.BETAS)
+@pytest.mark.parametrize("steps", [0, 1, 137])
+def test_the_count_is_said(betas: tuple[float, float], steps: int) -> None:
+    found = updates.notes(tree(beta1_power=power(betas[0], steps), beta2_power=power(betas[1], steps)))
+    assert len(found) == 1
+    word = "update" if steps == 1 else "updates"
+    assert f"train/beta1_power: this Adam has made {steps} {word} (" in found[0]
+    assert f"{betas[0]} and {betas[1]}" in found[0]
+
+
+def test_every_optimizer_is_counted_by_itself() -> None:
+    powers = {f"beta1_power{n}": power(0.9, 10 + k) for k, n in enumerate(("", "_1"))}
+    powers |= {f"beta2_power{n}": power(0.999, 10 + k) for k, n in enumerate(("", "_1"))}
+    found = updates.notes(tree(**powers))
+    assert [("10 updates" in note, "11 updates" in note) for note in found] == [(True, False), (False, True)]
+
+
+def test_other_numbers_say_nothing() -> None:
+    assert updates.notes(tree(beta1_power=0.5, beta2_power=0.7)) == ()
+    assert updates.notes(tree(beta1_power=power(0.9, 3))) == ()
+
+
+def test_a_power_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_bytes(bytes(8))
+    gone = Tensor("float32", (), Span(File.stamp(str(file)), 0, 4))
+    file.unlink()
+    assert updates.notes(by_name({"beta1_power": gone, "beta2_power": gone})) == ()
