@@ -297,6 +297,7 @@ def test_fans_of_4_to_the_30() -> None:
 
 
 FEW = 5_000
+SHARED = ("_variables", "_trainable_variables", "_momentums")
 OPTIMIZER = [("_iterations", FEW + 1), ("_learning_rate", FEW + 2)]
 TRAINER = [("_iterations", 1), ("_learning_rate", 1), ("_variables", 2), ("_trainable_variables", 3)]
 
@@ -335,6 +336,17 @@ BROAD: dict[str, Callable[[], tuple[list[bytes], list[str]]]] = {
             variable("i"),
             variable("lr"),
             *(node([("0", 2 * FEW + 3 + n)]) for n in range(FEW)),
+            *(variable(f"s{n}", f"Adam/m/{n}") for n in range(FEW)),
+        ],
+        ["i", "lr", *(f"s{n}" for n in range(FEW))],
+    ),
+    "one list of many optimizers": lambda: (
+        [
+            node([(f"o{n}", n + 1) for n in range(FEW)]),
+            *(node([*OPTIMIZER, *((edge, FEW + 3) for edge in SHARED)]) for _ in range(FEW)),
+            variable("i"),
+            variable("lr"),
+            node([(str(n), FEW + 4 + n) for n in range(FEW)]),
             *(variable(f"s{n}", f"Adam/m/{n}") for n in range(FEW)),
         ],
         ["i", "lr", *(f"s{n}" for n in range(FEW))],

@@ -77,14 +77,19 @@ def from_optimizers(graph: Graph) -> Roles:
     slots: dict[int, Slot] = {}
     trained: set[int] = set()
     settings: set[int] = set()
+    walked: set[int] = set()  # a list that many optimizers hold is read once: the first of them has its slots
+    known: dict[int, dict[str, int]] = {}
     for number, node in enumerate(graph):
         if not is_optimizer(node):
             continue
-        members = _members(graph, node, "_trainable_variables")
-        trained.update(members.values())
+        own = node.children.get("_trainable_variables", number)
+        if own not in known:
+            known[own] = _members(graph, node, "_trainable_variables")
+            trained.update(known[own].values())
+        members = known[own]
         for slot in node.slots:
             slots.setdefault(slot.variable, Slot(slot.name, slot.of, number, listed=False))
-        for variable, kind, of in _listed(graph, node, members):
+        for variable, kind, of in _listed(graph, node, members, walked):
             slots.setdefault(variable, Slot(kind, of, number, listed=True))
         settings.update(_settings(graph, node))
     _by_name(graph, slots, trained, settings)
@@ -108,12 +113,17 @@ def _members(graph: Graph, node: Node, edge: str) -> dict[str, int]:
     return {name: n for name, n in graph[child].children.items() if graph[n].attributes}
 
 
-def _listed(graph: Graph, node: Node, trained: dict[str, int]) -> Iterable[tuple[int, str, int | None]]:
+def _listed(
+    graph: Graph, node: Node, trained: dict[str, int], walked: set[int]
+) -> Iterable[tuple[int, str, int | None]]:
     rmsprop = "_average_gradients" in node.children
-    for edge in node.children:
+    for edge, child in node.children.items():
+        if edge in _OPTIMIZER_LISTS or child in walked:
+            continue
+        walked.add(child)
         members = _members(graph, node, edge)
         # A list that we do not know belongs to the variables one by one if it has one for each.
-        if edge in _OPTIMIZER_LISTS or not (edge in _SLOT_LISTS or members.keys() <= trained.keys()):
+        if not (edge in _SLOT_LISTS or members.keys() <= trained.keys()):
             continue
         kind = (_RMSPROP.get(edge) if rmsprop else None) or _SLOT_LISTS.get(edge) or edge.strip("_")
         for name, variable in members.items():
@@ -130,15 +140,17 @@ def _by_name(graph: Graph, slots: dict[int, Slot], trained: set[int], settings: 
     """Take from a slot's own name what no edge says; leave the owner open where a name is not unique."""
     owners: dict[str, int] | None = None
     ownerless: dict[int, list[int]] = {}
+    walked: set[int] = set()
     for variable, slot in slots.items():
         if slot.of is None and graph[variable].attributes:
             ownerless.setdefault(slot.optimizer, []).append(variable)
     for number, node in enumerate(graph):
         if not is_optimizer(node):
             continue
-        candidates = dict.fromkeys(
-            (*_members(graph, node, "_variables").values(), *ownerless.get(number, ()))
-        )
+        whole = node.children.get("_variables", number)
+        members = {} if whole in walked else _members(graph, node, "_variables")
+        walked.add(whole)
+        candidates = dict.fromkeys((*members.values(), *ownerless.get(number, ())))
         loose = [
             n
             for n in candidates
