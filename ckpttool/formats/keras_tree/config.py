@@ -8,16 +8,15 @@ is a list).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ckpttool.formats.keras_facts import MAX_TEXT, class_of, facts
 from ckpttool.formats.keras_tree.classes import ATTENTION, CELLS, snake
 
 LIMIT = 16 << 20
-_TEXT = 200
-_LIST = 64
+_NOTES = 64
 
 
 class Config(NamedTuple):
@@ -44,13 +43,8 @@ class Config(NamedTuple):
         return [config_of(each) for each in found] if isinstance(found, list) else []
 
     def facts(self) -> dict[str, Any]:
-        """Return what is plain: numbers, words, short lists of them; the name becomes `layer`."""
-        found: dict[str, Any] = {}
-        for key, value in self.settings.items():
-            plain = _plain(value)
-            if plain is not None and key not in ("layers", "name"):
-                found[key[:_TEXT]] = plain
-        return ({"layer": self.name} if self.name is not None else {}) | found
+        """Return what is plain (see keras_facts)."""
+        return facts(self.settings)
 
 
 NOTHING = Config()
@@ -80,15 +74,14 @@ def config_of(found: Any) -> Config:
         settings = {"layers": settings}
     if not isinstance(cls, str) or not isinstance(settings, dict):
         return NOTHING
-    # tf_keras spells registered classes `Custom>Adam`.
-    return Config(cls.rpartition(">")[2][:_TEXT], settings)
+    return Config(class_of(cls[:MAX_TEXT]), settings)
 
 
 def lambdas(root: Config) -> tuple[str, ...]:
     """Return a note for each Lambda layer: its code is data here."""
     notes: list[str] = []
     stack = [root]
-    while stack and len(notes) < _LIST:
+    while stack and len(notes) < _NOTES:
         config = stack.pop()
         if config.cls == "Lambda":
             notes.append(f"layer {config.name or '?'} is a Lambda: its code is not run")
@@ -127,24 +120,3 @@ def stored_names(layers: Sequence[Config]) -> dict[str, Config]:
         counts[stem] = number + 1
         found[f"{stem}_{number}" if number else stem] = layer
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, str):
-        return value if len(value) <= _TEXT else None
-    if (
-        isinstance(value, list)
-        and len(value) <= _LIST
-        and all(isinstance(v, int | float | str) for v in value)
-    ):
-        return [_plain(v) for v in value]
-    if isinstance(value, dict):
-        # A dtype policy, a registered activation: its name is the fact.
-        inner = value.get("config")
-        name = inner.get("name") if isinstance(inner, dict) else inner
-        return name[:_TEXT] if isinstance(name, str) else None
-    return None

@@ -7,11 +7,11 @@ saved_model.pb (tf_keras/protobuf/saved_metadata.proto). JSON is read as data: n
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttool.errors import CkpttoolError
+from ckpttool.formats.keras_facts import class_of, facts
 from ckpttool.formats.saved_model import objects
 from ckpttool.formats.saved_model.messages import Meter, of_number
 from ckpttool.leaf import Key, Path
@@ -21,7 +21,6 @@ from ckpttool.wire import protobuf
 METADATA = "keras_metadata.pb"
 MAX_JSON = 4 << 20  # bytes of one description; a whole model's configuration is in that of the model
 MAX_MODULES = 20_000
-MAX_TEXT, MAX_ITEMS = 200, 16  # of one fact
 _KERAS = "_tf_keras_"
 
 
@@ -80,20 +79,12 @@ def _module(user: objects.User) -> Container | None:
     if not user.identifier.startswith(_KERAS):
         return Container("module", user.registered, {}) if user.registered else None
     told = _object(user.metadata)
-    name = told.get("class_name")
-    if not isinstance(name, str) or len(name) > MAX_TEXT:
+    name, config = class_of(told.get("class_name")), told.get("config")
+    if name is None:
         return None
-    state = {"layer": told["name"]} if isinstance(told.get("name"), str) and _is_fact(told["name"]) else {}
-    config = told.get("config")
-    for fact, value in config.items() if isinstance(config, dict) else ():
-        if isinstance(value, dict):
-            # A tuple, or an object (an initializer, an activation that is a layer): its class is fact enough.
-            value = value.get("items" if value.get("class_name") == "__tuple__" else "class_name", value)
-        if fact != "name" and len(fact) <= MAX_TEXT and _is_fact(value):
-            # JSON has no infinities, and yet Python reads them from it.
-            state[fact] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
-    # A registered class is spelled `Package>Class`.
-    return Container("module", name.rpartition(">")[2], state)
+    settings = {**config} if isinstance(config, dict) else {}
+    settings["name"] = told.get("name", settings.get("name"))
+    return Container("module", name, facts(settings))
 
 
 def _object(data: bytes) -> dict[str, Any]:
@@ -104,19 +95,6 @@ def _object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _is_fact(value: object) -> bool:
-    if isinstance(value, list):
-        return len(value) <= MAX_ITEMS and all(_is_item(v) for v in value)
-    if isinstance(value, str):
-        return len(value) <= MAX_TEXT
-    return value is None or isinstance(value, bool | int | float)
-
-
-def _is_item(value: object) -> bool:
-    finite = not isinstance(value, float) or math.isfinite(value)
-    return finite and not isinstance(value, list) and _is_fact(value)
 
 
 def damaged(error: CkpttoolError) -> str:
