@@ -696,7 +696,7 @@ def test_configurations_of_layers(tmp_path: Path) -> None:
     assert checkpoint.notes == ()
     found = {display(path): container for path, container in checkpoint.tree.containers.items()}
     facts = {"layer": "hidden", "units": 4, "activation": "relu", "use_bias": True}
-    facts |= {"batch_input_shape": [None, 3], "kernel_regularizer": None}
+    facts |= {"batch_input_shape": [None, 3], "bias_initializer": "Zeros"}
     assert found["l0"] == Container("module", "Dense", facts)
     assert found["l1"] == Container(
         "module", "BatchNormalizationV1", {"layer": "bn", "axis": [1], "epsilon": 0.001}
