@@ -19,7 +19,7 @@ OURS = "ckpttool, checksums verified"
 PEER = "tf.train.load_checkpoint"
 LIMIT = 2.0
 # One tensor as read, one as handed over, and a start of Python with numpy.
-MEMORY = 2 * SIZE / MIB + 64
+MEMORY = 2 * SIZE / MIB + 96
 
 _MAPPED = """
 import sys, numpy as np
