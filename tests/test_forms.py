@@ -477,3 +477,24 @@ def test_an_attribute_and_a_key_of_one_name_are_two_things(tmp_path: Path) -> No
     with pytest.raises(UnsupportedError, match="Python takes for one"):
         save(two, str(tmp_path / "two.pt"))
     assert not list(tmp_path.iterdir())
+
+
+def test_replayed_experience_can_be_taken_out(tmp_path: Path) -> None:
+    shapes = {
+        "replay_buffer/obs": (5, 3),
+        "replay_buffer/action": (5, 1),
+        "pi/kernel": (3, 1),
+        "pi/bias": (1,),
+    }
+    values = {name: np.arange(np.prod(shape), dtype="<f4").reshape(shape) for name, shape in shapes.items()}
+    leaves = {
+        tuple(map(attr, name.split("/"))): Leaf("float32", value.shape, Inline(value.tobytes()), name)
+        for name, value in values.items()
+    }
+    save(Tree(leaves), str(tmp_path / "agent-1"), "tf1")
+    target = tmp_path / "replay.pt"
+    done = convert(str(tmp_path / "agent-1"), str(target), part="replay_buffer")
+    assert done.report.complete
+    assert {line.rule for line in done.report.mapped} == {"keep"}
+    found = {leaf.key: leaf.array().tolist() for _, leaf in open_checkpoint(str(target)).tree.tensors()}
+    assert found == {name: values[f"replay_buffer/{name}"].tolist() for name in ("obs", "action")}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from ckpttool import dtypes
 from ckpttool.leaf import Path, key
 from ckpttool.mapping.kinds import SPELLING, recognise
 from ckpttool.mapping.plan import Label, edges
 from ckpttool.mapping.report import Move
-from ckpttool.mapping.rules import Rule, chain
+from ckpttool.mapping.rules import KEEP, Rule, chain
 from ckpttool.tree import Tree
 
 Name = tuple[str, ...]
@@ -15,12 +18,17 @@ Name = tuple[str, ...]
 def to_torch(tree: Tree) -> tuple[Move, ...]:
     """Return a move for every tensor of a layer whose kind is sure: `a/l1/kernel` to `a.l1.weight`.
 
-    What no kind names (other ranks, other siblings) has no move and is reported as unused.
+    Replayed experience is no layer's: its tensors go as they are. What no kind names (other ranks, other
+    siblings) has no move and is reported as unused.
     """
-    return tuple(
-        Move(source, (key(".".join(name)),), rule)
-        for source, name, rule in _spelled(tree, "tensorflow", "torch")
-    )
+    found = [*_spelled(tree, "tensorflow", "torch"), *_experience(tree)]
+    return tuple(Move(source, (key(".".join(name)),), rule) for source, name, rule in found)
+
+
+def _experience(tree: Tree) -> Iterator[tuple[Path, Name, Rule]]:
+    for path, leaf in tree.tensors():
+        if leaf.role == "replay" and dtypes.BY_NAME[leaf.dtype].torch is not None:
+            yield path, tuple(tree.names[path].split("/")), KEEP
 
 
 def to_tensorflow(tree: Tree) -> tuple[tuple[Move, ...], dict[Path, Label]]:
