@@ -160,7 +160,7 @@ def test_nothing_that_a_configuration_names_happens(tmp_path: Path, name: str) -
     [
         (b"\xff\xfe{", "config.json is not JSON"),
         (b"[" * 1_000_000, "config.json is nested too deeply and is not read"),
-        (b'{"a":' * 5000 + b"1" + b"}" * 5000, "config.json is nested too deeply and is not read"),
+        (b'{"a":' * 1_000_000 + b"1" + b"}" * 1_000_000, "config.json is nested too deeply and is not read"),
         (b" " * (17 << 20), "config.json is larger than 16,777,216 bytes and is not read"),
     ],
 )
