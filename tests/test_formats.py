@@ -175,6 +175,16 @@ class WritingContract(FormatContract):
         assert peak < 4 * MIB
 
 
+def test_an_archive_is_listed_once_to_find_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.formats.resolve import resolve
+    from ckpttool.wire import zip as archives
+
+    listed, read = [], archives.read
+    monkeypatch.setattr(archives, "read", lambda file, *more: listed.append(file) or read(file, *more))
+    assert resolve(str(TORCH_SAMPLE)).format is pytorch
+    assert len(listed) == 1
+
+
 class TestTensorBundle(WritingContract):
     module = tensor_bundle
 

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.formats.probe import Probe
+from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint import Checkpoint
@@ -30,17 +31,10 @@ _FIRST = re.compile(rb"(metadata|config)\.json", re.ASCII)
 
 def claims(probe: Probe) -> str | None:
     """Return the path of a zip with a configuration and weights, or of a damaged one that begins like it."""
-    if not probe.head.startswith(b"PK\x03\x04"):
-        return None
-    from ckpttool.errors import CkpttoolError
-    from ckpttool.source import File
-    from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
-
-    try:
-        members = zip.read(File.stamp(probe.path)).members
-    except CkpttoolError:
+    if probe.damage is not None:
         return probe.path if _FIRST.match(probe.head, zip.LOCAL.size) else None
-    return probe.path if CONFIG in members and members.keys() & {WEIGHTS, SHARDS, PICKLED} else None
+    weights = any(name in probe.members for name in (WEIGHTS, SHARDS, PICKLED))
+    return probe.path if weights and CONFIG in probe.members else None
 
 
 def read(location: str) -> Checkpoint:
@@ -53,7 +47,6 @@ def read(location: str) -> Checkpoint:
     from ckpttool.formats.keras_tree.config import config_of
     from ckpttool.formats.keras_tree.optimizers import told
     from ckpttool.source import File
-    from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
 
     file = File.stamp(location)
     archive = zip.read(file)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import IO, Literal, NamedTuple, Protocol
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CkpttoolError
+from ckpttool.source import File
 from ckpttool.tree import Tree
+from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
 
 HEAD = 1024
 TAIL = 64
@@ -42,6 +45,26 @@ class Probe:
     def head(self) -> bytes:
         """The first bytes of a file."""
         return self._bytes(0, HEAD)
+
+    @property
+    def members(self) -> Collection[str]:
+        """The names in a zip archive; none for another file and for a damaged archive."""
+        return () if isinstance(self._archive, CkpttoolError | None) else self._archive.members
+
+    @property
+    def damage(self) -> CkpttoolError | None:
+        """What is wrong with a file that begins like a zip archive and cannot be listed."""
+        return self._archive if isinstance(self._archive, CkpttoolError) else None
+
+    @cached_property
+    def _archive(self) -> zip.Archive | CkpttoolError | None:
+        # Several formats are told by their members: they ask in a row, and the archive is listed once.
+        if not self.head.startswith(b"PK\x03\x04"):
+            return None
+        try:
+            return zip.read(File.stamp(self.path))
+        except CkpttoolError as error:
+            return error
 
     @cached_property
     def tail(self) -> bytes:

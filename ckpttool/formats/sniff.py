@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from ckpttool.errors import CkpttoolError, NotACheckpointError, UnsupportedError
 from ckpttool.formats.probe import Probe
-from ckpttool.source import File
-from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
 
 
 class _Known(NamedTuple):
@@ -43,9 +41,8 @@ def explain(probe: Probe) -> CkpttoolError:
     for known in _WRONG:
         if head.startswith(known.start) or start.startswith(known.start):
             return NotACheckpointError(f"this is {known.what}", file=probe.path, hint=known.hint)
-    damage = _damage(probe) if head.startswith(b"PK\x03\x04") else None
-    if damage is not None:
-        return damage
+    if probe.damage is not None:
+        return probe.damage
     for known in _LATER:
         if head.startswith(known.start):
             return UnsupportedError(f"this is {known.what}, which is not read yet", file=probe.path)
@@ -58,15 +55,6 @@ def explain(probe: Probe) -> CkpttoolError:
         return NotACheckpointError(f"this is {model.what}", file=probe.path, hint=model.hint)
     shown = head[:8].hex(" ")
     return NotACheckpointError("no format knows these bytes", file=probe.path, found=f"{shown} at the start")
-
-
-def _damage(probe: Probe) -> CkpttoolError | None:
-    """Return what is wrong with a zip archive: its formats know it by the members, which need its end."""
-    try:
-        zip.read(File.stamp(probe.path))
-    except CkpttoolError as error:
-        return error
-    return None
 
 
 def _is_text(head: bytes) -> bool:

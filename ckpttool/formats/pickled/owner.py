@@ -30,15 +30,15 @@ def owner(probe: Probe) -> Owner | None:
         return None
     if CHECKPOINT.fullmatch(probe.name) or probe.name in _STATES:
         return "rllib"
-    return _by_content(probe.path, probe.size)
+    return _by_content(probe)
 
 
 @lru_cache(maxsize=4)
-def _by_content(path: str, size: int) -> Owner:
-    # Three formats ask in a row; the size keeps an answer from outliving its file for long.
+def _by_content(probe: Probe) -> Owner:
+    # Three formats ask about one probe in a row.
     try:
-        with open(path, "rb") as stream:
-            data = stream.read(min(size, _LOOKED_AT))
+        with open(probe.path, "rb") as stream:
+            data = stream.read(min(probe.size, _LOOKED_AT))
     except OSError:
         return "pickle"
     if _RLLIB.search(data):

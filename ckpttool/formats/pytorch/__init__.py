@@ -33,13 +33,9 @@ _SMALL = 64
 
 def claims(probe: Probe) -> str | None:
     """Return the path of a zip with one `*/data.pkl`, or of a damaged one that begins like it."""
-    if not probe.head.startswith(b"PK\x03\x04"):
-        return None
-    try:
-        archive = zip.read(File.stamp(probe.path))
-    except CkpttoolError:
+    if probe.damage is not None:
         return probe.path if _FIRST.match(probe.head, zip.LOCAL.size) else None
-    return probe.path if any(map(_PICKLE.fullmatch, archive.members)) else None
+    return probe.path if any(map(_PICKLE.fullmatch, probe.members)) else None
 
 
 def read(location: str) -> Checkpoint:

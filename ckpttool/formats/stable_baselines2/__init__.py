@@ -12,7 +12,6 @@ from ckpttool.errors import CkpttoolError
 from ckpttool.formats.pickled.owner import owner
 from ckpttool.formats.probe import Probe
 from ckpttool.source import File
-from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
 
 NAME = "stable_baselines2"
 TITLE = "Stable-Baselines 2 agent (zip, or cloudpickle)"
@@ -22,13 +21,8 @@ FRAMEWORK = "tensorflow"
 
 def claims(probe: Probe) -> str | None:
     """Return the path of a zip with `parameters` and `parameter_list`, or of a pickle that SB2 wrote."""
-    if not probe.head.startswith(b"PK\x03\x04"):
-        return probe.path if owner(probe) == NAME else None
-    try:
-        members = zip.read(File.stamp(probe.path)).members
-    except CkpttoolError:
-        return None
-    return probe.path if {"parameters", "parameter_list"} <= members.keys() else None
+    zipped = "parameters" in probe.members and "parameter_list" in probe.members
+    return probe.path if zipped or owner(probe) == NAME else None
 
 
 def read(location: str) -> Checkpoint:
