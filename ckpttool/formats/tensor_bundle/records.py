@@ -12,6 +12,9 @@ from ckpttool.formats import tensor_protos
 from ckpttool.formats.tensor_protos import Extent
 from ckpttool.wire import crc, protobuf, varint
 
+# What TensorFlow's own reader and writer call themselves (tensor_bundle.cc, kTensorBundleVersion).
+VERSION = 1
+
 
 class Header(NamedTuple):
     """What the entry with the empty key says about the whole bundle."""

@@ -17,6 +17,7 @@ from ckpttool.formats.object_graph import MARK
 from ckpttool.formats.object_graph import write as object_graph
 from ckpttool.formats.object_graph.leaves import by_graph
 from ckpttool.formats.probe import Piece
+from ckpttool.formats.tensor_bundle import records
 from ckpttool.formats.tensor_bundle.names import names
 from ckpttool.formats.variables import Tensor, by_name
 from ckpttool.leaf import Leaf, Path, attr, display
@@ -28,7 +29,6 @@ from ckpttool.wire import protobuf_writer as proto
 # Larger than nearly every checkpoint of an agent, and small enough for any file system.
 SHARD_BYTES = 2 << 30
 MAX_SHARDS = 99_999  # a shard's name has five digits
-VERSION = 1  # tensor_bundle.cc, kTensorBundleVersion
 _COUNTER: Path = (attr("save_counter"),)
 _CHUNK = 1 << 20
 
@@ -172,7 +172,7 @@ def _write_shard(
 
 
 def _write_index(entries: list[dict[bytes, bytes]], stream: IO[bytes]) -> None:
-    header = proto.number(1, len(entries)) + proto.message(3, proto.number(1, VERSION))
+    header = proto.number(1, len(entries)) + proto.message(3, proto.number(1, records.VERSION))
     found = sorted(entry for part in entries for entry in part.items())
     sstable_writer.write([(b"", header), *found], stream)
 
