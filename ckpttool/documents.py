@@ -1,8 +1,9 @@
-"""Reads a small JSON document from disk: with a limit, and with an error that says what it should be."""
+"""Small JSON documents: read with a limit and an error that says what they should be, numbers JSON lacks."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import Any
 
@@ -35,3 +36,10 @@ def parse(data: bytes, what: str, limit: int) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FormatError(f"{what} is not a JSON object", found=type(found).__name__)
     return found
+
+
+def finite(value: float) -> float | str:
+    """Return the number, or the word that stands for one that JSON lacks: NaN, Infinity, -Infinity."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

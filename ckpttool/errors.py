@@ -18,7 +18,7 @@ CkpttoolError                 anything the caller must hear about; the command e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 
@@ -143,6 +143,12 @@ class WorkerError(CkpttoolError):
     """A framework's own process failed."""
 
     kind = "worker"
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """Return the first names of a list for a sentence, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def choice(word: str, known: Iterable[str]) -> str:

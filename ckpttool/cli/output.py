@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
 from typing import Any
 
+from ckpttool import documents
 from ckpttool.errors import CkpttoolError
 from ckpttool.version import __version__
 
@@ -35,8 +35,8 @@ def document(content: dict[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, float):
+        return documents.finite(value)
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

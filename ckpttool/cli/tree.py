@@ -12,13 +12,12 @@ from ckpttool.cli.columns import BOLD, PLAIN, Line, columns, drawn, styled
 from ckpttool.cli.output import clean
 from ckpttool.leaf import Leaf
 from ckpttool.ops.modules import Module, given
-from ckpttool.ops.rows import TensorRow, ValueRow, shown_value
+from ckpttool.ops.rows import TensorRow, ValueRow, natural, shown_value
 from ckpttool.ops.summary import Summary
 
 Sort = Literal["file", "size", "name"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
-_NUMBER = re.compile(r"([0-9]+)")
 _NUMBERED = re.compile(r"(?:layer(?:_with_weights)?-)?[0-9]+")
 
 
@@ -117,7 +116,7 @@ def _entries(module: Module, level: int, sort: Sort) -> list[_Entry]:
     entries: list[_Entry] = [(level, name, row) for name, row in module.rows]
     entries += [(level, name, below) for name, below in module.below.items()]
     if sort == "name":
-        entries.sort(key=lambda entry: _natural(entry[1]))
+        entries.sort(key=lambda entry: natural(entry[1]))
     elif sort == "size":
         entries.sort(key=lambda entry: -_nbytes(entry[2]))
     return entries
@@ -127,11 +126,6 @@ def _nbytes(entry: TensorRow | ValueRow | Module) -> int:
     if isinstance(entry, Module):
         return entry.nbytes
     return entry.leaf.nbytes if isinstance(entry, TensorRow) else 0
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sorting key in which l10 comes after l2."""
-    return [(int(p), p) if n % 2 else (0, p) for n, p in enumerate(_NUMBER.split(name))]
 
 
 def _module(level: int, name: str, module: Module, *, folded: bool) -> Line:

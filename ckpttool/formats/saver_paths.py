@@ -11,7 +11,7 @@ import os
 import re
 from typing import Literal, NamedTuple
 
-from ckpttool.errors import FormatError, NotFoundError, UsageError
+from ckpttool.errors import FormatError, NotFoundError, UsageError, some
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.probe import Probe
 from ckpttool.wire import sstable
@@ -135,7 +135,7 @@ def v1_bases(folder: str, names: frozenset[str]) -> set[str]:
 
 def several(bases: list[str], folder: str) -> UsageError:
     """Return the error for a folder of several checkpoints, in order of age, without a state file."""
-    listed = ", ".join(bases[:8]) + (f" and {len(bases) - 8} more" if len(bases) > 8 else "")
+    listed = some(bases, 8)
     return UsageError(
         f"the folder holds {len(bases)} checkpoints and no state file that names the latest: {listed}",
         file=folder,

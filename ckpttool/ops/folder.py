@@ -16,7 +16,7 @@ from ckpttool.formats import checkpoint_state
 from ckpttool.formats.checkpoint_state import State
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import claims, resolve
-from ckpttool.ops.rows import Listed
+from ckpttool.ops.rows import Listed, natural
 from ckpttool.ops.summary import Summary, summary
 
 # More names than this are not looked at, and more files than this not added up.
@@ -27,7 +27,6 @@ _STEP = re.compile(r"-([0-9]+)(?:\.[A-Za-z]\w*)*")
 _SHARD = re.compile(r"(.+?)(?:\.data)?-([0-9]{5})-of-([0-9]{5})", re.DOTALL)
 # How TensorFlow spells all shards of a V1 checkpoint.
 _PATTERN = re.compile(r"-\?{5}-of-[0-9]{5}\Z")
-_NUMBER = re.compile(r"([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ def _listed(folder: str, state: State | None, latest: str | None) -> list[Listed
                 place.path == latest,
             )
         )
-    return sorted(found, key=lambda each: _natural(each.path))
+    return sorted(found, key=lambda each: natural(each.path))
 
 
 def _places(folder: str, names: frozenset[str]) -> list[_Place]:
@@ -249,9 +248,3 @@ def _times(state: State | None) -> dict[str, float]:
 def _last_step(name: str) -> re.Match[str] | None:
     _, dash, tail = name.rpartition("-")
     return _STEP.fullmatch(dash + tail)
-
-
-def _natural(path: str) -> list[tuple[int, str]]:
-    """Return a sorting key in which ckpt-15000 comes after ckpt-7500."""
-    parts = _NUMBER.split(path)
-    return [(int(part), part) if number % 2 else (0, part) for number, part in enumerate(parts)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ckpttool import documents
 from ckpttool.agents.components import widths
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.layouts.canonical import Binding
@@ -58,9 +58,8 @@ def _residue(tree: Tree, unused: Sequence[str], part: str | None) -> Iterator[di
         leaf = values.get(name)
         shown = shown_value(leaf) if isinstance(leaf, ValueLeaf) else {}
         value = shown.get("value")
-        if isinstance(value, float) and not math.isfinite(value):
-            # JSON has no such numbers.
-            shown["value"] = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        if isinstance(value, float):
+            shown["value"] = documents.finite(value)
         elif isinstance(value, str):
             shown["value"] = value[:_LONGEST]
         yield {"path": name, **shown}

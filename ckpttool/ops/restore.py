@@ -8,7 +8,7 @@ from typing import cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import MappingError, UnsupportedError, UsageError
+from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import NETWORKS, Binding, Part
@@ -49,7 +49,7 @@ class Agent:
             raise UnsupportedError(
                 f"{title} holds a layer of a kind that cannot be run yet",
                 file=self.checkpoint.path,
-                found=", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else ""),
+                found=some(left, 3),
             )
         return part
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -95,3 +96,9 @@ def shown_value(leaf: ValueLeaf) -> dict[str, Any]:
     if isinstance(value, complex):
         return {"type": "complex", "value": str(value)}
     return {"type": type(value).__name__, "value": value}
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a sorting key in which l10 comes after l2, and ckpt-15000 after ckpt-7500."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), part) if number % 2 else (0, part) for number, part in enumerate(parts)]

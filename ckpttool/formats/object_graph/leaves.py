@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ckpttool.errors import some
 from ckpttool.formats import object_graph
 from ckpttool.formats.object_graph import Graph
 from ckpttool.formats.object_graph import aliases as graph_aliases
@@ -197,18 +198,14 @@ def _notes(
     aliases: graph_aliases.Aliases,
 ) -> Iterator[str]:
     if savers:
-        yield f"some objects were saved by a registered saver ({_some(savers)}) under keys of its own choice"
+        named = some(savers, SHOWN)
+        yield f"some objects were saved by a registered saver ({named}) under keys of its own choice"
     if loose:
-        yield f"{_some(loose)}: named by no object of the graph, listed by key"
+        yield f"{some(loose, SHOWN)}: named by no object of the graph, listed by key"
     if absent:
-        yield f"{_some(absent)}: named by the object graph, not in the index"
+        yield f"{some(absent, SHOWN)}: named by the object graph, not in the index"
     if chosen.deep:
         yield f"what lies more than {graph_paths.MAX_DEPTH} edges deep in the object graph is listed by key"
     if aliases.capped or not aliases.complete:
         most = graph_aliases.MAX_ALIASES
         yield f"some variables have more paths than are listed (at most {most} besides the first)"
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN:,} more"

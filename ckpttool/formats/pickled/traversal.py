@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Literal, TypeVar
 
@@ -23,7 +24,7 @@ Place = TypeVar("Place")
 Below = Callable[[Key, Via], Place]
 
 
-class Traversal(Generic[Place]):
+class Traversal(ABC, Generic[Place]):
     """Collects a tree's entries; a subclass says what each value is, and where in its format it stands."""
 
     whole = "file"
@@ -37,13 +38,13 @@ class Traversal(Generic[Place]):
         self._open: dict[int, Path] = {}
         self._seen: dict[int, Path] = {}
 
+    @abstractmethod
     def value(self, value: Any, path: Path, place: Place) -> None:
         """Add what stands at the path."""
-        raise NotImplementedError
 
+    @abstractmethod
     def below(self, value: Any, place: Place) -> Below[Place]:
         """Return what says where each entry of a container stands that stands at `place` itself."""
-        raise NotImplementedError
 
     def native(self, path: Path) -> str:
         """Return the dotted name of a path."""

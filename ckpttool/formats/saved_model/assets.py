@@ -6,6 +6,8 @@ import os
 import posixpath
 from collections.abc import Iterator, Sequence
 
+from ckpttool.errors import some
+
 FOLDER = "assets"
 # tensorflow/core/protobuf/fingerprint.proto; tf_agents/policies/policy_saver.py of tensorflow/agents.
 _NOTICED = ("fingerprint.pb", "keras_metadata.pb", "policy_specs.pbtxt", "saved_model.pbtxt")
@@ -23,7 +25,7 @@ def listed(folder: str, declared: Sequence[str], notes: list[str]) -> list[str]:
     outside = [name for name in declared if not _inside(name)]
     if outside:
         notes.append(
-            f"the graph names assets outside of the folder, which are not looked at: {_shown(outside)}"
+            f"the graph names assets outside of the folder, which are not looked at: {some(outside, _SHOWN)}"
         )
     top = os.path.join(folder, FOLDER)
     present: list[str] = []
@@ -33,7 +35,7 @@ def listed(folder: str, declared: Sequence[str], notes: list[str]) -> list[str]:
         present = sorted(_walk(top))
         missing = sorted({name for name in declared if _inside(name)} - set(present))
         if missing and len(present) < MAX_LISTED:
-            notes.append(f"assets are missing from {FOLDER}/: {_shown(missing)}")
+            notes.append(f"assets are missing from {FOLDER}/: {some(missing, _SHOWN)}")
     found = list(dict.fromkeys([*declared, *present]))
     if len(found) > MAX_LISTED:
         notes.append(f"only the first {MAX_LISTED:,} assets are listed")
@@ -53,7 +55,3 @@ def _walk(top: str) -> Iterator[str]:
             count += 1
             if count > MAX_LISTED:
                 return
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

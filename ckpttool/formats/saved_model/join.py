@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ckpttool.errors import some
 from ckpttool.formats.saved_model import nodes, objects
 from ckpttool.formats.saved_model.messages import MetaGraph
 from ckpttool.leaf import Leaf, Path
@@ -173,7 +174,4 @@ def by_nodes(tree: Tree, meta: MetaGraph, graph: nodes.Nodes) -> Facts:
 
 
 def _listed(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(name or "one without a name" for name in names[:_SHOWN]) + (
-        f" and {more} more" if more > 0 else ""
-    )
+    return some([name or "one without a name" for name in names], _SHOWN)

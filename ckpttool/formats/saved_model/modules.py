@@ -6,10 +6,10 @@ saved_model.pb (tf_keras/protobuf/saved_metadata.proto). JSON is read as data: n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckpttool import documents
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.keras_facts import class_of, facts
 from ckpttool.formats.saved_model import objects
@@ -88,13 +88,10 @@ def _module(user: objects.User) -> Container | None:
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    if len(data) > MAX_JSON:
-        return {}
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
+        return documents.parse(data, METADATA, MAX_JSON)
+    except CkpttoolError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def damaged(error: CkpttoolError) -> str:
