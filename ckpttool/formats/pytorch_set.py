@@ -6,13 +6,13 @@ Source of the names: github.com/sfujim/TD3, TD3.py, `TD3.save`.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats import pytorch
+from ckpttool.formats.listed import joined
 from ckpttool.formats.probe import Probe
-from ckpttool.leaf import Leaf, Path, ValueLeaf, key
-from ckpttool.tree import Alias, Container, Tree
+from ckpttool.leaf import key
+from ckpttool.tree import Container
 
 NAME = "pytorch_set"
 TITLE = "PyTorch files of one agent with a common prefix"
@@ -40,32 +40,21 @@ def read(location: str) -> Checkpoint:
     read_files = {
         member: pytorch.read(file) for member, file in _files(location, frozenset(os.listdir(folder))).items()
     }
-    leaves: dict[Path, Leaf | ValueLeaf] = {}
-    aliases: dict[Path, tuple[Alias, ...]] = {}
-    containers: dict[Path, Container] = {(): Container("dict")}
-    for member, one in read_files.items():
-        top = key(member)
-        for path, leaf in one.tree.items():
-            leaves[top, *path] = _renamed(leaf, member)
-        for path, others in one.tree.aliases.items():
-            aliases[top, *path] = tuple(
-                Alias((top, *a.path), f"{member}:{a.key}" if a.key is not None else None) for a in others
-            )
-        containers |= {(top, *path): container for path, container in one.tree.containers.items()}
+    tree = joined(
+        {key(member): one.tree for member, one in read_files.items()},
+        lambda member, name: f"{member.value}:{name}",
+        Container("dict"),
+    )
     parts = tuple(read_files.values())
     return Checkpoint(
         path=location,
         format=NAME,
-        tree=Tree(leaves, aliases, containers),
+        tree=tree,
         files=tuple(file for one in parts for file in one.files),
         writer=parts[0].writer,
         integrity="crc32" if all(one.integrity == "crc32" for one in parts) else "none",
         notes=tuple(note for one in parts for note in one.notes),
     )
-
-
-def _renamed(leaf: Leaf | ValueLeaf, member: str) -> Leaf | ValueLeaf:
-    return replace(leaf, key=f"{member}:{leaf.key}") if isinstance(leaf, Leaf) else leaf
 
 
 def _files(prefix: str, names: frozenset[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from ckpttool import dtypes
 from ckpttool.formats.pickled.inert import PLAIN, record
 from ckpttool.formats.pickled.traversal import Below, Traversal, Via
-from ckpttool.formats.pytorch.tensors import Size, Storage, Tensor, array_source, source
+from ckpttool.formats.torch_pickle.tensors import Size, Storage, Tensor, array_source, source
 from ckpttool.leaf import Key, Leaf, Path, Record, Role, ValueLeaf
 from ckpttool.tree import Alias, Container, Tree
 from ckpttool.wire.pickle_numpy import Array
