@@ -145,7 +145,9 @@ def _is_norm(value: object) -> bool:
         return False
     if any(variance < 0 for variance in value["var"]) or len(value["mean"]) != len(value["var"]):
         return False
-    return all(value.get(n) is None or (_is_number(value[n]) and value[n] > 0) for n in ("epsilon", "clip"))
+    if value.get("clip") is not None and not (_is_number(value["clip"]) and value["clip"] > 0):
+        return False
+    return value.get("epsilon") is None or (_is_number(value["epsilon"]) and value["epsilon"] >= 0)
 
 
 _TYPES: Mapping[str, Callable[[Any], bool]] = {

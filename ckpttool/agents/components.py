@@ -60,9 +60,26 @@ def _clip(low: np.ndarray, high: np.ndarray) -> list[Layer]:
     return [Clip(low, high)]
 
 
+def _tanh_clip(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    return [*_tanh(low, high), *_clip_affine(low, high)]
+
+
+def _clip_affine(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    one = np.ones_like(high)
+    return [Clip(-one, one), Affine((high - low) / 2, (high + low) / 2)]
+
+
 # How the last layer becomes an action: `tanh` times the first upper bound, `affine` from tanh's [-1, 1]
-# to [low, high], `identity` as it is, `clip` to the bounds.
-HEADS = {"tanh": _tanh, "affine": _affine, "identity": _identity, "clip": _clip}
+# to [low, high], `identity` as it is, `clip` to the bounds, `clip_affine` limited to [-1, 1] and then from
+# there to [low, high]; `tanh_clip_affine` is `tanh` and then `clip_affine`, as Tianshou does.
+HEADS = {
+    "tanh": _tanh,
+    "affine": _affine,
+    "identity": _identity,
+    "clip": _clip,
+    "clip_affine": _clip_affine,
+    "tanh_clip_affine": _tanh_clip,
+}
 
 
 class _Builder:

@@ -3,6 +3,11 @@
 actor/<n>/kernel                      the policy's n-th layer, dense kernels [in, out]
 critic/q1/<n>/kernel                  each Q-function has a head of its own
 actor_target/..., critic_target/...   the slow copies
+value/<n>/kernel, value_target/...    SAC's state value, where there is one
+actor/log_std/kernel                  a Gaussian policy's other head: beside the chain that gives the mean
+actor/action_scale, action_bias       the action's map per dimension, where the weights hold it
+normalizer/mean, var (or std), count  statistics of the observations
+temperature/log_alpha                 SAC's entropy coefficient (alpha where it is stored as such)
 actor_optimizer/m/<n>/kernel          a moment lies where its weight lies, under its slot's name
 actor_optimizer/step                  updates made; learning_rate, beta_1, ... beside it
 total_it, save_counter                counters of the agent and of its checkpoint
@@ -12,14 +17,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from ckpttool.leaf import Path, attr, index
+from ckpttool.leaf import Leaf, Path, attr, index
 from ckpttool.mapping.report import Moves
 
 NETWORKS = ("actor", "actor_target", "critic", "critic_target")
+VALUES = ("value", "value_target")
+# What a policy needs besides its networks, and what only training needs.
+NORMALIZER, TEMPERATURE = "normalizer", "temperature"
+RUN = (*NETWORKS, *VALUES, NORMALIZER)
 OPTIMIZED = {"actor_optimizer": "actor", "critic_optimizer": "critic"}
+# Optimizers that only some agents have.
+OPTIMIZED_MORE = {"value_optimizer": "value", "temperature_optimizer": TEMPERATURE}
+# What codebases call the module that gives a Gaussian policy's log standard deviations.
+LOG_STD = dict.fromkeys(("log_std", "logstd", "fc_logstd", "log_std_linear", "log_std_layer"), "log_std")
 SLOTS = ("m", "v", "vhat")
+
+
+ALL_OPTIMIZED = {**OPTIMIZED, **OPTIMIZED_MORE}
+
+
+def mapped_by_sidecar(path: Path) -> bool:
+    """Say whether a canonical leaf is a fact that a sidecar tells as well as a tensor does."""
+    return path[0] == attr(NORMALIZER) or path in (
+        (attr("actor"), attr("action_scale")),
+        (attr("actor"), attr("action_bias")),
+    )
 
 
 class PartLayer(NamedTuple):
@@ -30,11 +55,15 @@ class PartLayer(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One network: a component ("critic"), its head ("q1"; None for a policy), its layers in order."""
+    """One network: a component ("critic"), its head ("q1"; None for a policy), its layers in order.
+
+    `branches` are further heads on the last hidden layer, by name ("log_std"), that do not make the action.
+    """
 
     component: str
     head: str | None
     layers: tuple[PartLayer, ...]
+    branches: tuple[tuple[str, PartLayer], ...] = ()
 
     @property
     def prefix(self) -> Path:
@@ -47,16 +76,46 @@ class Part(NamedTuple):
         return f"{self.component}/{self.head}" if self.head else self.component
 
 
+class Norm(NamedTuple):
+    """Statistics of the observations: `mean` and `var` [obs_dim], unread, or `std` instead of `var`.
+
+    An observation becomes `(x - mean) / sqrt(var + epsilon)`, or with `outside` (epsilon outside the root)
+    `(x - mean) / (sqrt(var) + epsilon)`, and is then limited to `[-clip, clip]`.
+    """
+
+    mean: Leaf
+    var: Leaf | None = None
+    std: Leaf | None = None
+    epsilon: float = 0.0
+    clip: float | None = None
+    outside: bool = False
+
+
 class Facts(NamedTuple):
-    """What a codebase's habit says about its networks, where no file says it.
+    """What is known of an agent's networks besides their weights: its codebase's habit, or what a file says.
 
     `head` is what turns the last layer into an action (see agents.components), `hidden` the activation
-    after every hidden layer, `epsilon` that of its layer norms.
+    after every hidden layer (`activations` where they differ, in their order), `epsilon` that of its layer
+    norms. Bounds are per action; `env` is an environment's id. `said` names, for every fact that a file
+    tells, where: "data/action_space"; the others are habits. `lacks` says in a few words each what no file
+    tells and an evaluation must be given ("the action bounds").
     """
 
     head: str
     hidden: str
     epsilon: float
+    activations: tuple[str, ...] | None = None
+    action_low: tuple[float, ...] | None = None
+    action_high: tuple[float, ...] | None = None
+    norm: Norm | None = None
+    env: str | None = None
+    said: Mapping[str, str] = MappingProxyType({})
+    lacks: tuple[str, ...] = ()
+
+    def read(self, where: str, **facts: Any) -> Facts:
+        """Return the facts with those that the file says at `where`."""
+        names = dict.fromkeys(facts, where)
+        return self._replace(**facts, said=MappingProxyType({**self.said, **names}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +137,10 @@ class Binding:
     of: Mapping[Path, Path] = field(default_factory=dict)
 
 
-def weight(part: Part, position: int, name: str) -> Path:
-    """Return the canonical path of a layer's tensor."""
-    return (*part.prefix, index(position), attr(name))
+def weight(part: Part, position: int | str, name: str) -> Path:
+    """Return the canonical path of a tensor of the layer at a position, or of a branch by its name."""
+    step = index(position) if isinstance(position, int) else attr(position)
+    return (*part.prefix, step, attr(name))
 
 
 def slot(optimizer: str, name: str, weight_path: Path) -> Path:

@@ -70,10 +70,13 @@ def root_of(names: Sequence[Segments], components: Mapping[str, str], *, rooted:
     `rooted` allows one object between the top and the components, as in `Checkpoint(policy=agent)`.
     """
     found: dict[Segments, set[str]] = {}
+    theirs = [tuple(name.split("/")) for name in components]
     for segments in names:
         for depth in range(2 if rooted else 1):
-            if len(segments) > depth + 1 and segments[depth] in components:
-                found.setdefault(segments[:depth], set()).add(segments[depth])
+            for name in theirs:
+                stop = depth + len(name)
+                if len(segments) > stop and segments[depth:stop] == name:
+                    found.setdefault(segments[:depth], set()).add("/".join(name))
     if not found:
         return None
     return max(found, key=lambda root: (len(found[root]), -len(root)))
@@ -178,13 +181,16 @@ def connected(chain: Sequence[Module], extra: int | None) -> bool:
     return width is not None
 
 
-def part(component: str, head: str | None, chain: Sequence[Module]) -> Part:
+def part(
+    component: str, head: str | None, chain: Sequence[Module], branches: Mapping[str, Module] | None = None
+) -> Part:
     """Return the network's record, its layers named as a torch module would name them."""
     names = [_public(module.name) for module in chain]
     if all(name and name[-1].isdigit() for name in names) and chain[0].kind.framework == "tensorflow":
         names = _sequential(names, chain)
     layers = (PartLayer(name, m.kind.name) for name, m in zip(names, chain, strict=True))
-    return Part(component, head, tuple(layers))
+    more = ((name, PartLayer(_public(m.name), m.kind.name)) for name, m in (branches or {}).items())
+    return Part(component, head, tuple(layers), tuple(more))
 
 
 def _public(name: Segments) -> Segments:

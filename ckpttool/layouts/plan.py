@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, cast
 
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.table import Table
@@ -18,6 +19,23 @@ class Layout(Protocol):
     def recognise(self, tree: Tree, name: str) -> Binding | None:
         """Return the tree's way to the canonical agent, or None; `name` is the checkpoint's file name."""
         ...
+
+
+class Told(Protocol):
+    """What a layout also offers whose agents are told about by files beside the checkpoint."""
+
+    def companions(self, location: str) -> Sequence[str]:
+        """Return the files that may tell more of the checkpoint at `location`, whether they exist or not."""
+        ...
+
+    def told_by(self, binding: Binding, file: str, tree: Tree) -> Binding:
+        """Return the binding with what `tree`, read from one of those files, says."""
+        ...
+
+
+def told(layout: object) -> Told | None:
+    """Return the layout as one that reads companions, None if it does not."""
+    return cast(Told, layout) if hasattr(layout, "companions") else None
 
 
 def writes(layout: ModuleType) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckpttool.layouts import canonical
 from ckpttool.layouts.canonical import Binding, Facts, Part
@@ -23,14 +23,20 @@ from ckpttool.mapping.report import Move, Moves
 from ckpttool.mapping.rules import KEEP, Rule, ToTensor
 from ckpttool.tree import Tree
 
+_POLICIES, _CRITICS = ("actor", "actor_target"), ("critic", "critic_target")
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """One codebase's naming of its agents.
 
-    `components`, `optimizers` and `counters` map its names to the canonical ones; `rooted` says that the
-    agent may be an attribute of what was saved; `optimizer` binds an optimizer's state; `seen` names the
-    real files on which the layout was tried.
+    `components`, `optimizers` and `counters` map its names to the canonical ones: a name of several segments
+    has slashes ("policy/actor"), and a component that is one head of a network names it ("critic/q1").
+    `branches` map the names of modules that are a further head (`fc_logstd`) to the canonical branch, in
+    every policy; `tensors` single tensors that are no layer's, by their whole name, to their canonical
+    place ("temperature/log_alpha"). `rooted` says that the agent may be an attribute of what was saved;
+    `optimizer` binds an optimizer's state; `seen` names the real files on which the layout was tried,
+    `built` what the others were tried on: a layout without either was never tried.
     """
 
     name: str
@@ -43,6 +49,9 @@ class Table:
     optimizer: Callable[[Optimizer], OptimizerMoves]
     rooted: bool = False
     seen: str = ""
+    built: str = ""
+    branches: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +84,12 @@ def bind(tree: Tree, table: Table) -> Binding | None:
     root = root_of([entry.segments for entry in found], table.components, rooted=table.rooted)
     if root is None:
         return None
-    parts, moves, assumed = _networks(found, root, table)
+    single = _single(found, root, table)
+    placed = {move.source for move in single}
+    parts, moves, assumed = _networks([e for e in found if e.path not in placed], root, table)
     if not parts:
         return None
+    moves += single
     # In the order of the file: optimizers count their parameters in it.
     order = {path: number for number, path in enumerate(tree)}
     moves = tuple(sorted(moves, key=lambda move: order[move.source]))
@@ -101,57 +113,79 @@ def bind(tree: Tree, table: Table) -> Binding | None:
     )
 
 
+def _single(found: Sequence[Entry], root: tuple[str, ...], table: Table) -> tuple[Move, ...]:
+    """Return the moves of the tensors that the table names one by one."""
+    named = {(*root, *theirs.split("/")): ours for theirs, ours in table.tensors.items()}
+    return tuple(
+        Move(entry.path, tuple(map(attr, named[entry.segments].split("/"))), KEEP)
+        for entry in found
+        if entry.segments in named
+    )
+
+
 def _networks(
     found: Sequence[Entry], root: tuple[str, ...], table: Table
 ) -> tuple[tuple[Part, ...], tuple[Move, ...], tuple[str, ...]]:
     parts: list[Part] = []
     moves: list[Move] = []
     assumed: list[str] = []
-    cut = len(root) + 1
-    chains: dict[str, tuple[Module, ...]] = {}
+    chains: dict[tuple[str, str], tuple[Module, ...]] = {}
     for theirs, ours in table.components.items():
-        prefix = (*root, theirs)
-        mine = [entry for entry in found if entry.segments[:cut] == prefix]
-        chains.setdefault(ours, modules(mine, cut, table.framework))
-    actions = _last_width(chains.get("actor") or chains.get("actor_target") or ())
-    for component, layers in chains.items():
-        split = (layers,) if component.startswith("actor") else heads(layers)
-        if not layers or not all(connected(chain, actions) for chain in split):
+        prefix = (*root, *theirs.split("/"))
+        mine = [entry for entry in found if entry.segments[: len(prefix)] == prefix]
+        component, _, head = ours.partition("/")
+        chains.setdefault((component, head), modules(mine, len(prefix), table.framework))
+    policies = [layers for (component, _), layers in chains.items() if component in _POLICIES]
+    actions = next((width for layers in policies if (width := _last_width(layers, table))), None)
+    for (component, head), layers in chains.items():
+        chain, branches = _branched(layers, table if component in _POLICIES else None)
+        whole = bool(head) or component not in _CRITICS
+        split = (chain,) if whole else heads(chain)
+        if not chain or not all(connected(each, actions) for each in split):
             continue
-        for number, chain in enumerate(split, start=1):
-            named = part(component, None if component.startswith("actor") else f"q{number}", chain)
+        for number, each in enumerate(split, start=1):
+            named = part(component, head or (None if whole else f"q{number}"), each, branches)
             parts.append(named)
-            moves.extend(_weights(named, chain))
-            if by_definition(chain):
+            moves.extend(_weights(named, each, branches))
+            if by_definition(each):
                 order = ", ".join("/".join(layer.name) for layer in named.layers)
                 assumed.append(f"the layers of {named.title} are used in the order of the file: {order}")
     return tuple(parts), tuple(moves), tuple(assumed)
+
+
+def _branched(layers: Sequence[Module], table: Table | None) -> tuple[tuple[Module, ...], dict[str, Module]]:
+    """Return the chain without its further heads, and those by their canonical names."""
+    known = table.branches if table is not None else {}
+    branches = {known[m.name[-1]]: m for m in layers if m.name and m.name[-1] in known}
+    return tuple(m for m in layers if not m.name or m.name[-1] not in known), branches
 
 
 def _unplaced(
     found: Sequence[Entry], root: tuple[str, ...], table: Table, moves: Sequence[Move]
 ) -> dict[str, tuple[str, ...]]:
     taken = {move.source for move in moves}
+    places = {
+        (*root, *theirs.split("/")): ours.partition("/")[0] for theirs, ours in table.components.items()
+    }
     left: dict[str, list[str]] = {}
     for entry in found:
         if entry.leaf.role in ("parameter", "buffer") and entry.path not in taken:
-            ours = (
-                table.components.get(entry.segments[len(root)]) if len(entry.segments) > len(root) else None
-            )
-            if ours is not None and entry.segments[: len(root)] == root:
-                left.setdefault(ours, []).append("/".join(entry.segments))
+            for place, ours in places.items():
+                if entry.segments[: len(place)] == place:
+                    left.setdefault(ours, []).append("/".join(entry.segments))
     return {component: tuple(names) for component, names in left.items()}
 
 
-def _last_width(chain: Sequence[Module]) -> int | None:
-    widths = [module.width_out for module in chain if module.width_out is not None]
+def _last_width(layers: Sequence[Module], table: Table) -> int | None:
+    widths = [m.width_out for m in _branched(layers, table)[0] if m.width_out is not None]
     return widths[-1] if widths else None
 
 
-def _weights(named: Part, chain: Sequence[Module]) -> list[Move]:
+def _weights(named: Part, chain: Sequence[Module], branches: Mapping[str, Module]) -> list[Move]:
+    placed: list[tuple[int | str, Module]] = [*enumerate(chain), *branches.items()]
     return [
         Move(module.tensors[w.name].path, canonical.weight(named, position, w.canonical), w.to_canonical)
-        for position, module in enumerate(chain)
+        for position, module in placed
         for w in module.kind.weights
         if w.name in module.tensors
     ]
@@ -161,13 +195,13 @@ def _optimizer(
     tree: Tree, root: tuple[str, ...], table: Table, theirs: str, weights: Mapping[Path, Move]
 ) -> OptimizerMoves:
     ours = table.optimizers[theirs]
-    network = canonical.OPTIMIZED[ours]
+    network = canonical.ALL_OPTIMIZED[ours]
     mine = tuple(
         (path, weights[path].target, weights[path].rule)
         for path, _ in tree.tensors()
         if path in weights and weights[path].target[0].value == network
     )
-    return table.optimizer(Optimizer(ours, (*root, theirs), tree, mine))
+    return table.optimizer(Optimizer(ours, (*root, *theirs.split("/")), tree, mine))
 
 
 def _counters(tree: Tree, root: tuple[str, ...], table: Table) -> tuple[Move, ...]:

@@ -6,29 +6,27 @@ from collections.abc import Iterator
 
 from ckpttool.layouts import adam, canonical
 from ckpttool.layouts.adam_keras import ToKeras, as_tensor
-from ckpttool.layouts.canonical import Binding, Facts, Part
+from ckpttool.layouts.canonical import Binding, Facts, Part, PartLayer
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Path, attr, display
 from ckpttool.mapping.kinds import SPELLING
 from ckpttool.mapping.plan import Label, Plan, Settings, edges
 from ckpttool.mapping.report import Move
+from ckpttool.mapping.rules import KEEP
 from ckpttool.tree import Tree
 
 TABLE = Table(
     name="td3_tf",
     title="TD3/DDPG agent object saved by tf.train.Checkpoint (TF-Eager port, tf2rl)",
     framework="tensorflow",
-    components={
-        "actor": "actor",
-        "actor_target": "actor_target",
-        "critic": "critic",
-        "critic_target": "critic_target",
-    },
-    optimizers={"actor_optimizer": "actor_optimizer", "critic_optimizer": "critic_optimizer"},
+    components={name: name for name in (*canonical.NETWORKS, *canonical.VALUES)},
+    optimizers={name: name for name in canonical.ALL_OPTIMIZED},
     counters={"total_it": "total_it", "_it": "total_it", "save_counter": "save_counter"},
     facts=Facts(head="tanh", hidden="relu", epsilon=1e-3),
     optimizer=adam.from_keras,
     rooted=True,
+    branches=canonical.LOG_STD,
+    tensors={"log_alpha": "temperature/log_alpha"},
     seen="sample_ckpts/td3_pendulum_tf",
 )
 
@@ -49,7 +47,7 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:  # noqa: ARG001
     Layers keep the names and the order that their source gave them; those of a torch Sequential are a Keras
     Sequential's, whose activations are arguments of its layers.
     """
-    weights = _weights(binding, agent)
+    weights = (*_weights(binding, agent), *_temperature(agent))
     labels = {m.target: Label("parameter", display(m.target[1:])) for m in weights}
     state = _optimizers(weights, agent)
     counters = tuple(_counters(agent))
@@ -67,7 +65,10 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:  # noqa: ARG001
             *(display((ROOT, attr(name))) for name in targets),
             *(name for each in state for name in each.missing),
         ),
-        consumed=tuple(path for each in state for path in each.consumed),
+        consumed=(
+            *(path for path in agent if canonical.mapped_by_sidecar(path)),
+            *(path for each in state for path in each.consumed),
+        ),
         notes=(
             *((f"the source has no {', '.join(absent)}",) if absent else ()),
             *(note for each in state for note in each.notes),
@@ -79,7 +80,7 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:  # noqa: ARG001
 def _weights(binding: Binding, agent: Tree) -> tuple[Move, ...]:
     order = {move.target: number for number, move in reversed(tuple(enumerate(binding.moves.moves)))}
     layers: list[list[tuple[Path, tuple[str, ...], str]]] = []
-    for component in canonical.NETWORKS:
+    for component in (*canonical.NETWORKS, *canonical.VALUES):
         found = [
             layer for p in binding.parts if p.component == component for layer in _layers(p, agent) if layer
         ]
@@ -93,12 +94,19 @@ def _weights(binding: Binding, agent: Tree) -> tuple[Move, ...]:
     return tuple(moves)
 
 
+def _temperature(agent: Tree) -> Iterator[Move]:
+    for path in agent:
+        if path[0] == attr(canonical.TEMPERATURE):
+            yield Move(path, (ROOT, *path[1:]), KEEP)
+
+
 def _layers(part: Part, agent: Tree) -> Iterator[list[tuple[Path, tuple[str, ...], str]]]:
     """Go through the layers: of each its tensors' canonical paths, their edges below the agent, its kind."""
     sequential = all(layer.name and layer.name[-1].isdigit() for layer in part.layers)
-    for position, layer in enumerate(part.layers):
+    placed: list[tuple[int | str, PartLayer]] = [*enumerate(part.layers), *part.branches]
+    for position, layer in placed:
         name = layer.name
-        if sequential:
+        if sequential and isinstance(position, int):
             # keras/src/models/sequential.py: the input layer is number 0.
             name = (*name[:-1], "_functional", "_operations", str(position + 1))
         yield [
@@ -109,12 +117,12 @@ def _layers(part: Part, agent: Tree) -> Iterator[list[tuple[Path, tuple[str, ...
 
 
 def _optimizers(weights: tuple[Move, ...], agent: Tree) -> list[Plan]:
-    present = [name for name in canonical.OPTIMIZED if any(path[0] == attr(name) for path in agent)]
+    present = [name for name in canonical.ALL_OPTIMIZED if any(path[0] == attr(name) for path in agent)]
     return [
         ToKeras(
             name,
             f"adam_{number}" if number else "adam",
-            [move for move in weights if move.source[0] == attr(canonical.OPTIMIZED[name])],
+            [move for move in weights if move.source[0] == attr(canonical.ALL_OPTIMIZED[name])],
             agent,
             (ROOT,),
         ).plan()

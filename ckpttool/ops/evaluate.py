@@ -144,7 +144,7 @@ def evaluate(
 def _environment(agent: Agent, asked: str | None) -> tuple[str, bool]:
     if asked is not None:
         return asked, True
-    known = agent.sidecar.env if agent.sidecar is not None else None
+    known = agent.known.env
     if not known or not known.get("id"):
         raise UsageError(
             "the checkpoint does not say which environment it was trained in",
@@ -173,12 +173,12 @@ def _policy(agent: Agent, how: Protocol, backend: Backend, spec: EnvSpec) -> tup
             found=f"{obs_dim} and {act_dim}",
         )
     bounds = Bounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space")
-    wiring, assumed = wire(agent, bounds, agent.sidecar)
+    wiring, assumed = wire(agent, bounds)
     return backend.build(policy_network(agent.tree, part, wiring), how.device), assumed
 
 
 def _drift(agent: Agent, vector: VectorEnv) -> tuple[str, ...]:
-    known = agent.sidecar.env if agent.sidecar is not None else None
+    known = agent.known.env
     if not known:
         return ()
     found = []

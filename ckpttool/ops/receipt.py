@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool import documents
-from ckpttool.agents.components import widths
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.layouts.canonical import Binding
 from ckpttool.leaf import ValueLeaf
+from ckpttool.ops import knowledge
 from ckpttool.ops.digest import Digest, digest_of
 from ckpttool.ops.part import full_names
 from ckpttool.ops.restore import Own, networks
@@ -28,7 +27,10 @@ def receipt(
 ) -> Sidecar:
     """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried."""
     binding, report = way.binding, way.report
-    base = own.sidecar or (_habit(binding, way.source) if binding is not None else Sidecar(""))
+    base = own.sidecar or Sidecar("")
+    if binding is not None:
+        read = knowledge.of_files(binding, networks(way.source, binding))
+        base = knowledge.merged(own.sidecar, read)
     if way.settings is not None:
         provenance = {name: said for name, said in base.provenance.items() if name != "optimizers"}
         if way.settings:
@@ -63,24 +65,3 @@ def _residue(tree: Tree, unused: Sequence[str], part: str | None) -> Iterator[di
         elif isinstance(value, str):
             shown["value"] = value[:_LONGEST]
         yield {"path": name, **shown}
-
-
-def _habit(binding: Binding, tree: Tree) -> Sidecar:
-    facts = binding.facts
-    habit = f"assumed: the habit of layout {binding.layout}"
-    provenance = {"head": habit, "activations": habit}
-    kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
-    normed = any("layer_norm" in each for each in kinds)
-    if normed:
-        provenance["epsilon"] = habit
-    policy = next((part for part in binding.parts if part.head is None), None)
-    if policy is not None:
-        provenance["obs_dim"] = "read from the weights"
-    return Sidecar(
-        "",
-        obs_dim=widths(networks(tree, binding), policy)[0] if policy is not None else None,
-        head=facts.head,
-        activations=[facts.hidden] * (max(each.count("dense") for each in kinds) - 1),
-        epsilon={"layer_norm": facts.epsilon} if normed else None,
-        provenance=provenance,
-    )

@@ -11,11 +11,12 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.canonical import NETWORKS, Binding, Part
+from ckpttool.layouts.canonical import NETWORKS, RUN, Binding, Part
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, Path, ValueLeaf, display
 from ckpttool.mapping.report import Moves
 from ckpttool.mapping.rules import ToValue
+from ckpttool.ops import knowledge
 from ckpttool.ops.digest import digest_of
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
@@ -23,12 +24,17 @@ from ckpttool.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A checkpoint recognised as an agent; `tree` is the canonical one, its leaves unread."""
+    """A checkpoint recognised as an agent; `tree` is the canonical one, its leaves unread.
+
+    `known` is what its sidecar and its own files say of it, each fact with its provenance; `sidecar` is
+    only the former.
+    """
 
     checkpoint: Checkpoint
     binding: Binding
     tree: Tree
     sidecar: Sidecar | None
+    known: Sidecar
     notes: tuple[str, ...]
 
     @property
@@ -67,18 +73,20 @@ def restore(path: str, layout: str | None = None) -> Agent:
             file=checkpoint.path,
             hint="ckpttool inspect shows its tensors, ckpttool layouts the namings that are known",
         )
+    binding, used = knowledge.with_companions(binding, checkpoint)
     own = own_sidecar(checkpoint)
-    notes = own.notes
+    notes = (*own.notes, *used)
     tree = networks(checkpoint.tree, binding)
-    other = sorted({leaf.dtype for _, leaf in tree.tensors()} - {"float32"})
+    other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})
     if other:
         notes = (*notes, f"weights stored as {', '.join(other)} are run as float32")
-    return Agent(checkpoint, binding, tree, own.sidecar, notes)
+    known = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
+    return Agent(checkpoint, binding, tree, own.sidecar, known, notes)
 
 
 def networks(tree: Tree, binding: Binding) -> Tree:
-    """Return the canonical agent without its optimizers and counters: what running it needs."""
-    moves = tuple(move for move in binding.moves.moves if move.target[0].value in NETWORKS)
+    """Return the canonical agent without its optimizers, temperature and counters: what running it needs."""
+    moves = tuple(move for move in binding.moves.moves if move.target[0].value in RUN)
     return canonical_tree(tree, Moves(moves))
 
 

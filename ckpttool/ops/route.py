@@ -21,6 +21,7 @@ from ckpttool.mapping import generic
 from ckpttool.mapping.plan import Plan, Settings, after, build
 from ckpttool.mapping.report import Mapped, Move, Report
 from ckpttool.mapping.rules import KEEP
+from ckpttool.ops import knowledge
 from ckpttool.ops import part as parts
 from ckpttool.ops.restore import canonical_tree
 from ckpttool.ops.save import TargetKind
@@ -58,18 +59,27 @@ def route(
     binding = recognise(tree, os.path.basename(checkpoint.path), layout)
     if part is not None and layout is None and binding is not None and not _is_whole(binding):
         binding = None  # one network of an agent is a model of its own
+    if binding is not None:
+        binding, read = knowledge.with_companions(binding, checkpoint)
     told = _told(known)
     theirs, ours = _framework(checkpoint.format), _framework(kind.format)
     by_layout = False
     # Arrays that belong to no framework have the paths that they have, like TensorFlow's.
     kept = theirs in (TENSORFLOW, "numpy") and ours == TENSORFLOW
-    if layout is None and (kept or checkpoint.format == kind.format):
+    if kind.agent and binding is None:
+        raise UsageError(
+            f"only an agent can be written as {kind.layout}, and no layout recognises one here",
+            file=checkpoint.path,
+        )
+    if layout is None and not kind.agent and (kept or checkpoint.format == kind.format):
         plan = _rewritten(tree, kind, known if part is None else None)
     elif binding is not None:
         binding = _without_added(binding, tree, known)
-        plan, by_layout = _agent(tree, binding, kind, told), True
+        plan, by_layout = _agent(tree, binding, kind, told, known), True
     else:
         plan = _by_kind(checkpoint, tree, ours)
+    if plan is not None and binding is not None and by_layout:
+        plan = replace(plan, notes=(*plan.notes, *read))
     remembered = None
     if _named(kind) and not variables.by_name(middle := tree if plan is None else build(tree, plan)):
         to_names = variables.to_names(middle, told if plan is None else {**told, **plan.told})
@@ -134,14 +144,16 @@ def _rewritten(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | No
     return plan or variables.to_graph(tree)
 
 
-def _agent(tree: Tree, binding: Binding, kind: TargetKind, told: Settings) -> Plan:
+def _agent(tree: Tree, binding: Binding, kind: TargetKind, told: Settings, known: Sidecar | None) -> Plan:
     layout = plugins.find("layouts", kind.layout).load()
     if not plans.writes(layout):
         raise UsageError(f"layout {kind.layout} is not written yet")
     agent = canonical_tree(tree, binding.moves)
+    facts = knowledge.merged(known, knowledge.of_files(binding, agent))
+    added = knowledge.action_map(facts, agent)
     found = binding.moves
-    first = Plan(found.moves, assumed=found.assumed, notes=found.notes)
-    return after(first, layout.plan(binding, agent, told))
+    first = Plan(found.moves, added, assumed=found.assumed, notes=found.notes)
+    return after(first, layout.plan(binding, Tree({**agent, **added}), told))
 
 
 def _by_kind(checkpoint: Checkpoint, tree: Tree, ours: str) -> Plan:

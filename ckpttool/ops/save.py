@@ -39,13 +39,14 @@ class TargetKind(NamedTuple):
 
     `options` are what the format's `pieces` is told besides the tree. `prefix` says that the target is no
     file itself but what the names of several begin with, and that its folder has a state file, as
-    TensorFlow's do.
+    TensorFlow's do. `agent` says that nothing but an agent can be written so: the layout is the point.
     """
 
     format: str
     layout: str
     options: Mapping[str, Any] = MappingProxyType({})
     prefix: bool = False
+    agent: bool = False
 
 
 TARGETS: dict[str, TargetKind] = {

@@ -156,10 +156,9 @@ def _network(agent: Agent, other: Agent, title: str, assumed: list[str]) -> Netw
     part = agent.runnable(title)
     if part is None:
         raise UsageError(f"the checkpoint has no network {title}", file=agent.checkpoint.path)
-    known = agent.sidecar or other.sidecar
     obs_dim, act_dim = _sizes(agent)
-    unit = Bounds([-1.0] * act_dim, [1.0] * act_dim, "both sides alike, no sidecar says more")
-    wiring, guesses = wire(agent, unit, known)
+    unit = Bounds([-1.0] * act_dim, [1.0] * act_dim, "both sides alike, neither says more")
+    wiring, guesses = wire(agent, unit, other)
     assumed.extend(guesses)
     if part.head is None:
         return policy_network(agent.tree, part, wiring)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ckpttool.agents.components import Wiring
+from ckpttool.ops.knowledge import merged
 from ckpttool.ops.restore import Agent
 from ckpttool.sidecar import Sidecar
 
@@ -20,47 +20,47 @@ class Bounds:
     origin: str
 
 
-def wire(agent: Agent, bounds: Bounds, known: Sidecar | None) -> tuple[Wiring, tuple[str, ...]]:
+def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiring, tuple[str, ...]]:
     """Return the wiring and a sentence for whatever was assumed.
 
-    The sidecar decides; where it is silent the layout's habit does, and `bounds` for the actions.
+    What the agent's sidecar or files say decides; where they are silent, what `other` knows (the same agent
+    in another form); then the layout's habit, and `bounds` for the actions.
     """
-    facts, layout = agent.binding.facts, agent.binding.layout
-    whose = "the sidecar" if known is agent.sidecar else "the other one's sidecar"
+    known = agent.known if other is None else merged(agent.known, other.known)
     assumed = list(agent.binding.moves.assumed)
+    facts, layout = agent.binding.facts, agent.binding.layout
 
-    def take(name: str, habit: Any, sentence: str) -> Any:
-        value = getattr(known, name) if known is not None else None
-        if value is None:
-            assumed.append(sentence)
-            return habit
-        if known is not None and str(known.provenance.get(name, "")).startswith("assumed"):
-            assumed.append(f"{sentence} (so says {whose})")
-        return value
+    def guessed(name: str, sentence: str) -> None:
+        if not str(known.provenance.get(name, "")).startswith("assumed"):
+            return
+        told = [a for a in (agent, other) if a is not None and _assumes(a.sidecar, name)]
+        whose = "the sidecar" if agent in told else "the other one's sidecar"
+        assumed.append(f"{sentence} (so says {whose})" if told else sentence)
 
     habit = f"habit of layout {layout}"
-    hidden = take("activations", [facts.hidden], f"hidden activations {facts.hidden}: {habit}")
-    head = take("head", facts.head, f"action map {facts.head}: {habit}")
-    normed = any(layer.kind == "layer_norm" for part in agent.binding.parts for layer in part.layers)
+    guessed("activations", f"hidden activations {facts.hidden}: {habit}")
+    guessed("head", f"action map {facts.head}: {habit}")
     epsilon = facts.epsilon
-    if normed:
-        told = known.epsilon or {} if known is not None else {}
-        if "layer_norm" not in told:
-            assumed.append(f"layer norm epsilon {facts.epsilon:g}: {habit}")
-        epsilon = told.get("layer_norm", facts.epsilon)
-    low, high = (getattr(known, name) if known else None for name in ("action_low", "action_high"))
+    if any(layer.kind == "layer_norm" for part in agent.binding.parts for layer in part.layers):
+        guessed("epsilon", f"layer norm epsilon {facts.epsilon:g}: {habit}")
+        epsilon = (known.epsilon or {}).get("layer_norm", epsilon)
+    low, high = known.action_low, known.action_high
     if low is None or high is None:
         low, high = bounds.low, bounds.high
         assumed.append(f"action bounds {_shown(low)} to {_shown(high)}: {bounds.origin}")
     wiring = Wiring(
-        tuple(hidden),
-        str(head),
+        tuple(known.activations or (facts.hidden,)),
+        str(known.head or facts.head),
         float(epsilon),
         tuple(map(float, low)),
         tuple(map(float, high)),
-        known.obs_norm if known is not None else None,
+        known.obs_norm,
     )
     return wiring, tuple(assumed)
+
+
+def _assumes(told: Sidecar | None, name: str) -> bool:
+    return told is not None and str(told.provenance.get(name, "")).startswith("assumed")
 
 
 def _shown(values: Sequence[float]) -> str:

@@ -1,0 +1,151 @@
+"""What is known of an agent besides its weights: read from its files, told by its sidecar, or a habit."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from ckpttool import plugins
+from ckpttool.agents.components import widths
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts import canonical, plan
+from ckpttool.layouts.canonical import Binding, Facts, Norm, Part
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
+from ckpttool.sidecar import Sidecar
+from ckpttool.source import Inline
+from ckpttool.tree import Tree
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# The facts that the action's map consists of, and those of the observations.
+_FIELDS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
+
+
+def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, tuple[str, ...]]:
+    """Return the binding with what files beside the checkpoint say, and a note for each that was read."""
+    layout = plan.told(plugins.find("layouts", binding.layout).load())
+    notes = []
+    for file in layout.companions(checkpoint.path) if layout is not None else ():
+        if os.path.isfile(file) and layout is not None:
+            before, binding = binding, layout.told_by(binding, file, open_checkpoint(file).tree)
+            if binding is not before:
+                notes.append(f"{os.path.relpath(file, os.path.dirname(checkpoint.path) or '.')} was read")
+    return binding, tuple(notes)
+
+
+def of_files(binding: Binding, agent: Tree) -> Sidecar:
+    """Return what the checkpoint itself says of the agent, and its layout's habits marked as assumed.
+
+    `agent` is the canonical tree; the few small tensors that are facts (statistics, action maps) are read.
+    """
+    facts = binding.facts
+    habit = f"assumed: the habit of layout {binding.layout}"
+    kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
+    normed = any("layer_norm" in each for each in kinds)
+    policy = next((part for part in binding.parts if part.head is None), None)
+    found: dict[str, Any] = {
+        "head": facts.head,
+        "activations": list(facts.activations)
+        if facts.activations is not None
+        else [facts.hidden] * (max(each.count("dense") for each in kinds) - 1),
+        "epsilon": {"layer_norm": facts.epsilon} if normed else None,
+        "obs_dim": widths(agent, policy)[0] if policy is not None else None,
+        **_bounds(facts, agent, policy),
+        "obs_norm": _norm(facts.norm or _normalizer(agent)),
+        "env": {"id": facts.env} if facts.env is not None else None,
+    }
+    provenance = {name: _origin(name, facts, habit) for name, value in found.items() if value is not None}
+    return Sidecar("", **found, provenance=provenance)
+
+
+def _origin(name: str, facts: Facts, habit: str) -> str:
+    fact = {"obs_norm": "norm", "activations": "activations" if facts.activations else "hidden"}.get(
+        name, name
+    )
+    if fact in facts.said:
+        return f"read from {facts.said[fact]}"
+    # What no habit can give was read from the weights.
+    return habit if name in ("head", "activations", "epsilon") else "read from the weights"
+
+
+def _bounds(facts: Facts, agent: Tree, policy: Part | None) -> dict[str, list[float] | None]:
+    """Return the action's bounds: the file's own, or those that its scale and bias make of [-1, 1]."""
+    if facts.action_low is not None and facts.action_high is not None:
+        return {"action_low": list(facts.action_low), "action_high": list(facts.action_high)}
+    scale, bias = (agent.get((attr("actor"), attr(n))) for n in ("action_scale", "action_bias"))
+    if not isinstance(scale, Leaf) or policy is None:
+        return {"action_low": None, "action_high": None}
+    import numpy as np
+
+    wide = np.broadcast_to(scale.array().astype(np.float64).reshape(-1), (widths(agent, policy)[1],))
+    middle = bias.array().astype(np.float64).reshape(-1) if isinstance(bias, Leaf) else np.zeros(1)
+    return {"action_low": (middle - wide).tolist(), "action_high": (middle + wide).tolist()}
+
+
+def _normalizer(agent: Tree) -> Norm | None:
+    """Return the statistics that stand in the canonical tree; a layout says more of them in its facts."""
+    mean, var, std = (agent.get((attr(canonical.NORMALIZER), attr(n))) for n in ("mean", "var", "std"))
+    if not isinstance(mean, Leaf):
+        return None
+    if isinstance(var, Leaf):
+        return Norm(mean, var)
+    return Norm(mean, std=std) if isinstance(std, Leaf) else None
+
+
+def _norm(norm: Norm | None) -> dict[str, Any] | None:
+    """Return the statistics as a sidecar holds them: mean, var, epsilon inside the root, clip."""
+    if norm is None:
+        return None
+    import numpy as np
+
+    var = _flat(norm.var) if norm.var is not None else _flat(cast(Leaf, norm.std)) ** 2
+    epsilon = norm.epsilon
+    if norm.outside:
+        var, epsilon = (np.sqrt(var) + epsilon) ** 2, 0.0
+    return {"mean": _flat(norm.mean).tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": norm.clip}
+
+
+def action_map(known: Sidecar, agent: Tree) -> dict[Path, Leaf | ValueLeaf]:
+    """Return the action's scale and bias [act_dim] as canonical leaves, for layouts whose weights hold them.
+
+    None where the tree has them already, or where nobody knows the bounds.
+    """
+    scale, bias = ((attr("actor"), attr(name)) for name in ("action_scale", "action_bias"))
+    low, high = known.action_low, known.action_high
+    if scale in agent or low is None or high is None:
+        return {}
+    pairs = tuple(zip(low, high, strict=True))
+    # In float32, as torch computes it from a float32 Box (CleanRL, td3_continuous_action.py).
+    numbers = {scale: [(b - a) / 2 for a, b in pairs], bias: [(b + a) / 2 for a, b in pairs]}
+    return {
+        path: Leaf("float32", (len(v),), Inline(struct.pack(f"<{len(v)}f", *v)), display(path), "buffer")
+        for path, v in numbers.items()
+    }
+
+
+def _flat(leaf: Leaf) -> np.ndarray:
+    return leaf.array().astype("float64").reshape(-1)
+
+
+def merged(told: Sidecar | None, read: Sidecar) -> Sidecar:
+    """Return what is known: what the sidecar says, unless that was assumed there and a file says it."""
+    if told is None:
+        return read
+    better = {
+        name: getattr(read, name)
+        for name in _FIELDS
+        if getattr(read, name) is not None
+        and (getattr(told, name) is None or _assumed(told.provenance, name))
+        and not (getattr(told, name) is not None and _assumed(read.provenance, name))
+    }
+    provenance = {**told.provenance, **{name: read.provenance[name] for name in better}}
+    return replace(told, **better, provenance=provenance)
+
+
+def _assumed(provenance: Mapping[str, str], name: str) -> bool:
+    return str(provenance.get(name, "")).startswith("assumed")
