@@ -35,8 +35,8 @@ class Table:
     `branches` map the names of modules that are a further head (`fc_logstd`) to the canonical branch, in
     every policy; `tensors` single tensors that are no layer's, by their whole name, to their canonical
     place ("temperature/log_alpha"). `rooted` says that the agent may be an attribute of what was saved;
-    `optimizer` binds an optimizer's state; `seen` names the real files on which the layout was tried,
-    `built` what the others were tried on: a layout without either was never tried.
+    `optimizer` binds an optimizer's state; `seen` names the real files (other people's, or written by the
+    library itself) on which the layout was tried: where it is empty, no real file could be had.
     """
 
     name: str
@@ -49,7 +49,6 @@ class Table:
     optimizer: Callable[[Optimizer], OptimizerMoves]
     rooted: bool = False
     seen: str = ""
-    built: str = ""
     branches: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
 
