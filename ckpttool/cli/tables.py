@@ -177,8 +177,14 @@ def listing(kind: str, rows: Sequence[Row]) -> str:
     if kind == "backends":
         first = (("backend", "left"), ("installed", "left"), ("what", "path"))
         return _drawn(first, ((r.name, _installed(r), r.title) for r in rows))
-    columns = ((kind[:-1], "left"), ("reads", "left"), ("writes", "left"), ("what", "path"))
-    return _drawn(columns, ((r.name, _yes(r.reads), _yes(r.writes), r.title) for r in rows))
+    columns = [(kind[:-1], "left"), ("reads", "left"), ("writes", "left"), ("what", "path")]
+    cells = [[r.name, _yes(r.reads), _yes(r.writes), r.title] for r in rows]
+    if kind == "layouts":
+        # A layout that follows its library's source alone says so.
+        columns.insert(3, ("tried", "left"))
+        for row, cell in zip(rows, cells, strict=True):
+            cell.insert(3, _yes(bool(row.seen)))
+    return _drawn(columns, cells)
 
 
 def _yes(value: bool | None) -> str:
