@@ -13,7 +13,7 @@ from ckpttool.errors import MappingError, UsageError
 from ckpttool.formats import tensor_bundle
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import fujimoto, td3_tf, td3_torch
-from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.canonical import ALL_OPTIMIZED, Binding
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, ValueLeaf, display
 from ckpttool.mapping.plan import build
@@ -94,9 +94,10 @@ class LayoutContract:
         assert binding is not None
         agent = canonical_names(tree, binding)
         moments = [name for name in agent if "_optimizer/m/" in name or "_optimizer/v/" in name]
-        assert len(moments) == 2 * sum(
-            1 for name in agent if name.startswith(("actor/", "critic/")) and "optimizer" not in name
-        )
+        trained = {
+            network for name, network in ALL_OPTIMIZED.items() if any(m.startswith(name) for m in moments)
+        }
+        assert len(moments) == 2 * sum(name.split("/")[0] in trained for name in agent)
         for name in moments:
             optimizer, _, rest = name.split("/", 2)
             weight = agent[f"{optimizer.removesuffix('_optimizer')}/{rest}"]
@@ -162,6 +163,49 @@ def adam_state(weights: dict[str, np.ndarray], step: int = 7) -> dict[str, objec
     state |= {f"param_groups/0/{name}": value for name, value in settings.items()}
     state |= {f"param_groups/0/params/{number}": number for number in range(len(weights))}
     return state
+
+
+def gaussian_agent() -> Tree:
+    """A SAC agent as a dict of state_dicts: an actor with two heads, value networks, a temperature."""
+    generator = np.random.default_rng(5)
+    networks = {
+        "actor": {"l1": (OBS, 4), "l2": (4, 4), "mu": (4, ACT), "log_std": (4, ACT)},
+        "critic": {"q1.l1": (OBS + ACT, 4), "q1.l2": (4, 1), "q2.l1": (OBS + ACT, 4), "q2.l2": (4, 1)},
+        "value": {"v1": (OBS, 6), "v2": (6, 1)},
+        "value_target": {"v1": (OBS, 6), "v2": (6, 1)},
+    }
+    entries: dict[str, object] = {}
+    for component, layers in networks.items():
+        weights: dict[str, np.ndarray] = {}
+        for name, sizes in layers.items():
+            weights |= torch_dense(generator, name, *sizes)
+        entries |= {f"{component}/{name}": array for name, array in weights.items()}
+        if not component.endswith("_target"):
+            entries |= {f"{component}_optimizer/{n}": v for n, v in adam_state(weights).items()}
+    entries["log_alpha"] = np.full(1, -1.5, np.float32)
+    entries |= {
+        f"temperature_optimizer/{n}": v for n, v in adam_state({"log_alpha": np.zeros(1, np.float32)}).items()
+    }
+    return torch_tree({**entries, "total_it": 9})  # type: ignore[arg-type]
+
+
+class TestGaussianAgent(LayoutContract):
+    name = "td3_torch"
+
+    @pytest.fixture
+    def tree(self) -> Tree:
+        return gaussian_agent()
+
+    def test_the_other_head_is_no_layer_of_the_mean(self, tree: Tree) -> None:
+        binding = recognise(tree, "agent")
+        assert binding is not None
+        assert networks(binding) == {
+            "actor": ["l1", "l2", "mu"],
+            "critic/q1": ["q1/l1", "q1/l2"],
+            "critic/q2": ["q2/l1", "q2/l2"],
+            "value": ["v1", "v2"],
+            "value_target": ["v1", "v2"],
+        }
 
 
 def fujimoto_set(seed: int = 0, hidden: int = 5) -> dict[str, object]:
