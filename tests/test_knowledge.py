@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.agents.components import HEADS, Wiring, policy_network
+from ckpttool.agents.backends import numpy as backend
+from ckpttool.agents.components import HEADS, Wiring, policy_network, value_network
 from ckpttool.agents.network import Affine, Clip
 from ckpttool.layouts.canonical import Facts, Norm
 from ckpttool.layouts.recognise import recognise
@@ -19,7 +20,7 @@ from ckpttool.ops.restore import networks
 from ckpttool.sidecar import Sidecar
 from ckpttool.source import Inline
 from ckpttool.tree import Tree
-from tests.test_layouts import torch_agent
+from tests.test_layouts import gaussian_agent, torch_agent
 from tests.trees import leaf, torch_tree
 
 FACTS = Facts("tanh", "relu", 1e-5)
@@ -152,3 +153,19 @@ def test_a_gaussian_policys_other_head_is_carried_and_not_played() -> None:
 
 def test_a_leaf_is_read_from_where_it_lies() -> None:
     assert knowledge._flat(Leaf("float32", (1,), Inline(np.float32([3]).tobytes()), "x")).tolist() == [3.0]
+
+
+def test_a_value_of_the_state_takes_observations_alone() -> None:
+    tree = gaussian_agent()
+    binding = recognise(tree, "agent")
+    assert binding is not None
+    part = next(part for part in binding.parts if part.title == "value")
+    norm = {"mean": [1.0, 2.0, 3.0], "var": [4.0] * 3, "epsilon": 0.0, "clip": 1.5}
+    wiring = Wiring(("relu",), "tanh", 1e-5, (-1.0,) * 2, (1.0,) * 2, norm)
+    agent = networks(tree, binding)
+    obs = np.random.default_rng(0).normal(size=(5, 3)).astype("f4")
+    arrays = {tree.names[path]: found.array() for path, found in tree.tensors()}
+    hidden = np.clip((obs - [1, 2, 3]) / 2, -1.5, 1.5) @ arrays["value/v1/weight"].T + arrays["value/v1/bias"]
+    wanted = np.maximum(hidden, 0) @ arrays["value/v2/weight"].T + arrays["value/v2/bias"]
+    got, _ = backend.build(value_network(agent, part, wiring)).step(obs)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)

@@ -206,6 +206,7 @@ class TestGaussianAgent(LayoutContract):
             "value": ["v1", "v2"],
             "value_target": ["v1", "v2"],
         }
+        assert [part.title for part in binding.parts if part.acts] == ["actor"]
 
 
 def fujimoto_set(seed: int = 0, hidden: int = 5) -> dict[str, object]:

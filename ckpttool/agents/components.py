@@ -150,6 +150,14 @@ def q_network(agent: Tree, part: Part, wiring: Wiring, obs_dim: int, act_dim: in
     return builder.done()
 
 
+def value_network(agent: Tree, part: Part, wiring: Wiring) -> Network:
+    """Return a value of the state: obs [batch, obs_dim] to [batch, 1]."""
+    builder = _Builder([("obs", widths(agent, part)[0])])
+    _normalise(builder, wiring)
+    _layers(builder, agent, part, wiring, None)
+    return builder.done()
+
+
 def _normalise(builder: _Builder, wiring: Wiring) -> None:
     norm = wiring.obs_norm
     if norm is None:

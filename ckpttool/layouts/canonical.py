@@ -71,6 +71,11 @@ class Part(NamedTuple):
         return (attr(self.component),) + ((attr(self.head),) if self.head else ())
 
     @property
+    def acts(self) -> bool:
+        """Say whether the network is a policy."""
+        return self.component in ("actor", "actor_target")
+
+    @property
     def title(self) -> str:
         """The network's name for people, such as `critic/q1`."""
         return f"{self.component}/{self.head}" if self.head else self.component

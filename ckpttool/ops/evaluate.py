@@ -157,8 +157,8 @@ def _environment(agent: Agent, asked: str | None) -> tuple[str, bool]:
 
 def _policy(agent: Agent, how: Protocol, backend: Backend, spec: EnvSpec) -> tuple[Policy, tuple[str, ...]]:
     part = agent.runnable(how.network)
-    if part is None or part.head is not None:
-        policies = [p.title for p in agent.binding.parts if p.head is None]
+    if part is None or not part.acts:
+        policies = [p.title for p in agent.binding.parts if p.acts]
         raise UsageError(
             f"the checkpoint has no policy called {how.network}",
             file=agent.checkpoint.path,

@@ -47,7 +47,7 @@ def of_files(binding: Binding, agent: Tree) -> Sidecar:
     habit = f"assumed: the habit of layout {binding.layout}"
     kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
     normed = any("layer_norm" in each for each in kinds)
-    policy = next((part for part in binding.parts if part.head is None), None)
+    policy = next((part for part in binding.parts if part.acts), None)
     found: dict[str, Any] = {
         "head": facts.head,
         "activations": list(facts.activations)

@@ -14,11 +14,12 @@ import numpy as np
 
 from ckpttool import plugins
 from ckpttool.agents.backends import numpy as reference
-from ckpttool.agents.components import policy_network, q_network, widths
+from ckpttool.agents.components import policy_network, q_network, value_network, widths
 from ckpttool.agents.network import Dense, Network
 from ckpttool.agents.policy import Observation, Policy
 from ckpttool.agents.worker import Worker
 from ckpttool.errors import UsageError
+from ckpttool.layouts.canonical import VALUES
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
 from ckpttool.ops.wiring import Bounds, wire
@@ -160,8 +161,10 @@ def _network(agent: Agent, other: Agent, title: str, assumed: list[str]) -> Netw
     unit = Bounds([-1.0] * act_dim, [1.0] * act_dim, "both sides alike, neither says more")
     wiring, guesses = wire(agent, unit, other)
     assumed.extend(guesses)
-    if part.head is None:
+    if part.acts:
         return policy_network(agent.tree, part, wiring)
+    if part.component in VALUES:
+        return value_network(agent.tree, part, wiring)
     return q_network(agent.tree, part, wiring, obs_dim, act_dim)
 
 
