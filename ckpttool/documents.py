@@ -38,6 +38,44 @@ def parse(data: bytes, what: str, limit: int) -> dict[str, Any]:
     return found
 
 
+def strict(data: bytes, what: str, limit: int) -> dict[str, Any]:
+    """Return the object that `data` spells, in the sense that every reader agrees on.
+
+    Raise FormatError, besides what `parse` refuses, for text that is not UTF-8, for a name that an object has
+    twice (readers differ in which value they take), for NaN and Infinity, and for half of a surrogate pair.
+    """
+    if len(data) > limit:
+        raise FormatError(f"{what} is too large", expected=f"at most {limit:,} bytes", found=f"{len(data):,}")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            raise FormatError(f"{what} has two entries {_twice(pairs)!r}")
+        return made
+
+    def constant(word: str) -> None:
+        raise FormatError(f"{what} holds {word}, which JSON lacks")
+
+    try:
+        found = json.loads(data.decode(), object_pairs_hook=once, parse_constant=constant)
+        if b"\\u" in data:
+            json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{what} is not JSON") from error
+    if not isinstance(found, dict):
+        raise FormatError(f"{what} is not a JSON object", found=type(found).__name__)
+    return found
+
+
+def _twice(pairs: list[tuple[str, Any]]) -> str:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            return name[:200]
+        seen.add(name)
+    return ""
+
+
 def finite(value: float) -> float | str:
     """Return the number, or the word that stands for one that JSON lacks: NaN, Infinity, -Infinity."""
     if math.isfinite(value):

@@ -54,28 +54,40 @@ TABLE: tuple[DType, ...] = (
     DType("uint64", 8, 23, None, "uint64", "U64"),
     DType("float8_e5m2", 1, 24, None, "float8_e5m2", "F8_E5M2", extension=True),
     DType("float8_e4m3fn", 1, 25, None, "float8_e4m3fn", "F8_E4M3", extension=True),
-    DType("float8_e4m3fnuz", 1, 26, None, "float8_e4m3fnuz", None, extension=True),
+    DType("float8_e4m3fnuz", 1, 26, None, "float8_e4m3fnuz", "F8_E4M3FNUZ", extension=True),
     DType("float8_e4m3b11fnuz", 1, 27, extension=True),
-    DType("float8_e5m2fnuz", 1, 28, None, "float8_e5m2fnuz", None, extension=True),
+    DType("float8_e5m2fnuz", 1, 28, None, "float8_e5m2fnuz", "F8_E5M2FNUZ", extension=True),
     # In memory and in TensorFlow's files each of these takes a byte.
     DType("int4", 1, 29, extension=True),
     DType("uint4", 1, 30, extension=True),
     DType("int2", 1, 31, extension=True),
     DType("uint2", 1, 32, extension=True),
+    # What a file does not tell of a tensor that lies in another one, which is missing.
+    DType("unknown", 0),
     DType("float8_e8m0fnu", 1, None, None, "float8_e8m0fnu", "F8_E8M0", extension=True),
+    # Two halves; no array library has it, so that its bytes are read and its numbers are not.
+    DType("complex32", 4, None, None, "complex32"),
+    # Several elements share the byte that torch calls one (c10/core/ScalarType.h): listed, never read.
+    DType("quint4x2", 1, None, "QUInt4x2Storage", "quint4x2"),
+    DType("quint2x4", 1, None, "QUInt2x4Storage", "quint2x4"),
 )
+
+# How many elements share a byte.
+PACKED = {"quint4x2": 2, "quint2x4": 4}
 
 BY_NAME: dict[str, DType] = {row.name: row for row in TABLE}
 BY_TENSORFLOW: dict[int, DType] = {r.tensorflow: r for r in TABLE if r.tensorflow is not None}
 BY_STORAGE: dict[str, DType] = {r.storage: r for r in TABLE if r.storage is not None}
+BY_SAFETENSORS: dict[str, DType] = {r.safetensors: r for r in TABLE if r.safetensors is not None}
 BY_TORCH: dict[str, DType] = {r.torch: r for r in TABLE if r.torch is not None}
 BY_TORCH.update(half=BY_NAME["float16"], float=BY_NAME["float32"], double=BY_NAME["float64"])
 BY_TORCH.update(short=BY_NAME["int16"], int=BY_NAME["int32"], long=BY_NAME["int64"])
-BY_TORCH.update(chalf=DType("complex32", 4), cfloat=BY_NAME["complex64"])
+BY_TORCH.update(chalf=BY_NAME["complex32"], cfloat=BY_NAME["complex64"])
 BY_TORCH.update(cdouble=BY_NAME["complex128"])
 
 _QUANTIZED = {"qint8": "int8", "quint8": "uint8", "qint16": "int16", "quint16": "uint16"}
 _QUANTIZED["qint32"] = "int32"
+_BYTES_ONLY = frozenset(("complex32", *PACKED))
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -85,6 +97,8 @@ def numpy_dtype(name: str) -> np.dtype:
     row = BY_NAME.get(name)
     if row is None or not row.itemsize:
         raise UnsupportedError(f"tensors of type {name} have no fixed-size elements to read as numbers")
+    if name in _BYTES_ONLY:
+        raise UnsupportedError(f"tensors of type {name} are not read as numbers, only as bytes")
     if row.extension:
         import ml_dtypes
 

@@ -52,3 +52,52 @@ def damaged(whole: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
         for _ in range(choose.randint(1, 3)):
             data[choose.randrange(len(data))] ^= 1 << choose.randrange(8)
         yield bytes(data)
+
+
+def short(text: str) -> bytes:
+    return b"\x8c" + bytes((len(text),)) + text.encode()
+
+
+# What each asks to call; every name is harmless if it were called after all.
+ACTING = {
+    "GLOBAL + REDUCE": (b"cos\ngetcwd\n)R.", "os.getcwd"),
+    "posix": (b"cposix\ngetcwd\n)R.", "posix.getcwd"),
+    "nt": (b"cnt\ngetcwd\n)R.", "nt.getcwd"),
+    "STACK_GLOBAL": (short("os") + short("getcwd") + b"\x93)R.", "os.getcwd"),
+    "dotted name": (
+        short("collections") + short("OrderedDict.fromkeys") + b"\x93)R.",
+        "collections.OrderedDict.fromkeys",
+    ),
+    "names in the memo": (short("getcwd") + b"\x940" + short("os") + b"h\x00\x93)R.", "os.getcwd"),
+    "INST": (b"(ios\ngetcwd\n.", "os.getcwd"),
+    "OBJ": (b"(cos\ngetcwd\no.", "os.getcwd"),
+    "NEWOBJ": (b"csubprocess\nPopen\n)\x81.", "subprocess.Popen"),
+    "NEWOBJ_EX": (b"csubprocess\nPopen\n)}\x92.", "subprocess.Popen"),
+    "eval": (b"cbuiltins\neval\n(X\x01\x00\x00\x001tR.", "builtins.eval"),
+    "eval of Python 2": (b"c__builtin__\neval\n(X\x01\x00\x00\x001tR.", "builtins.eval"),
+    "getattr of a module": (b"cbuiltins\ngetattr\n(cos\npath\nX\x04\x00\x00\x00jointR.", "builtins.getattr"),
+    "import": (b"cbuiltins\n__import__\n(X\x02\x00\x00\x00ostR.", "builtins.__import__"),
+    "importlib": (b"cimportlib\nimport_module\n(X\x02\x00\x00\x00ostR.", "importlib.import_module"),
+    "runpy": (b"crunpy\nrun_path\n)R.", "runpy.run_path"),
+    "pickle in bytes": (b"cpickle\nloads\n(C\x01.tR.", "pickle.loads"),
+    "reconstructor": (
+        b"ccopy_reg\n_reconstructor\n(csubprocess\nPopen\nc__builtin__\nobject\nNtR.",
+        "subprocess.Popen",
+    ),
+    "inside a dict": (b"}X\x01\x00\x00\x00acos\ngetcwd\n)Rs.", "os.getcwd"),
+    "result dropped": (b"cos\ngetcwd\n)R0N.", "os.getcwd"),
+    "partial": (b"cfunctools\npartial\n(cos\ngetcwd\ntR)R.", "os.getcwd"),
+    "attrgetter": (
+        b"coperator\nattrgetter\n(X\x06\x00\x00\x00getcwdtR(cos\npath\ntR.",
+        "operator.attrgetter",
+    ),
+    "attribute of a class": (
+        b"cbuiltins\ngetattr\n(cbuiltins\nobject\nX\x0e\x00\x00\x00__subclasses__tR.",
+        "builtins.getattr",
+    ),
+    "item of a module's dict": (
+        b"c_operator\ngetitem\n(csys\nmodules\nX\x02\x00\x00\x00ostR.",
+        "_operator.getitem",
+    ),
+    "a new class": (b"cbuiltins\ntype\n(X\x01\x00\x00\x00a)}tR.", "builtins.type"),
+}

@@ -5,22 +5,25 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import os
 import pickle
 import random
 import struct
 import sys
 import time
 import typing
-from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
-from ckpttool.wire.pickle_reader import Dict, Global, Limits, Object, Opaque, Set, Stored, load
+from ckpttool.wire.pickle_reader import Dict, Global, Limits, Object, Opaque, Set, Stored, read
 from ckpttool.wire.pickle_writer import Persistent, dumps
+
+
+def load(data, **options):
+    return read(data, **options).value
+
 
 atoms = (
     st.none()
@@ -86,41 +89,6 @@ def test_unknown_call_keeps_its_arguments():
     assert (found.name, found.args) == ("gym.spaces.box.Box", (1, "a"))
 
 
-def short(text: str) -> bytes:
-    return b"\x8c" + bytes((len(text),)) + text.encode()
-
-
-ACTING = {
-    "GLOBAL + REDUCE": b"cos\ngetcwd\n)R.",
-    "posix": b"cposix\ngetcwd\n)R.",
-    "nt": b"cnt\ngetcwd\n)R.",
-    "STACK_GLOBAL": short("os") + short("getcwd") + b"\x93)R.",
-    "dotted name": short("collections") + short("OrderedDict.fromkeys") + b"\x93)R.",
-    "names in the memo": short("getcwd") + b"\x94" + short("os") + b"h\x00\x93)R.",
-    "INST": b"(ios\ngetcwd\n.",
-    "OBJ": b"(cos\ngetcwd\no.",
-    "NEWOBJ": b"csubprocess\nPopen\n)\x81.",
-    "NEWOBJ_EX": b"csubprocess\nPopen\n)}\x92.",
-    "eval": b"cbuiltins\neval\n(X\x01\x00\x00\x001tR.",
-    "eval of Python 2": b"c__builtin__\neval\n(X\x01\x00\x00\x001tR.",
-    "getattr of a module": b"cbuiltins\ngetattr\n(cos\npath\nX\x04\x00\x00\x00jointR.",
-    "import": b"cbuiltins\n__import__\n(X\x02\x00\x00\x00ostR.",
-    "importlib": b"cimportlib\nimport_module\n(X\x02\x00\x00\x00ostR.",
-    "runpy": b"crunpy\nrun_path\n)R.",
-    "pickle in bytes": b"cpickle\nloads\n(C\x01.tR.",
-    "reconstructor": b"ccopy_reg\n_reconstructor\n(csubprocess\nPopen\nc__builtin__\nobject\nNtR.",
-    "inside a dict": b"}X\x01\x00\x00\x00acos\ngetcwd\n)Rs.",
-}
-
-
-@pytest.mark.parametrize("data", ACTING.values(), ids=ACTING)
-def test_calls_that_can_act_are_refused_and_not_made(data, monkeypatch):
-    monkeypatch.setattr(os, "getcwd", partial(pytest.fail, "it was called"))
-    with pytest.raises(FormatError, match="nothing was run") as caught:
-        load(data)
-    assert caught.value.offset is not None
-
-
 BROKEN = {
     "empty": (b"", TruncatedError),
     "no STOP": (b"K\x01", TruncatedError),
@@ -166,6 +134,13 @@ BROKEN = {
 def test_broken_pickles_are_refused(data, error):
     with pytest.raises(error):
         load(data)
+
+
+@pytest.mark.parametrize("code", [b"I", b"L", b"F"])
+def test_a_text_that_is_no_number_is_not_quoted_at_length(code):
+    with pytest.raises(FormatError) as caught:
+        load(code + b"x" * 5000 + b"\n.")
+    assert len(caught.value.message) < 200
 
 
 def test_trailing_bytes_are_the_caller_s_choice():
@@ -313,16 +288,3 @@ def test_classes_by_value_are_inert():
             assert isinstance(load(cloudpickle.dumps(value)), Object)
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
-LEADS_ON = {
-    "attribute of a class": b"cbuiltins\ngetattr\n(cbuiltins\nobject\nX\x0e\x00\x00\x00__subclasses__tR.",
-    "item of a module's dict": b"c_operator\ngetitem\n(csys\nmodules\nX\x02\x00\x00\x00ostR.",
-    "a new class": b"cbuiltins\ntype\n(X\x01\x00\x00\x00a)}tR.",
-}
-
-
-@pytest.mark.parametrize("data", LEADS_ON.values(), ids=LEADS_ON)
-def test_what_only_looks_leads_nowhere(data):
-    with pytest.raises(FormatError, match="nothing was run"):
-        load(data)

@@ -1,4 +1,4 @@
-"""A pickle of plain data and NumPy arrays that no other format owns (a dict of weights, saved statistics).
+"""A pickle that no other format owns: plain data, NumPy arrays, torch's tensors (a dict of weights).
 
 Source: Lib/pickle.py and Lib/pickletools.py in CPython for the stream; wire/pickle_numpy.py names the sources
 of how NumPy pickles its arrays.
@@ -6,35 +6,63 @@ of how NumPy pickles its arrays.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.pickled.owner import owner
 from ckpttool.formats.probe import Probe
 from ckpttool.source import File
 
+if TYPE_CHECKING:
+    from ckpttool.formats.listed import Listed
+
 NAME = "pickle"
-TITLE = "Pickle of plain data and NumPy arrays"
+TITLE = "Pickle of plain data, NumPy arrays and torch tensors"
 WRITES = False
 FRAMEWORK = "numpy"
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the path of a pickle of protocol 2 or above that neither torch nor an RL library owns."""
+    """Return the path of a pickle that neither torch nor an RL library owns."""
     return probe.path if owner(probe) == NAME else None
 
 
 def read(location: str) -> Checkpoint:
     """List every array and value of the pickle; nothing that it names is imported or called.
 
-    Raise FormatError when the pickle is damaged or asks to call something that can act.
+    What unpickling would call is listed as a record and named in a note. Raise FormatError when the pickle is
+    damaged.
     """
-    from ckpttool.formats.pickled.load import load_file
-    from ckpttool.formats.pickled.walk import Walk, by_last_name
-
     file = File.stamp(location)
-    walk = Walk(by_last_name)
     try:
-        walk.add(load_file(file))
+        found = _listed(file)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
-    return Checkpoint(path=location, format=NAME, tree=walk.tree(), files=(file,))
+    return Checkpoint(
+        path=location,
+        format=NAME,
+        tree=found.tree,
+        files=(file,),
+        writer=found.writer,
+        notes=found.notes,
+        details=found.details,
+    )
+
+
+def _listed(file: File) -> Listed:
+    from ckpttool.formats.listed import Listed
+    from ckpttool.formats.pickled import calls
+    from ckpttool.formats.pickled.load import load_file
+    from ckpttool.formats.pickled.walk import Walk, by_last_name
+    from ckpttool.formats.torch_pickle import bare, listing
+    from ckpttool.wire.pickle_reader import Read
+
+    inner = bare.Inner(file)
+    pickled = load_file(file, inner.builders)
+    if inner.found:
+        named = dict.fromkeys((*pickled.calls, *inner.calls), 0)
+        return listing.listed(Read(pickled.value, pickled.size, named), "pickle of torch's tensors")
+    walk = Walk(by_last_name)
+    walk.add(pickled)
+    return Listed(walk.tree(), notes=calls.notes(walk.calls), details=calls.details(walk.calls))

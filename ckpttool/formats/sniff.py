@@ -12,10 +12,11 @@ class _Known(NamedTuple):
     start: bytes
     what: str
     hint: str | None = None
+    at: int = 0
 
 
 # First bytes, in the order of asking. Sources: the Git LFS pointer specification, RFC 1952, the HDF5
-# file format specification section II.A, torch/serialization.py (legacy magic number), APPNOTE.TXT.
+# file format specification section II.A, APPNOTE.TXT, POSIX.1-2017 pax (ustar).
 _WRONG = (
     _Known(b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
     _Known(b"<!doctype html", "an HTML page, not a checkpoint", "download the file itself"),
@@ -24,11 +25,7 @@ _WRONG = (
     _Known(b"BZh", "a bzip2 archive", "unpack it first"),
     _Known(b"\xfd7zXZ\x00", "an xz archive", "unpack it first"),
     _Known(b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it first"),
-)
-_LATER = (
-    _Known(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", "a PyTorch file of the form before 1.6"),
-    _Known(b"PK", "a zip archive without a data.pkl or model.weights.h5"),
-    _Known(b"\x93NUMPY", "a NumPy array file"),
+    _Known(b"ustar", "a tar archive", "unpack it first", 257),
 )
 
 
@@ -39,13 +36,12 @@ def explain(probe: Probe) -> CkpttoolError:
         return NotACheckpointError("the file is empty", file=probe.path)
     start = head.lstrip()[:64].lower()
     for known in _WRONG:
-        if head.startswith(known.start) or start.startswith(known.start):
+        if head.startswith(known.start, known.at) or (not known.at and start.startswith(known.start)):
             return NotACheckpointError(f"this is {known.what}", file=probe.path, hint=known.hint)
     if probe.damage is not None:
         return probe.damage
-    for known in _LATER:
-        if head.startswith(known.start):
-            return UnsupportedError(f"this is {known.what}, which is not read yet", file=probe.path)
+    if head.startswith(b"PK"):
+        return _zipped(probe)
     if _is_text(head):
         return NotACheckpointError("this is a text file, not a checkpoint", file=probe.path)
     from ckpttool.formats import sniff_models
@@ -55,6 +51,16 @@ def explain(probe: Probe) -> CkpttoolError:
         return NotACheckpointError(f"this is {model.what}", file=probe.path, hint=model.hint)
     shown = head[:8].hex(" ")
     return NotACheckpointError("no format knows these bytes", file=probe.path, found=f"{shown} at the start")
+
+
+def _zipped(probe: Probe) -> CkpttoolError:
+    from ckpttool.formats import sniff_models
+
+    archive = sniff_models.archived(probe.members)
+    if archive is not None:
+        return NotACheckpointError(f"this is {archive.what}", file=probe.path, hint=archive.hint)
+    what = "a zip archive without a data.pkl or model.weights.h5"
+    return UnsupportedError(f"this is {what}, which is not read yet", file=probe.path)
 
 
 def _is_text(head: bytes) -> bool:

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
+
+
+class Archive(NamedTuple):
+    """A member's name that tells what a zip archive is."""
+
+    member: re.Pattern[str]
+    what: str
+    hint: str
 
 
 class Model(NamedTuple):
@@ -20,8 +29,20 @@ _LENGTH = rb"[\x80-\xff]{0,4}[\0-\x7f]"
 # Sources: tensorflow/lite/schema/schema.fbs (file_identifier, byte 4); tensorflow/core/framework/graph.proto
 # and node_def.proto (a node: its name, its operation); tensorflow/core/protobuf/meta_graph.proto (in a
 # MetaInfoDef, stripped_op_list: operations by name) and saved_model.proto (version 1, then a MetaGraphDef);
-# onnx/onnx.proto (ModelProto: ir_version, producer_name, and what may follow it).
+# onnx/onnx.proto (ModelProto: ir_version, producer_name, and what may follow it);
+# torch/csrc/jit/serialization/mobile_bytecode.fbs and executorch/schema/program.fbs (file_identifier).
+# flax/serialization.py (`to_bytes`: a list is a map from "0" on) and the msgpack specification.
 MODELS = (
+    Model(
+        re.compile(rb".{4}PTMF", re.DOTALL),
+        "a PyTorch model for mobile devices (a flatbuffer), made to run and not to restore",
+        "use the TorchScript file or the checkpoint that it was made from",
+    ),
+    Model(
+        re.compile(rb".{4}ET\d\d", re.DOTALL),
+        "an ExecuTorch program, made to run and not to restore",
+        "use the checkpoint that it was made from",
+    ),
     Model(
         re.compile(rb".{4}TFL3", re.DOTALL),
         "a TensorFlow Lite model, made to run and not to restore",
@@ -49,7 +70,40 @@ MODELS = (
         "an ONNX model, made to run and not to restore",
         "use the checkpoint that it was made from",
     ),
+    Model(
+        re.compile(rb"[\x81-\x8f](?:\xa1[0-9][\x80-\x9f\xdc-\xdf]|\xa6params[\x80-\x8f\xde\xdf])"),
+        "parameters in msgpack, as Flax writes them (JAX; CleanRL's programs in JAX too), which are not read",
+        "load it with flax.serialization and save its arrays with numpy.savez",
+    ),
 )
+
+
+# Sources: torch/export/pt2_archive/constants.py, and torch/export/__init__.py (`save`) before 2.8;
+# caffe2/serialize/inline_container.h (the history of versions) for TorchScript before 1.2;
+# torch/package/package_exporter.py (`_finalize_zip`).
+ARCHIVES = (
+    Archive(
+        re.compile(r"[^/]+/archive_format|serialized_exported_program\.(json|pt)"),
+        "a torch.export program (.pt2), made to run and not to restore",
+        "save the state_dict of what torch.export.load returns",
+    ),
+    Archive(
+        re.compile(r"[^/]+/model\.json"),
+        "a TorchScript file of PyTorch 1.0 or 1.1",
+        "load it there and save its state_dict",
+    ),
+    Archive(
+        re.compile(r"[^/]+/\.data/(extern_modules|python_version)"),
+        "a torch.package archive, whose pickles have names of their own",
+        "save the state_dict of what it holds",
+    ),
+)
+
+
+def archived(members: Iterable[str]) -> Archive | None:
+    """Return what the members of a zip archive tell that it is."""
+    names = list(members)
+    return next((each for each in ARCHIVES if any(map(each.member.fullmatch, names))), None)
 
 
 def known(head: bytes) -> Model | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, NoReturn
 
 from ckpttool.errors import FormatError, TruncatedError
@@ -31,6 +31,10 @@ _TOKEN = re.compile(
     rf"\s*(?:(?P<text>{_TEXT})|(?P<word>True|False|None)|(?P<int>-?\d{{1,20}})L?|(?P<mark>[][(){{}},:]))",
     re.ASCII,
 )
+# Text and bytes of one width: the bytes in what NumPy's name of the type counts.
+_WIDE = {"U": 4, "S": 1, "V": 1}
+# numpy/lib/_format_impl.py: room for the first axis to grow, and where an array's bytes may begin.
+_GROWTH, _ALIGNED = 21, 64
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
@@ -44,9 +48,10 @@ class Header(NamedTuple):
 
 
 class Array(NamedTuple):
-    """One array: `dtype` and `source` are None for objects, text, dates and structured types.
+    """One array: `dtype` is None for objects, text, dates, structured types and bytes without a type.
 
-    `descr` is NumPy's own name of the type ("<f4", "|O", "structured").
+    `descr` is NumPy's own name of the type ("<f4", "|O", "structured"). `source` is None for those without a
+    `dtype`, but for text and bytes of one width (U, S, V), whose elements it gives as they are stored.
     """
 
     descr: str
@@ -60,18 +65,19 @@ def read(storage: Storage) -> Array:
 
     Raise FormatError when the header breaks NumPy's rules or does not fit the number of bytes.
     """
-    header = _header(storage)
-    descr = header.descr
+    head = _header(storage)
+    descr = head.descr
     if descr is None:
-        return Array("structured", header.shape, None, None)
+        return Array("structured", head.shape, None, None)
     order, code = (descr[:1], descr[1:]) if descr[:1] in "<>|=" else ("=", descr)
     dtype = name_of(code)
-    if dtype is None:
-        return Array(descr, header.shape, None, None)
-    nbytes = int(code[1:])
-    for extent in header.shape:
+    item = 0 if dtype is None and code[:1] not in _WIDE else _width(code)
+    if not item:
+        return Array(descr, head.shape, None, None)
+    nbytes = item
+    for extent in head.shape:
         nbytes *= extent
-    found = storage.length - header.size
+    found = storage.length - head.size
     if nbytes != found:
         wrong = TruncatedError if found < nbytes else FormatError
         raise _error(
@@ -81,18 +87,28 @@ def read(storage: Storage) -> Array:
             expected=f"{nbytes:,} bytes",
             found=f"{found:,}",
         )
-    body = Part(storage, header.size, nbytes) if nbytes else Inline(b"")
-    source = laid_out(body, code, header.shape, fortran=header.fortran, big=order == ">")
-    return Array(descr, header.shape, dtype, source)
+    body = Part(storage, head.size, nbytes) if nbytes else Inline(b"")
+    # What has no order of bytes to NumPy is not turned around.
+    big = order == ">" and code[0] not in "SV"
+    source = laid_out(body, code, head.shape, fortran=head.fortran, big=big)
+    return Array(descr, head.shape, dtype, source)
 
 
-def members(archive: Archive) -> Mapping[str, Array]:
+def _width(code: str) -> int:
+    """Return the bytes of an element of type `code` ("f4": 4, "U3": 12); 0 where its name does not tell."""
+    if not re.fullmatch(r"[a-zA-Z]\d{1,9}", code, re.ASCII):
+        return 0
+    return int(code[1:]) * _WIDE.get(code[0], 1)
+
+
+def members(archive: Archive, wanted: Iterable[str] | None = None) -> Mapping[str, Array]:
     """Return an .npz archive's arrays by name, without `.npy`, in the order of the archive.
 
-    Raise FormatError when a member is no array or two have one name.
+    `wanted` are the members to take, by default all. Raise FormatError when one is no array or two have one
+    name.
     """
     arrays: dict[str, Array] = {}
-    for member in archive.members:
+    for member in archive.members if wanted is None else wanted:
         name = member.removesuffix(SUFFIX)
         if name in arrays:
             raise FormatError(f"two arrays are called {name!r}", file=archive.file.path)
@@ -103,15 +119,28 @@ def members(archive: Archive) -> Mapping[str, Array]:
     return arrays
 
 
+def header(descr: str, shape: Shape) -> bytes:
+    """Return what stands before an array's bytes in C order, as NumPy writes it (`_write_array_header`)."""
+    extents = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {extents}, }}"
+    if shape:
+        text += " " * (_GROWTH - len(str(shape[0])))
+    # Version 1 counts the header in two bytes, version 2 in four.
+    start = len(MAGIC) + (4 if len(text) + _ALIGNED < 1 << 16 else 6)
+    text += " " * (-(start + len(text) + 1) % _ALIGNED) + "\n"
+    width = start - len(MAGIC) - 2
+    return MAGIC + bytes((width // 2, 0)) + len(text).to_bytes(width, "little") + text.encode("ascii")
+
+
 def laid_out(body: Part | Span | Inline, code: str, shape: Shape, *, fortran: bool, big: bool) -> Source:
     """Return an array's bytes in C order, little-endian.
 
     `code` is NumPy's for the type ("f4"), whose number is the element's size; `fortran` and `big` say how the
     elements are stored.
     """
-    item = int(code[1:])
-    # A complex number is two that are turned around each by itself.
-    width = (item // 2 if code[0] == "c" else item) if big else 0
+    item = _width(code)
+    # A complex number is two that are turned around each by itself, a text as many as it has characters.
+    width = ({"c": item // 2, "U": 4}.get(code[0], item)) if big else 0
     if width <= 1 and (not fortran or len(shape) < 2):
         return body
     strides, step = [], 1

@@ -17,14 +17,20 @@ Persistent = Callable[[object], object]
 ATOMS = frozenset((str, int, bool, float, type(None), bytes, complex))
 _COPIED = frozenset((str, bytes, list, tuple, dict, Set))
 _STOP = 0x2E
+_SHOWN = 100  # Python's messages quote the whole text that is no number
 
 
 class Machine:
-    """One run over one pickle; `position` is where it stands."""
+    """One run over one pickle; `position` is where it stands.
+
+    `calls` names what unpickling would call of the standard library that can act, each with the position of
+    the first such call. Nothing is called: they become Objects as all others do.
+    """
 
     __slots__ = (
         "base",
         "builders",
+        "calls",
         "data",
         "end",
         "file",
@@ -61,6 +67,7 @@ class Machine:
         self.stack: list[Any] = []
         self.outer: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
+        self.calls: dict[str, int] = {}
 
     def fail(self, message: str, at: int) -> NoReturn:
         """Raise FormatError at this position of the pickle."""
@@ -82,7 +89,7 @@ class Machine:
                 self.cut()
             self.fail("the pickle takes from an empty stack", self.position)
         except (ValueError, OverflowError, struct.error) as error:
-            self.fail(f"the pickle's arguments make no sense: {error}", self.position)
+            self.fail(f"the pickle's arguments make no sense: {str(error)[:_SHOWN]}", self.position)
         if self.stack or self.outer:
             self.fail("the pickle leaves more than one value", self.position)
         return value
@@ -188,11 +195,17 @@ class Machine:
             self._spend(args)
             value = self.built(builder, args)
             if value is not NotImplemented:
+                if isinstance(value, Object):
+                    self._note(value.function, value.args)
                 return value
+        self._note(function, args)
+        return Object(function, args, self.base + self.position, kwargs or None)
+
+    def _note(self, function: Any, args: tuple[Any, ...]) -> None:
+        # Once for each name: the pickle may ask for the same call a million times.
         name = acts(function, args)
         if name is not None:
-            self.fail(f"the pickle asks to call {name}; nothing was run", self.position)
-        return Object(function, args, self.base + self.position, kwargs or None)
+            self.calls.setdefault(name, self.position)
 
     def _spend(self, args: tuple[Any, ...]) -> None:
         for arg in args:

@@ -20,6 +20,7 @@ _NAMES = {
     "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64",
     "u1": "uint8", "u2": "uint16", "u4": "uint32", "u8": "uint64",
 }  # fmt: skip
+_CODES = {name: code for code, name in _NAMES.items()}
 _SCALARS = {
     "b1": "?", "f2": "e", "f4": "f", "f8": "d", "c8": "ff", "c16": "dd",
     "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
@@ -67,6 +68,7 @@ class Array:
         shape, kind, fortran, data = state[-4:]
         if not isinstance(shape, tuple) or not isinstance(kind, Type):
             return None
+        data = as_bytes(data)
         if not isinstance(data, bytes | Stored | list) or len(shape) > 64:
             return None
         return Parts(kind, _checked(shape, kind, data), bool(fortran), data)
@@ -90,6 +92,11 @@ def _checked(shape: tuple[Any, ...], kind: Type, data: bytes | Stored | list[Any
     return shape
 
 
+def as_bytes(data: Any) -> Any:
+    """Return the bytes that Python 2 stored as text, which the machine makes of its ASCII; others as is."""
+    return data.encode("ascii") if type(data) is str and data.isascii() else data
+
+
 def _type(args: tuple[Any, ...]) -> object:
     known = args and isinstance(args[0], str) and len(args[0]) < 16
     return Type(args[0].lstrip("<>=|")) if known else NotImplemented
@@ -107,9 +114,9 @@ def _from_buffer(args: tuple[Any, ...]) -> object:
 
 
 def _scalar(args: tuple[Any, ...]) -> object:
-    if len(args) != 2 or not isinstance(args[0], Type) or not isinstance(args[1], bytes):
+    if len(args) != 2 or not isinstance(args[0], Type) or not isinstance(as_bytes(args[1]), bytes):
         return NotImplemented
-    kind, data = args
+    kind, data = args[0], as_bytes(args[1])
     code = _SCALARS.get(kind.code)
     if code is None:
         return NotImplemented
@@ -123,6 +130,11 @@ def _scalar(args: tuple[Any, ...]) -> object:
 def name_of(code: str) -> str | None:
     """Return our name of the type that NumPy calls `code` ("f4"), None where there is none."""
     return _NAMES.get(code)
+
+
+def code_of(name: str) -> str | None:
+    """Return NumPy's code of our type `name` ("float32": "f4"), None where there is none."""
+    return _CODES.get(name)
 
 
 # Both spellings: the private module got its underscore in numpy 2.

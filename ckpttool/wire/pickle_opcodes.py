@@ -146,6 +146,9 @@ def _float(machine: Machine, at: int) -> int:
 def _text(width: int) -> Opcode:
     def push(machine: Machine, at: int) -> int:
         stop = at + width + int.from_bytes(machine.data[at : at + width], "little")
+        if stop > len(machine.data):
+            # A character that the end cuts would look like a wrong one.
+            machine.cut()
         machine.stack.append(machine.data[at + width : stop].decode("utf-8", "surrogatepass"))
         return stop
 
@@ -254,6 +257,8 @@ def _set_many(machine: Machine, at: int) -> int:
 def _named(machine: Machine, module: Any, name: Any) -> Global:
     if type(module) is not str or type(name) is not str:
         machine.fail("the pickle names something by other than text", machine.position)
+    if len(module) + len(name) > machine.limits.name:
+        machine.fail(f"a name of {len(module) + len(name):,} characters", machine.position)
     return Global(RENAMED.get(module, module), name)
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ckpttool.errors import FormatError
-
 # The names that Python 2 and pickle protocols below 3 use for modules of today (Lib/_compat_pickle.py).
 RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg", "cPickle": "pickle"}
 
@@ -20,7 +18,8 @@ class Limits(NamedTuple):
     what a tuple used as a dict's key may hold (hashing visits shared tuples again and again), `tuple_keys`
     how many there may be (their hashes can be made to collide). `copies` is what known calls may copy of
     their arguments, beside four times the pickle's size: one long text can be encoded again and again.
-    Bytes longer than `inline` are not copied out of the pickle but given as Stored.
+    Bytes longer than `inline` are not copied out of the pickle but given as Stored. `name` is in characters:
+    a name is put together again for each of its calls.
     """
 
     integer: int = 1024
@@ -28,6 +27,7 @@ class Limits(NamedTuple):
     tuple_keys: int = 4096
     copies: int = 1 << 20
     inline: int = sys.maxsize
+    name: int = 4096
 
 
 class Global(NamedTuple):
@@ -184,16 +184,33 @@ _BUILTIN_ERRORS = ("Error", "Exception", "Warning", "Interrupt", "Iteration")
 
 def acts(target: object, args: tuple[Any, ...]) -> str | None:
     """Return the name of what a call would run if it is something of the standard library that can act."""
-    if not isinstance(target, Global):
+    if isinstance(target, Object):
+        return _led_to(target)
+    if not isinstance(target, Global) or not _is_standard(target):
         return None
     top = target.module.partition(".")[0]
-    if top not in sys.stdlib_module_names and top not in RENAMED:
-        return None
     if target.full in _DATA_NAMES or (top in _DATA_MODULES and "." not in target.name):
         return None
     if target.module == "builtins" and target.name.endswith(_BUILTIN_ERRORS):
         return None
     return None if _looks(target.full, args) else target.full
+
+
+def _is_standard(target: Global) -> bool:
+    top = target.module.partition(".")[0]
+    return top in sys.stdlib_module_names or top in RENAMED
+
+
+def _led_to(target: Object) -> str | None:
+    """Return what calling the result of a call of the standard library's would run.
+
+    Such a result is no data any more: `functools.partial(os.system, "...")()`, `attrgetter("system")(...)()`.
+    """
+    made_by = target.function
+    if not isinstance(made_by, Global) or not _is_standard(made_by):
+        return None
+    inner = target.args[0] if made_by.full == "functools.partial" and target.args else None
+    return inner.full if isinstance(inner, Global) and target.state is None else made_by.full
 
 
 def _looks(name: str, args: tuple[Any, ...]) -> bool:
@@ -222,11 +239,21 @@ def _dict(name: str) -> Builder:
         made = Dict(name)
         if name == "collections.Counter" and len(args) == 1 and type(args[0]) is dict:
             made.update(args[0])
+        elif name == "collections.OrderedDict" and len(args) == 1 and _are_named(args[0]):
+            # Python 2.7's Lib/collections.py, OrderedDict.__reduce__, gives the items as pairs.
+            made.update(args[0])
         elif args and (name != "collections.defaultdict" or len(args) > 1):
             return NotImplemented
         return made
 
     return build
+
+
+def _are_named(pairs: object) -> bool:
+    # Other keys than text would need Machine.key before they can be hashed.
+    return isinstance(pairs, list) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and type(pair[0]) is str for pair in pairs
+    )
 
 
 def _set(name: str) -> Builder:
@@ -265,9 +292,6 @@ def _reconstructor(args: tuple[Any, ...]) -> object:
     # copyreg.py: protocols 0 and 1 make an object of args[0], and the newer helpers do the same.
     if not args or not isinstance(args[0], Global):
         return NotImplemented
-    name = acts(args[0], ())
-    if name is not None:
-        raise FormatError(f"the pickle asks to call {name}; nothing was run")
     rest = args[1:]
     return Object(args[0], () if rest == (Global("builtins", "object"), None) else rest, 0)
 

@@ -39,13 +39,17 @@ class Writer:
         """The CRC-32 of every member written so far."""
         return tuple(member.crc for member in self._members)
 
-    def add(self, name: str, data: Buffer) -> None:
-        """Write one member."""
+    def add(self, name: str, *parts: Buffer) -> None:
+        """Write one member, whose bytes are those of all `parts` together."""
         raw = name.encode("utf-8")
         flags = 0 if raw.isascii() else reader.UTF8
-        member = _Written(raw, flags, zlib.crc32(data), memoryview(data).nbytes, self._position)
+        crc = size = 0
+        for part in parts:
+            crc, size = zlib.crc32(part, crc), size + memoryview(part).nbytes
+        member = _Written(raw, flags, crc, size, self._position)
         self._write(self._local(member))
-        self._write(data)
+        for part in parts:
+            self._write(part)
         self._members.append(member)
 
     def close(self) -> None:

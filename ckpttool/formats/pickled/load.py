@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckpttool.errors import FormatError, UnsupportedError
@@ -17,9 +18,15 @@ _INLINE = 64
 
 def _scalar(args: tuple[Any, ...]) -> object:
     """Keep a NumPy scalar's type: it is an array without dimensions (variables of rank 0 come as such)."""
-    if len(args) != 2 or not isinstance(args[0], Type) or not isinstance(args[1], bytes):
+    data = pickle_numpy.as_bytes(args[1]) if len(args) == 2 else None
+    if not isinstance(data, bytes) or not isinstance(args[0], Type):
         return NotImplemented
-    return Array((1, (), args[0], False, args[1])) if args[0].name else NotImplemented
+    return Array((1, (), args[0], False, data)) if args[0].name else NotImplemented
+
+
+def _jax_array(args: tuple[Any, ...]) -> object:
+    """Return the array that JAX rebuilds: how NumPy would, from the same four parts, and facts of its own."""
+    return Array(args[2]) if len(args) == 4 and type(args[2]) is tuple else NotImplemented
 
 
 def _set_state(args: tuple[Any, ...]) -> object:
@@ -34,6 +41,8 @@ BUILDERS: Mapping[str, Builder] = {
     **pickle_numpy.BUILDERS,
     "numpy.core.multiarray.scalar": _scalar,
     "numpy._core.multiarray.scalar": _scalar,
+    # jax/_src/array.py, ArrayImpl.__reduce__
+    "jax._src.array._reconstruct_array": _jax_array,
     # cloudpickle/cloudpickle.py, _dynamic_function_reduce; RLlib has its own copy of it.
     **{
         f"{home}.{name}": _set_state
@@ -49,19 +58,27 @@ BUILDERS: Mapping[str, Builder] = {
 
 
 class Pickled(NamedTuple):
-    """A pickle's value and where the pickle lies; `file` is None if it lies in no file as it is."""
+    """A pickle's value and where the pickle lies; `file` is None if it lies in no file as it is.
+
+    `calls` names what unpickling would call that can act on the world; whoever lists the value tells of them
+    (calls.py).
+    """
 
     value: Any
     size: int
     file: File | None
     base: int
+    calls: tuple[str, ...] = ()
 
 
-def load_file(file: File) -> Pickled:
-    """Return the value of a file that is one pickle; the file's bytes are read once, arrays not copied."""
+def load_file(file: File, more: Mapping[str, Builder] = MappingProxyType({})) -> Pickled:
+    """Return the value of a file that is one pickle; the file's bytes are read once, arrays not copied.
+
+    `more` are builders of calls beside those of plain data and NumPy.
+    """
     data = file.read(0, file.size)
     try:
-        return load(data, file)
+        return load(data, file, builders={**BUILDERS, **more})
     except FormatError as error:
         if b"joblib.numpy_pickle" in data[: 1 << 16]:
             raise UnsupportedError(
@@ -70,22 +87,28 @@ def load_file(file: File) -> Pickled:
         raise
 
 
-def load(data: bytes, file: File | None, base: int = 0, *, name: str | None = None) -> Pickled:
+def load(
+    data: bytes,
+    file: File | None,
+    base: int = 0,
+    *,
+    name: str | None = None,
+    builders: Mapping[str, Builder] = BUILDERS,
+) -> Pickled:
     """Return the value of a pickle that begins at byte `base` of `file`, or of no file (it was encoded).
 
-    Raise FormatError, naming the file (`name` where there is no `file`), when the pickle is damaged or asks
-    to call something that can act.
+    Raise FormatError, naming the file (`name` where there is no `file`), when the pickle is damaged.
     """
     limits = Limits(inline=_INLINE) if file else Limits()
     path = file.path if file else name
     try:
-        value = pickle_reader.load(data, builders=BUILDERS, limits=limits, file=path, base=base)
+        found = pickle_reader.read(data, builders=builders, limits=limits, file=path, base=base)
     except FormatError as error:
         if file is None:
             # An offset into what the file encodes would name the wrong byte of the file.
             error.offset = None
         raise
-    return Pickled(value, len(data), file, base)
+    return Pickled(found.value, len(data), file, base, tuple(found.calls))
 
 
 def array_source(parts: Parts, pickled: Pickled) -> Source:

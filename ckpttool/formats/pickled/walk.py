@@ -16,6 +16,8 @@ from ckpttool.wire.pickle_reader import Global, Object
 
 # stable_baselines/common/running_mean_std.py, RunningMeanStd; gymnasium's has the same names.
 _STATISTICS = frozenset(("mean", "var"))
+# What VecNormalize keeps besides (stable_baselines3/common/vec_env/vec_normalize.py).
+_APART = frozenset(("observation_space", "action_space", "old_obs", "old_reward", "ret_rms"))
 
 
 class Use(NamedTuple):
@@ -36,19 +38,24 @@ def native(path: Path) -> str:
 
 
 class Walk(Traversal[None]):
-    """Goes once through the values of pickles and collects a tree's entries."""
+    """Goes once through the values of pickles and collects a tree's entries.
+
+    `calls` are the names of what unpickling them would call that can act.
+    """
 
     def __init__(self, uses: Uses) -> None:
         """Ask `uses` what each array is for."""
         super().__init__(0)
         self.uses = uses
         self.keys: set[str] = set()
+        self.calls: dict[str, None] = {}
         self._pickled = Pickled(None, 0, None, 0)
         self._arrays: dict[int, Path] = {}
 
     def add(self, pickled: Pickled, path: Path = ()) -> None:
         """Add a pickle's value at the path."""
         self._pickled = pickled
+        self.calls.update(dict.fromkeys(pickled.calls))
         self._arrays.clear()
         self.forget(REVISITS * pickled.size + SPARE)
         self.value(pickled.value, path, None)
@@ -112,4 +119,6 @@ def by_last_name(path: Path, dtype: str, shape: tuple[int, ...]) -> Use:
         return Use("other")
     if last in _STATISTICS:
         return Use("buffer")
+    if not _APART.isdisjoint(step.value for step in path):
+        return Use("other")
     return Use(role_by_name(path, native(path), dtype, shape))

@@ -1,16 +1,19 @@
-"""PyTorch's zip checkpoints (torch.save since 1.6): recognised, listed, written; torch is not needed.
+"""PyTorch's zip checkpoints (torch.save since 1.6), packed or unpacked: recognised, listed, written.
 
 Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError
+from ckpttool.errors import CkpttoolError, NotFoundError
+from ckpttool.formats.pickled.owner import owner
 from ckpttool.formats.probe import Piece, Probe
+from ckpttool.formats.torch_pickle import folder
 from ckpttool.source import File
 from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
 
@@ -30,7 +33,13 @@ _FIRST = re.compile(rb"[^/\0]{1,255}/(data\.pkl|data/\d+)", re.ASCII)
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the path of a zip with one `*/data.pkl`, or of a damaged one that begins like it."""
+    """Return the path of a zip with one `*/data.pkl`, of a damaged one that begins like it, of its folder."""
+    if probe.kind == "folder":
+        return probe.path if folder.inside(probe.path, probe.names) else None
+    if probe.name == folder.PICKLE and owner(probe) == NAME:
+        return probe.folder
+    if probe.name.endswith(".distcp"):
+        return None  # a shard of torch.distributed.checkpoint: archives one after another
     if probe.damage is not None:
         return probe.path if _FIRST.match(probe.head, zip.LOCAL.size) else None
     return probe.path if any(map(_PICKLE.fullmatch, probe.members)) else None
@@ -45,21 +54,30 @@ def read(location: str) -> Checkpoint:
     # Not at the top: every command asks `claims`.
     from ckpttool.formats.torch_pickle import archive
 
-    file = File.stamp(location)
     try:
-        found = archive.listed(zip.read(file))
+        opened = _opened(location)
+        found = archive.listed(opened)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
     return Checkpoint(
         path=location,
         format=NAME,
         tree=found.tree,
-        files=(file,),
+        files=tuple(opened.opened.values()) if isinstance(opened, folder.Folder) else (opened.file,),
         writer=found.writer,
         integrity=found.integrity,
         notes=found.notes,
         details=found.details,
     )
+
+
+def _opened(location: str) -> zip.Archive | folder.Folder:
+    if not os.path.isdir(location):
+        return zip.read(File.stamp(location))
+    held = folder.inside(location, frozenset(os.listdir(location)))
+    if held is None:
+        raise NotFoundError("the folder has no data.pkl", file=location)
+    return folder.read(held)
 
 
 def pieces(tree: Tree) -> tuple[Piece]:

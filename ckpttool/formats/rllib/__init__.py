@@ -40,8 +40,8 @@ def claims(probe: Probe) -> str | None:
 def read(location: str) -> Checkpoint:
     """List every policy's weights, its optimizer's variables, filters, counters and settings.
 
-    Raise UnsupportedError for the forms that are no pickles (msgpack, PyTorch), FormatError for damage and
-    for pickles that ask to call something that can act.
+    What unpickling would call is listed as a record and named in a note. Raise UnsupportedError for the forms
+    that are no pickles (msgpack, PyTorch), FormatError for damage.
     """
     from ckpttool.formats.rllib import listing
 
@@ -56,4 +56,5 @@ def read(location: str) -> Checkpoint:
         files=found.files,
         writer=found.writer,
         notes=found.notes,
+        details=found.details,
     )

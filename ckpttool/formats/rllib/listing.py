@@ -8,11 +8,13 @@ rllib/utils/checkpoints.py (`Checkpointable.save_to_path`), python/ray/tune/trai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckpttool import documents
 from ckpttool.errors import FormatError, NotFoundError, UnsupportedError
+from ckpttool.formats.pickled import calls
 from ckpttool.formats.pickled.load import Pickled, load, load_file
 from ckpttool.formats.pickled.walk import Walk
 from ckpttool.formats.rllib.uses import slots, use
@@ -40,6 +42,7 @@ class Found(NamedTuple):
     files: tuple[File, ...]
     writer: str
     notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = MappingProxyType({})
 
 
 class _Walk(Walk):
@@ -63,7 +66,8 @@ def of_file(location: str) -> Found:
         more = File.stamp(beside)
         walk.add(load_file(more), (attr("tune_metadata"),))
         files = (file, more)
-    return Found(slots(walk.tree()), files, "RLlib (one file)")
+    told = calls.notes(walk.calls)
+    return Found(slots(walk.tree()), files, "RLlib (one file)", told, calls.details(walk.calls))
 
 
 def _add(walk: Walk, pickled: Pickled, path: Path) -> None:
@@ -98,7 +102,8 @@ def of_folder(location: str) -> Found:
     if not states:
         raise _nothing(location, others)
     notes = tuple(f"not listed: {os.path.relpath(name, location)} is {_why(name)}" for name in others)
-    return Found(slots(walk.tree()), tuple(files), _writer(facts), notes)
+    notes += calls.notes(walk.calls)
+    return Found(slots(walk.tree()), tuple(files), _writer(facts), notes, calls.details(walk.calls))
 
 
 def _states(location: str, others: list[str]) -> Iterator[tuple[str, Path]]:

@@ -28,8 +28,8 @@ def claims(probe: Probe) -> str | None:
 def read(location: str) -> Checkpoint:
     """List the agent's variables, by name, and under `data` its settings and spaces.
 
-    Raise FormatError when archive, arrays and names do not fit together, or when a pickle asks to call
-    something that can act.
+    What unpickling would call is listed as a record and named in a note. Raise FormatError when archive,
+    arrays and names do not fit together.
     """
     from ckpttool.formats.stable_baselines2 import listing
 
@@ -47,4 +47,5 @@ def read(location: str) -> Checkpoint:
         writer=f"Stable-Baselines 2 ({'zip' if zipped else 'cloudpickle'})",
         integrity="crc32" if found.recorded else "none",
         notes=found.notes,
+        details=found.details,
     )

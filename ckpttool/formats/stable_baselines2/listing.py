@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import binascii
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.pickled.load import Pickled, array_source, load, load_file
+from ckpttool.formats.pickled import calls
+from ckpttool.formats.pickled.load import Pickled, array_source, load_file
+from ckpttool.formats.pickled.settings import parsed, settings
 from ckpttool.formats.pickled.walk import Use, Walk
 from ckpttool.formats.variables import Tensor, by_name, role_by_name
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, attr
@@ -24,16 +24,15 @@ DATA: Path = (attr("data"),)
 PARAMS: Path = (attr("params"),)
 
 _DATA, _PARAMETERS, _LIST = "data", "parameters", "parameter_list"
-_SERIALIZED = ":serialized:"
-_JSON_BYTES = 64 << 20
 
 
 class Found(NamedTuple):
-    """A file's tree, whether it records checksums, and what a person should know."""
+    """A file's tree, whether it records checksums, what a person should know, and details for JSON."""
 
     tree: Tree
     recorded: bool
     notes: tuple[str, ...]
+    details: Mapping[str, Any]
 
 
 def from_zip(file: File) -> Found:
@@ -41,13 +40,16 @@ def from_zip(file: File) -> Found:
     archive = zip.read(file)
     inner = _inner(archive)
     tensors, others, notes = _arrays(archive, inner)
-    data = _settings(archive)
+    told: list[str] = []
+    named = _DATA in archive.members
+    data = settings(archive.source(_DATA), _DATA, file.path, told) if named else {}
     size = archive.members[_DATA].size if _DATA in archive.members else 0
     walk = Walk(_use)
-    walk.add(Pickled(data, size, None, 0), DATA)
+    walk.add(Pickled(data, size, None, 0, tuple(told)), DATA)
     if others:
         walk.add(Pickled(others, len(others), None, 0), PARAMS)
-    return Found(_joined(tensors, walk), inner.recorded, (*_policy(data), *notes))
+    notes = (*_policy(data), *notes, *calls.notes(walk.calls))
+    return Found(_joined(tensors, walk), inner.recorded, notes, calls.details(walk.calls))
 
 
 def _inner(archive: zip.Archive) -> zip.Archive:
@@ -65,7 +67,7 @@ def _arrays(
     archive: zip.Archive, inner: zip.Archive
 ) -> tuple[dict[str, Tensor], dict[str, Any], tuple[str, ...]]:
     """Return the variables in the order of `parameter_list`, what is no tensor, and what to tell of them."""
-    names = _json(archive, _LIST)
+    names = parsed(archive.source(_LIST), _LIST)
     if not isinstance(names, list) or not all(type(name) is str for name in names):
         raise FormatError("member 'parameter_list' is no list of names")
     arrays = npy.members(inner)
@@ -87,41 +89,6 @@ def _arrays(
     return tensors, others, (note,) if unlisted else ()
 
 
-def _json(archive: zip.Archive, name: str) -> Any:
-
-    source = archive.source(name)
-    if source.length > _JSON_BYTES:
-        raise FormatError(f"member {name!r} claims {source.length:,} bytes")
-    try:
-        return json.loads(bytes(source.read()))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"member {name!r} is not JSON: {error}") from error
-
-
-def _settings(archive: zip.Archive) -> dict[str, Any]:
-    """Return `data` with every serialized object as the inert value of its pickle."""
-    if _DATA not in archive.members:
-        return {}
-    data = _json(archive, _DATA)
-    if not isinstance(data, dict):
-        raise FormatError("member 'data' is no dict")
-    return {name: _setting(archive, name, value) for name, value in data.items()}
-
-
-def _setting(archive: zip.Archive, name: str, value: Any) -> Any:
-
-    if not isinstance(value, dict) or not isinstance(value.get(_SERIALIZED), str):
-        return value
-    try:
-        pickled = binascii.a2b_base64(value[_SERIALIZED], strict_mode=True)
-    except ValueError as error:
-        raise FormatError(f"{name!r} in 'data' is not base64: {error}") from error
-    try:
-        return load(pickled, None, name=archive.file.path).value
-    except FormatError as error:
-        raise error.located(path=f"data/{name}") from error.__cause__
-
-
 def from_pickle(file: File) -> Found:
     """Return what a cloudpickle holds; statistics that SB2 saved alone are listed as they are."""
     pickled = load_file(file)
@@ -141,7 +108,8 @@ def from_pickle(file: File) -> Found:
         notes = (*_policy(data), *notes)
     else:
         walk.add(pickled)
-    return Found(_joined(tensors, walk), recorded=False, notes=notes)
+    notes = (*notes, *calls.notes(walk.calls))
+    return Found(_joined(tensors, walk), recorded=False, notes=notes, details=calls.details(walk.calls))
 
 
 def _is_agent(value: Any) -> bool:

@@ -6,18 +6,43 @@ Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.listed import Listed
-from ckpttool.formats.pickled.traversal import REVISITS, SPARE
-from ckpttool.formats.torch_pickle.tensors import BUILDERS, Storages
-from ckpttool.formats.torch_pickle.tree import Usage, Walk
+from ckpttool.formats.torch_pickle import listing, script
+from ckpttool.formats.torch_pickle.storages import Storages
+from ckpttool.formats.torch_pickle.tensors import BUILDERS
+from ckpttool.formats.torch_pickle.tree import Members
+from ckpttool.source import Deflated, File, Storage
 from ckpttool.wire import pickle_reader
-from ckpttool.wire.zip import Archive
 
 PICKLE = re.compile(r"[^/]+/data\.pkl")
 _SMALL = 64
+
+
+class Archive(Protocol):
+    """The members of a zip file, or of a folder into which one was unpacked."""
+
+    @property
+    def file(self) -> File:
+        """What errors name."""
+        ...
+
+    @property
+    def members(self) -> Mapping[str, object]:
+        """The members by name."""
+        ...
+
+    @property
+    def recorded(self) -> bool:
+        """Whether there are checksums."""
+        ...
+
+    def source(self, name: str) -> Storage:
+        """Return a member's bytes, unread."""
+        ...
 
 
 def listed(archive: Archive) -> Listed:
@@ -26,11 +51,41 @@ def listed(archive: Archive) -> Listed:
     Raise FormatError when archive, pickle and storages do not fit together.
     """
     top = _top(archive)
-    big = _big(archive, top)
-    value, size = _unpickled(archive, top)
-    walk = Walk(big=big, visits=REVISITS * size + SPARE)
-    tree = walk.tree(value)
-    return Listed(tree, _writer(archive, top), "crc32" if archive.recorded else "none", _notes(walk))
+    if script.is_script(archive.members, top):
+        return _script(archive, top)
+    return _listed(archive, top)
+
+
+def _listed(
+    archive: Archive,
+    top: str,
+    name: str = "data",
+    *,
+    notes: tuple[str, ...] = (),
+    details: Mapping[str, Any] | None = None,
+    classes: Mapping[str, Members] | None = None,
+) -> Listed:
+    return listing.listed(
+        _unpickled(archive, top, name),
+        _writer(archive, top),
+        big=_big(archive, top),
+        integrity="crc32" if archive.recorded else "none",
+        notes=notes,
+        details=details,
+        classes=classes,
+    )
+
+
+def _script(archive: Archive, top: str) -> Listed:
+    members = archive.members
+    module = _listed(
+        archive,
+        top,
+        notes=script.notes(members, top),
+        details=script.facts(members, top, archive.source),
+        classes=script.classes(members, top, archive.source),
+    )
+    return script.joined(module, _listed(archive, top, "constants"))
 
 
 def _top(archive: Archive) -> str:
@@ -44,29 +99,35 @@ def _top(archive: Archive) -> str:
     return found[0].removesuffix("/data.pkl")
 
 
-class _Unpickled(NamedTuple):
-    value: object
-    size: int
-
-
-def _unpickled(archive: Archive, top: str) -> _Unpickled:
-    source = archive.source(f"{top}/data.pkl")
-    data = bytes(source.read())
-    storages = Storages(archive, top)
-    value = pickle_reader.load(
-        data,
-        persistent=storages.persistent,
+def _unpickled(archive: Archive, top: str, name: str) -> pickle_reader.Read:
+    # TorchScript has two pickles, each with a folder of its own for its storages.
+    source = archive.source(f"{top}/{name}.pkl")
+    return pickle_reader.read(
+        bytes(source.read()),
+        persistent=Storages(lambda key, nbytes: _place(archive, f"{top}/{name}", key, nbytes)).persistent,
         builders=BUILDERS,
         file=archive.file.path,
-        base=archive.members[f"{top}/data.pkl"].offset,
+        base=(source.base if isinstance(source, Deflated) else source).offset,
     )
-    return _Unpickled(value, len(data))
+
+
+def _place(archive: Archive, folder: str, key: str, nbytes: int) -> Storage:
+    name = f"{folder}/{key}"
+    if name not in archive.members:
+        raise FormatError(f"storage {key!r} is not in the archive")
+    source = archive.source(name)
+    if source.length != nbytes:
+        raise FormatError(
+            f"storage {key!r} does not have the size that the pickle says",
+            expected=f"{nbytes:,} bytes",
+            found=f"{source.length:,}",
+        )
+    return source
 
 
 def _small(archive: Archive, name: str) -> str | None:
     """Return the text of a small member, None when there is none."""
-    member = archive.members.get(name)
-    if member is None or member.size > _SMALL:
+    if name not in archive.members or archive.source(name).length > _SMALL:
         return None
     return bytes(archive.source(name).read()).decode("latin-1").strip()
 
@@ -81,18 +142,6 @@ def _big(archive: Archive, top: str) -> bool:
 
 
 def _writer(archive: Archive, top: str) -> str:
-    kind = "TorchScript" if f"{top}/constants.pkl" in archive.members else "torch"
+    kind = "TorchScript" if script.is_script(archive.members, top) else "torch"
     version = _small(archive, f"{top}/version") or _small(archive, f"{top}/.data/version")
     return f"{kind} archive version {version}" if version else f"{kind} archive"
-
-
-def _notes(walk: Walk) -> tuple[str, ...]:
-    notes = []
-    kept = [u for u in walk.usage.values() if u.used < u.stored]
-    if kept:
-        total = Usage(sum(u.stored for u in kept), sum(u.used for u in kept))
-        what = "a view keeps a larger storage" if len(kept) == 1 else "views keep larger storages"
-        notes.append(f"{what}: {total.stored:,} bytes stored for {total.used:,} used")
-    if walk.attributes:
-        notes.append(f"tensors with attributes of their own, which are not listed: {walk.attributes:,}")
-    return tuple(notes)

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ckpttool import dtypes
 from ckpttool.formats.pickled.inert import PLAIN, record
 from ckpttool.formats.pickled.traversal import Below, Traversal, Via
-from ckpttool.formats.torch_pickle.tensors import Size, Storage, Tensor, array_source, source
-from ckpttool.leaf import Key, Leaf, Path, Record, Role, ValueLeaf
+from ckpttool.formats.torch_pickle import optimizers, roles
+from ckpttool.formats.torch_pickle.parts import Backed, Parts
+from ckpttool.formats.torch_pickle.sources import array_source, cast, source
+from ckpttool.formats.torch_pickle.views import Size, Storage, Tensor, view
+from ckpttool.leaf import Key, Leaf, Path, Record, Role, ValueLeaf, attr
 from ckpttool.tree import Alias, Container, Tree
 from ckpttool.wire.pickle_numpy import Array
 from ckpttool.wire.pickle_reader import Dict, Global, Object
 
-# What torch's modules call their buffers (torch/nn/modules/batchnorm.py).
-_BUFFERS: dict[object, Role] = {
-    "running_mean": "buffer",
-    "running_var": "buffer",
-    "num_batches_tracked": "counter",
-}
-# How torch.nn.Module keeps its tensors; a state_dict's names leave these steps out.
-_MODULE = {"_parameters": "plain", "_buffers": "buffers", "_modules": "plain"}
+_GENERATOR = "torch._C.Generator"
 
 # Where in an optimizer's state_dict, or in a module, a value stands: it decides roles.
-Place = Literal["plain", "state", "slots", "settings", "buffers"]
+Place = Literal["plain", "state", "slots", "settings", "buffers", "parameters"]
+
+# How torch.nn.Module keeps its tensors; a state_dict's names leave these steps out.
+_MODULE: dict[object, Place] = {"_parameters": "plain", "_buffers": "buffers", "_modules": "plain"}
+
+
+class Members(NamedTuple):
+    """Which of a class's attributes are parameters and which are buffers (None: the file does not say)."""
+
+    parameters: frozenset[str]
+    buffers: frozenset[str] | None
 
 
 class Usage(NamedTuple):
@@ -46,12 +53,18 @@ class Walk(Traversal[Place]):
 
     whole = "checkpoint"
 
-    def __init__(self, *, big: bool, visits: int) -> None:
-        """Take storages as big-endian if `big`; visit at most about `visits` values."""
+    def __init__(self, *, big: bool, visits: int, classes: Mapping[str, Members] | None = None) -> None:
+        """Take storages as big-endian if `big`; visit at most about `visits` values.
+
+        `classes` are those of which the file says what their attributes are. `attributes` will hold, by the
+        native names of tensors, the plain values that the file sets on them.
+        """
         super().__init__(visits)
         self.big = big
         self.usage: dict[str, Usage] = {}
-        self.attributes = 0
+        self.attributes: dict[str, dict[str, Any]] = {}
+        self._classes = classes or {}
+        self._states: set[int] = set()
         self._first: dict[tuple[object, ...], Path] = {}
 
     def tree(self, value: Any) -> Tree:
@@ -73,59 +86,131 @@ class Walk(Traversal[Place]):
     def below(self, value: Any, place: Place) -> Below[Place]:
         """Return what says where entries stand: in an optimizer's state_dict, among a module's buffers."""
         made = isinstance(value, Object)
+        attribute = self._attributes(value) if made else _plainly
         entries = (value.entries or {}) if made else value
-        optimizer = isinstance(entries, dict) and _is_optimizer(entries)
-        items: Place = "settings" if place in ("settings", "slots") and not made else "plain"
+        optimizer = isinstance(entries, dict) and optimizers.is_state_dict(entries)
+        made_of: Place = "settings" if made and value.name == _GENERATOR else "plain"
+        items: Place = "settings" if place in ("settings", "slots") and not made else made_of
         others: Place = "plain" if made else "slots" if place == "state" else place
 
         def standing(step: Key, via: Via) -> Place:
             if via == "entry":
                 return others if not optimizer else "state" if step.value == "state" else "settings"
-            if via == "attr":
-                return "buffers" if step.value == "_buffers" else "plain"
-            return items
+            return attribute(step) if via == "attr" else items
 
         return standing
+
+    def container(self, value: Any, path: Path, place: Place, kind: Container | None = None) -> None:
+        """Add a dict, a list, a tuple or an inert object; an optimizer's slots by their numbers."""
+        if type(value) is Object and optimizers.is_object(value.state):
+            value.state["state"] = optimizers.numbered(value.state)
+        super().container(value, path, place, kind)
+
+    def _attributes(self, value: Object) -> Callable[[Key], Place]:
+        """Return what says where an object's attributes stand: those of a module are of three kinds."""
+        known = self._classes.get(value.name)
+        if known is not None:
+            return lambda step: _in_script(step, known)
+        if optimizers.is_object(value.state):
+            return lambda step: "state" if step.value == "state" else "plain"
+        if isinstance(value.state, dict) and "_parameters" in value.state:
+            # torch.nn.Module.__setattr__ keeps whatever a state_dict lists in these three.
+            return lambda step: _MODULE.get(step.value, "settings")
+        return lambda step: "buffers" if step.value == "_buffers" else "plain"
 
     def value(self, value: Any, path: Path, place: Place) -> None:
         """Add what stands at the path."""
         kind = type(value)
         if kind is Tensor:
-            self._tensor(value, path, place)
+            self._tensor(value, path, place, path)
+        elif kind is Parts:
+            self._parts(value, path, place)
+        elif kind is Backed:
+            self._backed(value, path, place)
+        elif kind is Record:
+            self.leaves[path] = ValueLeaf(value)
         elif kind in PLAIN:
             self.leaves[path] = ValueLeaf(value, _value_role(path, place))
         elif kind is Array:
             self._array(value, path)
         elif kind is Storage:
             self._storage(value, path)
+        elif kind is Object and _is_old_tensor(value):
+            self._tensor(_old_tensor(value), path, place, path)
         elif isinstance(value, dict | list | tuple | Object) and kind is not Global:
             self.container(value, path, place)
         else:
             self.leaves[path] = ValueLeaf(record(value))
 
-    def _tensor(self, tensor: Tensor, path: Path, place: Place) -> None:
+    def _tensor(self, tensor: Tensor, path: Path, place: Place, named: Path) -> None:
+        """Add the tensor; `named` is the path that gives its name and role (its own, or that of a whole)."""
         row = dtypes.BY_NAME.get(tensor.dtype)
-        if row is None or not row.itemsize:
+        if row is None or not row.itemsize or tensor.dtype in dtypes.PACKED:
             shape = ", ".join(map(str, tensor.shape))
-            self.leaves[path] = ValueLeaf(Record("torch.Tensor", f"{tensor.dtype}[{shape}]"))
+            shown = f"{tensor.dtype.removeprefix('torch.')}[{shape}]"
+            self.leaves[path] = ValueLeaf(Record("torch.Tensor", shown))
             return
-        self.attributes += tensor.attributes
         count = tensor.count
         first = self._first.setdefault(tensor.view, path) if count else path
         if first is not path:
-            self.aliases[first] = (*self.aliases.get(first, ()), Alias(path, native(path)))
+            self.aliases[first] = (*self.aliases.get(first, ()), Alias(path, native(named)))
             return
         self._use(tensor.storage, count * row.itemsize)
-        role, slot = _tensor_role(path, place)
+        role, slot = _tensor_role(named, place)
         self.leaves[path] = Leaf(
             dtype=tensor.dtype,
             shape=tensor.shape,
             source=source(tensor, big=self.big),
+            key=native(named),
+            role=role,
+            slot=slot,
+            trainable=_trained(tensor) if tensor.parameter or place == "parameters" else None,
+        )
+        self._own(tensor.state, path, named)
+
+    def _parts(self, whole: Parts, path: Path, place: Place) -> None:
+        """Add the parts below the path; the one with the elements is named as the whole."""
+        self.containers[path] = Container("record", whole.kind)
+        for name, part in whole.parts.items():
+            at = (*path, attr(name))
+            if name == whole.main:
+                self._tensor(part, at, place, path)
+            else:
+                self.value(part, at, "settings")
+        self._own(whole.state, path, path)
+
+    def _backed(self, backed: Backed, path: Path, place: Place) -> None:
+        parts = backed.array.parts()
+        assert parts is not None  # noqa: S101 - a Backed is made of none else
+        assert parts.type.name is not None  # noqa: S101
+        role, slot = _tensor_role(path, place)
+        self.leaves[path] = Leaf(
+            dtype=backed.dtype,
+            shape=parts.shape,
+            source=cast(array_source(parts), parts.type.name, parts.shape, backed.dtype),
             key=native(path),
             role=role,
             slot=slot,
-            trainable=tensor.requires_grad if tensor.parameter else None,
+            trainable=backed.requires_grad if backed.parameter else None,
         )
+        self._own(backed.state, path, path)
+
+    def _own(self, state: object, path: Path, named: Path) -> None:
+        """Keep the attributes that were set on a tensor: plain ones aside, others as entries beside it."""
+        if not state or id(state) in self._states:
+            return
+        self._states.add(id(state))
+        if isinstance(state, tuple) and len(state) == 2:
+            # torch/_utils.py, _set_obj_state: attributes, and those that have slots.
+            state = {k: v for part in state if isinstance(part, dict) for k, v in part.items()}
+        if not isinstance(state, dict):
+            return
+        for name, child in state.items():
+            if type(child) in PLAIN or not path:
+                shown = child if type(child) in (type(None), bool, int, float, str) else _text(child)
+                self.attributes.setdefault(native(named), {})[str(name)] = shown
+            else:
+                self.value(child, (*path[:-1], attr(f"{path[-1].value}.{name}")), "settings")
 
     def _use(self, storage: Storage, nbytes: int) -> None:
         usage = self.usage.get(storage.key)
@@ -134,7 +219,7 @@ class Walk(Traversal[Place]):
     def _storage(self, storage: Storage, path: Path) -> None:
         dtype = storage.dtype or "uint8"
         count = storage.nbytes // dtypes.BY_NAME[dtype].itemsize
-        self._tensor(Tensor(storage, dtype, 0, (count,), (1,)), path, "settings")
+        self._tensor(Tensor(storage, dtype, 0, (count,), (1,)), path, "settings", path)
 
     def _array(self, array: Array, path: Path) -> None:
         parts = array.parts()
@@ -148,6 +233,42 @@ class Walk(Traversal[Place]):
             self.leaves[path] = Leaf(parts.type.name, parts.shape, found, native(path), "other")
 
 
+def _plainly(step: Key) -> Place:  # noqa: ARG001 - whatever the attribute
+    return "plain"
+
+
+def _in_script(step: Key, known: Members) -> Place:
+    if step.value in known.parameters:
+        return "parameters"
+    if known.buffers is None or step.value in known.buffers:
+        return "buffers"
+    return "settings"
+
+
+def _is_old_tensor(value: Object) -> bool:
+    # torch/_tensor.py, __setstate__: "legacy serialization of Tensor", its storage, offset, size and stride.
+    state = value.state
+    return type(state) is tuple and len(state) == 4 and isinstance(state[0], Storage)
+
+
+def _old_tensor(value: Object) -> Tensor:
+    state: Any = value.state
+    storage, offset, shape, strides = state
+    return view(storage, storage.dtype or "uint8", offset, shape, strides, requires_grad=False)
+
+
+def _trained(tensor: Tensor) -> bool:
+    # Before 0.4 BUILD gave a Variable (requires_grad, volatile, hooks), torch/autograd/variable.py.
+    state = tensor.state
+    if isinstance(state, tuple) and len(state) == 3:
+        return state[0] is True
+    return tensor.requires_grad
+
+
+def _text(value: Any) -> str:
+    return record(value).name if type(value) not in PLAIN else repr(value)[:200]
+
+
 def _value_role(path: Path, place: Place) -> Role:
     return "counter" if place == "slots" and path[-1].value == "step" else "other"
 
@@ -158,19 +279,7 @@ def _tensor_role(path: Path, place: Place) -> tuple[Role, str | None]:
         return ("counter", None) if name == "step" else ("slot", name)
     if place == "settings":
         return "other", None
-    last = path[-1].value if path else None
-    name = last.rpartition(".")[2] if isinstance(last, str) else ""
-    return _BUFFERS.get(name, "buffer" if place == "buffers" else "parameter"), None
-
-
-def _is_optimizer(value: dict[Any, Any]) -> bool:
-    # torch/optim/optimizer.py, state_dict(): parameters are numbered through all groups.
-    if value.keys() != {"state", "param_groups"}:
-        return False
-    state, groups = value["state"], value["param_groups"]
-    if not isinstance(state, dict) or not isinstance(groups, list):
-        return False
-    return all(type(k) is int and isinstance(v, dict) for k, v in state.items())
+    return roles.by_name(path) or ("buffer" if place == "buffers" else "parameter"), None
 
 
 def plain(value: Any, depth: int = 8) -> Any:

@@ -1,0 +1,211 @@
+"""Tensors that torch's pickles store as several: quantised, sparse, nested; and those without bytes.
+
+Sources: torch/_utils.py (_rebuild_qtensor, _rebuild_sparse_tensor, _rebuild_nested_tensor,
+_rebuild_meta_tensor_no_storage, _rebuild_device_tensor_from_numpy), torch/_tensor.py (_reduce_ex_internal).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckpttool import dtypes
+from ckpttool.errors import UnsupportedError
+from ckpttool.formats.torch_pickle import views
+from ckpttool.formats.torch_pickle.views import RANK, Storage, Tensor, bad, unknown, view
+from ckpttool.leaf import Record
+from ckpttool.wire.pickle_numpy import Array
+from ckpttool.wire.pickle_reader import Builder, Global
+
+
+@dataclass(eq=False, slots=True)
+class Parts:
+    """A tensor that is put together from several.
+
+    `kind` is what torch calls the layout or the scheme, `main` the part that has the elements: it is named as
+    the whole, and is a parameter if the whole is. `state` is what the pickle sets on it.
+    """
+
+    kind: str
+    main: str
+    parts: dict[str, Any]
+    state: object = None
+
+    def as_parameter(self, *, requires_grad: bool) -> Parts:
+        """Return the same with the elements marked as a parameter."""
+        found = self.parts[self.main]
+        if not isinstance(found, Tensor):
+            return self
+        marked = replace(found, parameter=True, requires_grad=requires_grad)
+        return replace(self, parts={**self.parts, self.main: marked})
+
+
+@dataclass(eq=False, slots=True)
+class Backed:
+    """A tensor whose elements came through a numpy array; it is read as `dtype`."""
+
+    array: Array
+    dtype: str
+    requires_grad: bool
+    parameter: bool = False
+    state: object = None
+
+
+def _quantised(args: tuple[Any, ...]) -> object:
+    """Return the integers with their scheme: scale and zero point, or scales and zero points of an axis."""
+    if unknown(args):
+        return NotImplemented
+    if len(args) not in (6, 7) or not isinstance(args[0], Storage) or not isinstance(args[4], tuple):
+        bad("a quantised tensor is rebuilt from arguments that torch does not write")
+    storage, offset, size, stride, scheme, requires_grad = args[:6]
+    if not scheme or not isinstance(scheme[0], Global) or len(scheme) not in (3, 4):
+        bad("a quantised tensor's scheme is not one that torch writes")
+    whole = view(storage, storage.dtype or "uint8", offset, size, stride, requires_grad)
+    names = ("scale", "zero_point") if len(scheme) == 3 else ("scales", "zero_points", "axis")
+    parts = {"int_repr": whole, **dict(zip(names, scheme[1:], strict=True))}
+    if len(scheme) == 4:
+        _check_axis(whole, parts)
+    return Parts(scheme[0].full, "int_repr", parts)
+
+
+def _check_axis(whole: Tensor, parts: Mapping[str, Any]) -> None:
+    axis = parts["axis"]
+    if type(axis) is not int or not 0 <= axis < len(whole.shape):
+        bad("a quantised tensor's axis is none of its dimensions")
+    for name in ("scales", "zero_points"):
+        each = parts[name]
+        count = each.count if isinstance(each, Tensor) else len(each) if isinstance(each, list) else -1
+        if count != whole.shape[axis]:
+            bad(
+                f"a quantised tensor has not as many {name} as its axis is long",
+                expected=f"{whole.shape[axis]:,}",
+                found=f"{count:,}" if count >= 0 else "neither tensor nor list",
+            )
+
+
+# What each layout stores, in the order of the pickle.
+_SPARSE = {
+    "torch.sparse_coo": ("indices", "values", "size", "is_coalesced"),
+    "torch.sparse_csr": ("crow_indices", "col_indices", "values", "size"),
+    "torch.sparse_bsr": ("crow_indices", "col_indices", "values", "size"),
+    "torch.sparse_csc": ("ccol_indices", "row_indices", "values", "size"),
+    "torch.sparse_bsc": ("ccol_indices", "row_indices", "values", "size"),
+}
+
+
+_PLAIN = ("size", "is_coalesced")
+
+
+def _sparse(args: tuple[Any, ...]) -> object:
+    if len(args) != 2 or not isinstance(args[0], Global) or not isinstance(args[1], tuple):
+        return NotImplemented
+    names = _SPARSE.get(args[0].full, ())
+    # Before 1.13 a COO tensor did not say whether it is coalesced.
+    if len(args[1]) not in (len(names), 3 if names[:1] == ("indices",) else -1):
+        bad("a sparse tensor is rebuilt from parts that torch does not write")
+    parts = dict(zip(names, args[1], strict=False))
+    if not all(isinstance(each, Tensor) for name, each in parts.items() if name not in _PLAIN):
+        bad("a sparse tensor's indices and values are not tensors")
+    return Parts(args[0].full, "values", parts)
+
+
+def _layout(args: tuple[Any, ...]) -> object:
+    # torch/serialization.py, _get_layout: layouts are stored by name.
+    if len(args) != 1 or type(args[0]) is not str or not args[0].startswith("torch."):
+        return NotImplemented
+    return Global("torch", args[0].removeprefix("torch."))
+
+
+def _nested(args: tuple[Any, ...]) -> object:
+    names = ("values", "sizes", "strides", "storage_offsets")
+    if len(args) != 4 or not all(isinstance(each, Tensor) for each in (args[0], args[1], args[2])):
+        return NotImplemented
+    return Parts("torch.nested", "values", dict(zip(names, args, strict=True)))
+
+
+def _meta(args: tuple[Any, ...]) -> object:
+    """Return a record: a tensor on the meta device has a shape and no bytes."""
+    if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[1], tuple):
+        return NotImplemented
+    shape = args[1]
+    if len(shape) > RANK:
+        raise UnsupportedError(f"a tensor of {len(shape):,} dimensions")
+    if any(type(extent) is not int or not 0 <= extent < 1 << 63 for extent in shape):
+        bad("a tensor's size is negative or no integer")
+    row = dtypes.BY_TORCH.get(args[0].name)
+    return Record("torch.Tensor", f"{row.name if row else args[0].name}{list(shape)} on device meta")
+
+
+def _from_numpy(args: tuple[Any, ...]) -> object:
+    if len(args) != 4 or not isinstance(args[0], Array) or not isinstance(args[1], Global):
+        return NotImplemented
+    parts, row = args[0].parts(), dtypes.BY_TORCH.get(args[1].name)
+    if parts is None or parts.type.name is None or isinstance(parts.data, list) or row is None:
+        return NotImplemented
+    return Backed(args[0], row.name, args[3] is True)
+
+
+def _from_cpu(args: tuple[Any, ...]) -> object:
+    if len(args) != 4 or not isinstance(args[0], Tensor) or not isinstance(args[1], Global):
+        return NotImplemented
+    row = dtypes.BY_TORCH.get(args[1].name)
+    if row is None or row.name != args[0].dtype:
+        return NotImplemented
+    return replace(args[0], requires_grad=args[3] is True)
+
+
+def _parameter(args: tuple[Any, ...]) -> object:
+    """Return what a Parameter is made of: torch's _rebuild_parameter, and the class itself before 0.4."""
+    if not args or len(args) > 4:
+        return NotImplemented
+    data, requires_grad = args[0], len(args) < 2 or args[1] is True
+    state = args[3] if len(args) > 3 and args[3] else None
+    if isinstance(data, Tensor | Backed):
+        return replace(data, parameter=True, requires_grad=requires_grad, state=state or data.state)
+    if isinstance(data, Parts):
+        return replace(data.as_parameter(requires_grad=requires_grad), state=state or data.state)
+    return data if type(data) is Record else NotImplemented
+
+
+def _variable(args: tuple[Any, ...]) -> object:
+    # torch/autograd/variable.py before 0.4: a call with the data; BUILD then gives requires_grad and hooks.
+    return args[0] if args and isinstance(args[0], Tensor) else NotImplemented
+
+
+_PARAMETERS = ("torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
+
+
+def _from_type(args: tuple[Any, ...]) -> object:
+    """Return the tensor of a subclass, with what was set on it."""
+    if len(args) not in (3, 4) or not isinstance(args[0], Global) or not isinstance(args[2], tuple):
+        return NotImplemented
+    build = REBUILD.get(args[0].full) or views.REBUILD.get(args[0].full)
+    made = build(args[2]) if build is not None and build is not _from_type else NotImplemented
+    if isinstance(made, Tensor | Parts | Backed) and len(args) > 3 and args[3]:
+        made = replace(made, state=args[3])
+    kind = args[1].full if isinstance(args[1], Global) else ""
+    if kind == _PARAMETERS[0] and isinstance(made, Tensor) and not made.parameter:
+        made = replace(made, parameter=True)
+    return made
+
+
+REBUILD: dict[str, Builder] = {
+    "torch._utils._rebuild_qtensor": _quantised,
+    "torch._utils._rebuild_sparse_tensor": _sparse,
+    "torch._utils._rebuild_sparse_csr_tensor": _sparse,
+    "torch._utils._rebuild_nested_tensor": _nested,
+    "torch._utils._rebuild_meta_tensor_no_storage": _meta,
+    "torch._utils._rebuild_device_tensor_from_numpy": _from_numpy,
+    "torch._utils._rebuild_xla_tensor": _from_numpy,
+    "torch._utils._rebuild_mlc_tensor": _from_numpy,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _from_cpu,
+    "torch.nn.parameter.Parameter": _parameter,
+    "torch.autograd.variable.Variable": _variable,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._tensor._rebuild_from_type": _from_type,
+    "torch._tensor._rebuild_from_type_v2": _from_type,
+    "torch.tensor._rebuild_from_type": _from_type,
+    "torch.serialization._get_layout": _layout,
+}

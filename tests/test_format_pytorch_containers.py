@@ -1,0 +1,263 @@
+"""Every container of torch's files holds the same tree; PyTorch writes them, and reads them as referee."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckpttool.errors import CkpttoolError, FormatError
+from ckpttool.formats import pytorch
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.formats.torch_pickle import embedded
+from ckpttool.leaf import Leaf
+from ckpttool.ops.digest import digest_of
+from ckpttool.source import File
+from ckpttool.tree import Tree
+from tests.conftest import CORPUS, ckpttool, refused
+from tests.pickles import damaged
+from tests.test_format_pytorch import NAMES, make, raw
+from tests.test_formats import FormatContract
+from tests.torch_forms import FORMS, big, plain, state, unpacked
+
+
+class WithoutChecksums(FormatContract):
+    """No checksum covers these bytes: a flipped bit may be another value, never another kind of failure."""
+
+    def test_no_flipped_bit_gets_through(self, checkpoint: Any, path: str) -> None:
+        for file in checkpoint.files:
+            whole = Path(file.path).read_bytes()
+            for data in damaged(whole, 60):
+                Path(file.path).write_bytes(data)
+                with contextlib.suppress(CkpttoolError):
+                    for _, leaf in open_checkpoint(path).tree.tensors():
+                        assert len(leaf.read()) == leaf.nbytes
+            Path(file.path).write_bytes(whole)
+
+
+def told(tree: Tree) -> dict[str, Any]:
+    """Return all that a tree says, with the bytes of its tensors."""
+    return {
+        "leaves": [
+            (path, leaf.key, leaf.dtype, leaf.shape, leaf.role, leaf.slot, leaf.trainable, bytes(leaf.read()))
+            if isinstance(leaf, Leaf)
+            else (path, leaf)
+            for path, leaf in tree.items()
+        ],
+        "aliases": dict(tree.aliases),
+        "containers": dict(tree.containers),
+    }
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.torch
+class TestUnpacked(WithoutChecksums):
+    module = pytorch
+
+    def make(self, folder: Path) -> str:
+        import torch
+
+        # One storage is larger than the pickle, which is read only once; none is below 47 bytes.
+        value = {**state(torch), "large": torch.zeros(2000)}
+        kept = {name: each for name, each in value.items() if name not in ("small", "empty")}
+        found = unpacked(torch, kept, folder)
+        (folder / "plain.pt").unlink()
+        # Files before torch 2.1 had no byte order; a version is read and decides nothing.
+        (found / "byteorder").unlink()
+        (found / "version").unlink()
+        return str(found)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("form", FORMS)
+def test_every_container_gives_the_same_tree(torch: Any, form: str, tmp_path: Path) -> None:
+    value = state(torch)
+    expected = told(open_checkpoint(str(plain(torch, value, tmp_path))).tree)
+    assert expected["aliases"]
+    checkpoint = open_checkpoint(str(FORMS[form](torch, value, tmp_path)))
+    assert checkpoint.format == ("pytorch_legacy" if form.startswith("stream") else "pytorch")
+    assert told(checkpoint.tree) == expected
+
+
+LEAVES = st.builds(
+    lambda name, shape, seed: (name, tuple(shape), seed),
+    st.sampled_from(NAMES), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 99),
+)  # fmt: skip
+LOOKS = ["as it is", "transposed", "part", "expanded", "parameter", "frozen", "again"]
+
+
+def looked_at(torch: Any, tensor: Any, look: str, before: list[Any]) -> Any:
+    """Return the tensor, a view of it, a parameter, or (`again`) one that came before."""
+    if look == "again":
+        return before[-1] if before else tensor
+    if look in ("parameter", "frozen"):
+        learns = look == "parameter" and (tensor.is_floating_point() or tensor.is_complex())
+        return torch.nn.Parameter(tensor, requires_grad=learns)
+    if look == "expanded":
+        return tensor.expand(2, *tensor.shape)
+    if not tensor.dim():
+        return tensor
+    return tensor.transpose(0, -1) if look == "transposed" else tensor[1:] if look == "part" else tensor
+
+
+@pytest.mark.torch
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(data=st.data())
+def test_random_states_in_every_container(torch: Any, data: Any, tmp_path: Path) -> None:
+    made: list[Any] = []
+
+    def tensor(drawn: tuple[tuple[str, tuple[int, ...], int], str]) -> Any:
+        (name, shape, seed), look = drawn
+        made.append(looked_at(torch, make(torch, name, shape, seed), look, made))
+        return made[-1]
+
+    values = st.tuples(LEAVES, st.sampled_from(LOOKS)).map(tensor) | st.none() | st.integers() | st.text()
+    value = data.draw(
+        st.recursive(
+            values,
+            lambda inner: (
+                st.dictionaries(st.text(max_size=4) | st.integers(0, 99), inner, max_size=3)
+                | st.lists(inner, max_size=3)
+                | st.tuples(inner, inner)
+            ),
+            max_leaves=8,
+        )
+    )
+    expected = told(open_checkpoint(str(plain(torch, value, tmp_path))).tree)
+    for form in ("stream", "unrecorded", "big", "unpacked"):
+        assert told(open_checkpoint(str(FORMS[form](torch, value, tmp_path))).tree) == expected, form
+
+
+@pytest.mark.torch
+def test_torch_reads_the_big_endian_file_alike(torch: Any, tmp_path: Path) -> None:
+    value = {"f": torch.arange(6.0).reshape(2, 3).t(), "i": torch.arange(5), "c": torch.tensor([1 + 2j])}
+    path = big(torch, value, tmp_path)
+    back = torch.load(path, weights_only=True)
+    found = {leaf.key: leaf for _, leaf in open_checkpoint(str(path)).tree.tensors()}
+    for name, tensor in value.items():
+        assert bytes(found[name].read()) == raw(torch, back[name]) == raw(torch, tensor)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("form", ["plain", "unrecorded", "piped", "stream", "stream4"])
+def test_what_stands_in_the_middle_of_another_file(torch: Any, form: str, tmp_path: Path) -> None:
+    value = state(torch)
+    path = {"plain": plain, **FORMS}[form](torch, value, tmp_path)
+    data = path.read_bytes()
+    (tmp_path / "around").write_bytes(b"x" * 1001 + data + b"PK\x05\x06 and more")
+    file = File.stamp(str(tmp_path / "around"))
+    found = embedded.listed(file, 1001, len(data))
+    assert told(found.tree) == told(open_checkpoint(str(path)).tree)
+    for offset, length in ((1000, len(data)), (1001, len(data) - 1), (1001, 0), (1001, 3), (0, 900)):
+        with pytest.raises(FormatError):
+            digest_of(type("C", (), {"tree": embedded.listed(file, offset, length).tree})())
+
+
+NAMED = ["a b.c.pt", "ünïcode", "模型.pt", "new\nline.pt", "....", "data.pt", "per%cent#.pth", "x" * 200]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", NAMED)
+def test_files_of_any_name(torch: Any, name: str, tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(5.0)}, tmp_path / name)
+    found = open_checkpoint(str(tmp_path / name)).tree
+    assert [leaf.array().tolist() for _, leaf in found.tensors()] == [[0, 1, 2, 3, 4]]
+
+
+# ------------------------------------------------------------------ unpacked archives
+
+
+def folder_of(torch: Any, folder: Path) -> Path:
+    return unpacked(torch, {"w": torch.arange(5.0), "b": torch.ones(2)}, folder)
+
+
+@pytest.mark.torch
+def test_only_what_was_read_belongs_to_an_unpacked_archive(torch: Any, tmp_path: Path) -> None:
+    found = folder_of(torch, tmp_path)
+    (found / "data" / "unused").write_bytes(bytes(1000))
+    names = {os.path.relpath(file.path, found) for file in open_checkpoint(str(found)).files}
+    assert names == {"data.pkl", "byteorder", "version", "data/0", "data/1"}
+
+
+@pytest.mark.torch
+def test_links_lead_nowhere_outside(torch: Any, tmp_path: Path) -> None:
+    found = folder_of(torch, tmp_path)
+    expected = told(open_checkpoint(str(found)).tree)
+    storage = found / "data" / "0"
+    storage.rename(found / "data" / "kept")
+    storage.symlink_to("kept")
+    assert told(open_checkpoint(str(found)).tree) == expected
+    (tmp_path / "secret").write_bytes((found / "data" / "kept").read_bytes())
+    for target in (tmp_path / "secret", "../../../secret", tmp_path / "nothing", "/dev/zero", found / "data"):
+        storage.unlink()
+        storage.symlink_to(target)
+        assert "a link in the folder" in refused(ckpttool("digest", found))
+
+
+@pytest.mark.torch
+def test_a_linked_folder_inside_is_refused(torch: Any, tmp_path: Path) -> None:
+    found = folder_of(torch, tmp_path)
+    (found / "data").rename(tmp_path / "elsewhere")
+    (found / "data").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FormatError, match="leads outside"):
+        open_checkpoint(str(found))
+
+
+@pytest.mark.torch
+def test_a_folder_may_itself_be_reached_by_a_link(torch: Any, tmp_path: Path) -> None:
+    found = folder_of(torch, tmp_path)
+    (tmp_path / "link").symlink_to(found)
+    assert len(open_checkpoint(str(tmp_path / "link")).tree) == 2
+
+
+@pytest.mark.torch
+def test_a_storage_that_is_missing_short_or_no_file(torch: Any, tmp_path: Path) -> None:
+    found = folder_of(torch, tmp_path)
+    storage = found / "data" / "0"
+    storage.write_bytes(bytes(3))
+    assert "does not have the size" in refused(ckpttool("inspect", found))
+    storage.unlink()
+    assert "is not in the archive" in refused(ckpttool("inspect", found))
+    os.mkfifo(storage)
+    assert "is not in the archive" in refused(ckpttool("inspect", found))
+
+
+@pytest.mark.torch
+def test_two_unpacked_archives_in_one_folder_are_two_checkpoints(torch: Any, tmp_path: Path) -> None:
+    found = folder_of(torch, tmp_path)
+    with zipfile.ZipFile(tmp_path / "plain.pt") as archive:
+        archive.extractall(found.parent / "second")
+    ran = ckpttool("inspect", found.parent, "--json")
+    assert ran.status == 0, ran.err
+    assert "2 checkpoints" in ckpttool("inspect", found.parent).out
+
+
+@pytest.mark.corpus
+def test_text_that_is_called_a_checkpoint_is_told_so() -> None:
+    (broken,) = CORPUS.rglob("broken.pt")
+    assert refused(ckpttool("inspect", broken)).endswith("this is a text file, not a checkpoint")
+
+
+@pytest.mark.torch
+def test_looking_into_every_container_loads_neither_numpy_nor_torch(torch: Any, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    paths = [str(FORMS[form](torch, {"w": torch.ones(3)}, tmp_path)) for form in ("unpacked", "stream")]
+    code = (
+        "import sys; from ckpttool.formats.resolve import open_checkpoint\n"
+        f"for path in {paths!r}: open_checkpoint(path)\n"
+        "sys.exit(any(m in sys.modules for m in ('numpy', 'torch', 'zipfile', 'tarfile', 'pickle')))"
+    )
+    root = Path(pytorch.__file__).parents[3]
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0

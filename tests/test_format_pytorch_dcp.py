@@ -1,0 +1,541 @@
+"""torch's distributed checkpoints: torch.distributed.checkpoint is the referee, in one process and in two."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckpttool.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, UnsupportedError
+from ckpttool.formats import pytorch_dcp
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import Leaf, ValueLeaf, display, index, key
+from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest_of
+from ckpttool.tree import Tree
+from tests.conftest import ckpttool
+from tests.pickles import damaged
+from tests.test_formats import FormatContract
+
+pytestmark = pytest.mark.torch
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "uint8", "bool", "complex64", "float8_e5m2")
+
+
+def saved(value: dict, folder: Path, **more) -> Path:
+    """Save with torch in this process alone."""
+    import torch.distributed.checkpoint as dcp
+
+    writer = dcp.FileSystemWriter(folder, sync_files=False, **more)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(value, storage_writer=writer, no_dist=True)
+    return folder
+
+
+def loaded(folder: Path) -> dict:
+    """Return what torch makes of the folder, nested."""
+    import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp_to_torch_save(folder, folder.parent / "whole.pt")
+    return torch.load(folder.parent / "whole.pt", weights_only=False)
+
+
+def bits(tensor) -> bytes:
+    import torch
+
+    return tensor.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def require_same(tree: Tree, value: object, path=()) -> int:
+    """Compare what torch loaded with the tree; return the number of leaves."""
+    import torch
+
+    if isinstance(value, dict):
+        return sum(require_same(tree, v, (*path, key(k))) for k, v in value.items())
+    if isinstance(value, list | tuple) and (path not in tree):
+        return sum(require_same(tree, v, (*path, index(n))) for n, v in enumerate(value))
+    leaf = tree[path]
+    if isinstance(value, torch.Tensor):
+        assert isinstance(leaf, Leaf)
+        assert (leaf.dtype, leaf.shape) == (str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        assert bytes(leaf.read()) == bits(value), display(path)
+    else:
+        assert isinstance(leaf, ValueLeaf)
+        assert leaf.value == value
+    return 1
+
+
+def trained() -> dict:
+    """Return a small network, its optimizer and what stands beside them."""
+    import torch
+
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(network.parameters())
+    network(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    return {"model": network.state_dict(), "optim": optimizer.state_dict(), "epoch": 3, "note": "x"}
+
+
+class TestDistributed(FormatContract):
+    """The metadata are a pickle, which has no checksum; the shards' archives have their own."""
+
+    module = pytorch_dcp
+
+    def make(self, folder: Path) -> str:
+        return str(saved(trained(), folder / "step-100"))
+
+    def test_no_flipped_bit_gets_through(self, path: str) -> None:
+        right = digest_of(open_checkpoint(path)).sha256
+        for name in (".metadata", "__0_0.distcp"):
+            file = Path(path) / name
+            whole = file.read_bytes()
+            for data in damaged(whole, 60):
+                file.write_bytes(data)
+                with contextlib.suppress(CkpttoolError):
+                    found = open_checkpoint(path)
+                    for _, leaf in found.tree.tensors():
+                        assert len(leaf.read()) == leaf.nbytes
+                    if name != ".metadata":
+                        assert digest_of(found).sha256 == right
+            file.write_bytes(whole)
+
+
+class TestByRank(TestDistributed):
+    """The same with metadata of each rank."""
+
+    def make(self, folder: Path) -> str:
+        made = saved(trained(), folder / "step-100")
+        (made / ".metadata").rename(made / "__0.metadata")
+        return str(made)
+
+    def test_no_flipped_bit_gets_through(self, path: str) -> None:
+        """Shown above."""
+
+
+def test_torch_loads_what_is_listed(tmp_path):
+    import torch
+
+    value = trained() | {
+        "t": torch.randn(3, 4).t(),
+        "conj": torch.randn(2, dtype=torch.complex64).conj(),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(2.5),
+        "list": [1, torch.arange(3), {"a": torch.ones(2, dtype=torch.bfloat16)}, [torch.ones(1)]],
+        "tuple": (1, 2.5, torch.ones(2)),
+        "none": None,
+        "dotted": {"a.b": {"c": 1}},
+        "od": OrderedDict(a=1),
+        7: torch.zeros(2),
+    }
+    folder = saved(value, tmp_path / "c")
+    found = open_checkpoint(str(folder))
+    assert require_same(found.tree, loaded(folder)) == len(found.tree) > 60
+    assert found.integrity == "crc32"
+    assert found.tree.names[key("model"), key("0.weight")] == "model/0/weight"
+    leaf = found.tree[key("optim"), key("state"), key("0"), key("exp_avg")]
+    assert (leaf.key, leaf.role, leaf.slot) == ("optim.state.0.exp_avg", "slot", "exp_avg")
+    assert leaf.of == (key("model"), key("0.weight"))
+    assert found.tree[key("optim"), key("state"), key("0"), key("step")].role == "counter"
+    assert found.tree[key("model"), key("1.running_mean")].role == "buffer"
+    assert "optim: its state belongs to model" in found.notes[0]
+
+
+def test_what_torch_before_2_4_flattened_less_is_the_same(tmp_path, monkeypatch):
+    from torch.distributed.checkpoint import _version
+
+    # Lists and dicts without tensors were one item each.
+    now = open_checkpoint(str(saved(trained(), tmp_path / "new"))).tree
+    monkeypatch.setattr(_version, "_derived_version", "2_3")
+    folder = saved(trained(), tmp_path / "old")
+    then = open_checkpoint(str(folder)).tree
+    assert require_same(then, loaded(folder)) == len(then)
+    assert set(then) == set(now)
+    assert {leaf.of for _, leaf in then.tensors()} == {leaf.of for _, leaf in now.tensors()} != {None}
+    sizes = [
+        len(pickle.loads((tmp_path / n / ".metadata").read_bytes()).state_dict_metadata)
+        for n in ("old", "new")
+    ]
+    assert sizes[0] < sizes[1]
+
+
+def test_what_left_no_name_in_a_list_is_none(tmp_path):
+    import torch
+
+    # torch flattens an empty dict away, and its own reader then asks for the place in vain.
+    found = open_checkpoint(str(saved({"list": [{}, torch.ones(1)]}, tmp_path / "c")))
+    assert found.tree[key("list"), index(0)] == ValueLeaf(None)
+
+
+@pytest.mark.parametrize("at", ["", ".metadata", "__0_0.distcp"])
+def test_the_folder_or_any_file_of_it_is_the_checkpoint(tmp_path, at):
+    folder = saved(trained(), tmp_path / "c")
+    found = open_checkpoint(str(folder / at) if at else str(folder))
+    assert (found.format, found.path) == ("pytorch_dcp", str(folder))
+
+
+leaves = st.one_of(
+    st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)),
+    st.integers(-5, 5),
+    st.text(max_size=3),
+    st.none(),
+)
+values = st.dictionaries(
+    st.text("ab.0", min_size=1, max_size=3),
+    st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.dictionaries(st.text("cd1", min_size=1, max_size=2), inner, min_size=1),
+        ),
+        max_leaves=6,
+    ),
+    max_size=4,
+)
+
+
+def tensors(value: object) -> object:
+    """Put a tensor where a type and a shape stand."""
+    import torch
+
+    if isinstance(value, tuple):
+        dtype, shape = getattr(torch, value[0]), value[1]
+        made = torch.arange(int(np.prod(shape)) * 3).reshape([*shape, 3])[..., 1]
+        return made.to(dtype)
+    if isinstance(value, dict):
+        return {k: tensors(v) for k, v in value.items()}
+    return [tensors(v) for v in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values, st.integers(1, 3))
+def test_any_state_reads_back(tmp_path, value, threads):
+    folder = tmp_path / "c"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        saved(tensors(value), folder, thread_count=threads, single_file_per_rank=threads > 1)
+    except ValueError:
+        return  # two names are one, joined with dots
+    found = open_checkpoint(str(folder)).tree
+    assert require_same(found, loaded(folder)) == len(found)
+
+
+RANKS = """
+import sys, torch, warnings
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as processes
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+def work(rank, folder):
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    whole = {"rows": torch.randn(5, 4), "columns": torch.randn(3, 7).bfloat16(), "one": torch.randn(1, 3),
+             "same": torch.randn(2), "deep": {"f16": torch.randn(4, 2, 2).half()}}
+    cut = {"rows": Shard(0), "columns": Shard(1), "one": Shard(0), "same": Replicate(), "f16": Shard(0)}
+    spread = lambda v, n="": ({k: spread(x, k) for k, x in v.items()} if isinstance(v, dict)
+                              else distribute_tensor(v, mesh, [cut[n]]))
+    state = {**spread(whole), "epoch": 7, f"rank{rank}": rank}
+    dcp.save(state, checkpoint_id=f"{folder}/all")
+    if rank == 0:
+        torch.save(whole | {"epoch": 7, "rank0": 0, "rank1": 1}, f"{folder}/whole.pt")
+    dist.barrier()
+    dcp.save(state, checkpoint_id=f"{folder}/each", use_collectives=False)
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    processes.spawn(work, (sys.argv[1],), nprocs=2)
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save from two processes that know of each other."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "ranks.py").write_text(RANKS)
+    command = [sys.executable, str(folder / "ranks.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", ["all", "each"])
+def test_tensors_of_two_ranks_are_put_together(ranks, name):
+    import torch
+
+    found = open_checkpoint(str(ranks / name))
+    assert require_same(found.tree, torch.load(ranks / "whole.pt")) == len(found.tree) == 8
+    assert [Path(file.path).suffix for file in found.files].count(".distcp") == 2
+
+
+def test_a_missing_shard_is_named_and_the_rest_is_read(ranks, tmp_path):
+    folder = shutil.copytree(ranks / "all", tmp_path / "c")
+    (folder / "__1_0.distcp").unlink()
+    found = open_checkpoint(str(folder))
+    assert any("__1_0.distcp" in note for note in found.notes)
+    with pytest.raises(TruncatedError, match=r"shard __1_0\.distcp is missing"):
+        found.tree[(key("rows"),)].read()
+    assert len(found.tree[(key("one"),)].read()) == 12
+    ran = ckpttool("digest", folder)
+    assert ran.status == 2
+    assert "shard __1_0.distcp is missing" in ran.err
+
+
+def test_shards_without_metadata_are_explained(ranks, tmp_path):
+    folder = shutil.copytree(ranks / "all", tmp_path / "c")
+    (folder / ".metadata").unlink()
+    with pytest.raises(NotFoundError, match=r"\.metadata that says what they hold is not"):
+        open_checkpoint(str(folder / "__1_0.distcp"))
+
+
+def changed(folder: Path, change) -> None:
+    """Rewrite the metadata after `change` did something to them."""
+    file = folder / ".metadata"
+    told = pickle.loads(file.read_bytes())
+    change(told)
+    file.write_bytes(pickle.dumps(told, 4))
+
+
+def one(told, name: str):
+    return next(item for at, item in told.storage_data.items() if at.fqn == name)
+
+
+def _beyond(told):
+    one(told, "rows").offset = 1 << 40
+
+
+def _negative(told):
+    one(told, "rows").offset = -1
+
+
+def _outside(told):
+    one(told, "rows").relative_path = "../whole.pt"
+
+
+def _absolute(told):
+    one(told, "rows").relative_path = "/etc/passwd"
+
+
+def _unknown(told):
+    told.storage_data = {at: item for at, item in told.storage_data.items() if at.fqn != "rows"}
+
+
+def _overlapping(told):
+    import torch
+
+    chunks = told.state_dict_metadata["rows"].chunks
+    chunks[1].offsets, chunks[1].sizes = torch.Size([1, 0]), torch.Size([4, 4])
+    told.storage_data |= {
+        type(at)("rows", (1, 0)): item for at, item in told.storage_data.items() if at.fqn == "rows"
+    }
+
+
+def _outgrown(told):
+    import torch
+
+    told.state_dict_metadata["rows"].chunks[0].sizes = torch.Size([6, 4])
+
+
+def _huge(told):
+    import torch
+
+    entry = told.state_dict_metadata["same"]
+    entry.size = entry.chunks[0].sizes = torch.Size([1 << 50])
+
+
+def _one_place(told):
+    told.planner_data["rows"] = told.planner_data["same"] = ("x",)
+
+
+def _below(told):
+    told.planner_data["rows"] = ("same", "x")
+
+
+def _gaps(told):
+    told.planner_data["rows"] = ("l", 1 << 60)
+
+
+def _both(told):
+    told.planner_data["rows"], told.planner_data["same"] = ("l", 1), ("l", "a")
+
+
+def _deep(told):
+    told.planner_data["rows"] = ("a",) * 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_beyond, "an item lies beyond its shard's end"),
+        (_negative, "an item's offset or length is no number of bytes"),
+        (_outside, "an item is not in a file of the folder"),
+        (_absolute, "an item is not in a file of the folder"),
+        (_unknown, "the metadata do not say where an entry lies"),
+        (_overlapping, "the slices of the tensor do not cover it exactly once"),
+        (_outgrown, "a slice reaches beyond its tensor"),
+        (_huge, "an item is shorter than its tensor"),
+        (_one_place, "two entries have one place in the nesting"),
+        (_below, "an entry lies below another one"),
+        (_gaps, "a list of the nesting has more gaps than items"),
+        (_both, "a container of the nesting is a dict and a list at once"),
+        (_deep, "nested more than 200 deep"),
+    ],
+)
+def test_metadata_that_make_no_sense_are_refused(ranks, tmp_path, change, said):
+    folder = shutil.copytree(ranks / "all", tmp_path / "c")
+    changed(folder, change)
+    ran = ckpttool("inspect", folder)
+    assert (ran.status, ran.out) == (2, "")
+    assert said in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_chunks_that_leave_a_hole_are_listed_and_not_read(ranks, tmp_path):
+    folder = shutil.copytree(ranks / "all", tmp_path / "c")
+    changed(folder, lambda told: told.state_dict_metadata["rows"].chunks.pop())
+    leaf = open_checkpoint(str(folder)).tree[(key("rows"),)]
+    assert leaf.shape == (5, 4)
+    with pytest.raises(FormatError, match="do not cover it"):
+        leaf.read()
+
+
+def test_an_item_that_holds_another_tensor_is_not_read(ranks, tmp_path):
+    folder = shutil.copytree(ranks / "all", tmp_path / "c")
+
+    def swap(told) -> None:
+        here, there = one(told, "same"), one(told, "one")
+        here.__dict__, there.__dict__ = there.__dict__, here.__dict__
+
+    changed(folder, swap)
+    with pytest.raises(FormatError, match="not the tensor that the metadata announce"):
+        open_checkpoint(str(folder)).tree[(key("same"),)].read()
+
+
+def test_a_transformed_item_is_listed_and_says_what_it_went_through(ranks, tmp_path):
+    folder = shutil.copytree(ranks / "all", tmp_path / "c")
+    changed(folder, lambda told: setattr(one(told, "same"), "transform_descriptors", ["stream.zstd/1"]))
+    with pytest.raises(UnsupportedError, match=r"stream\.zstd/1"):
+        open_checkpoint(str(folder)).tree[(key("same"),)].read()
+
+
+def test_pipes_are_not_opened(ranks, tmp_path):
+    folder = shutil.copytree(ranks / "each", tmp_path / "c")
+    (folder / "__1.metadata").unlink()
+    os.mkfifo(folder / "__1.metadata")
+    assert (key("rank1"),) not in open_checkpoint(str(folder)).tree
+    (folder / "__0_0.distcp").unlink()
+    os.mkfifo(folder / "__0_0.distcp")
+    with pytest.raises(FormatError, match="a shard is not a file"):
+        open_checkpoint(str(folder))
+
+
+class Payload:
+    def __reduce__(self):
+        return os.getcwd, ()
+
+
+def test_a_payload_is_named_and_not_run(tmp_path):
+    folder = saved({"a": 1}, tmp_path / "c")
+    changed(folder, lambda told: setattr(told, "storage_meta", Payload()))
+    found = open_checkpoint(str(folder))
+    assert found.details["calls"] == [f"{os.getcwd.__module__}.getcwd"]
+    assert "nothing was run" in found.notes[0]
+
+
+@st.composite
+def boxes(draw):
+    """Cut a tensor's box again and again; return its shape and the parts."""
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
+    parts = [((0,) * len(shape), shape)]
+    for _ in range(draw(st.integers(0, 5))):
+        offsets, sizes = parts.pop(draw(st.integers(0, len(parts) - 1)))
+        axis = draw(st.integers(0, len(shape) - 1))
+        at = draw(st.integers(0, sizes[axis]))
+        for start, length in ((0, at), (at, sizes[axis] - at)):
+            parts.append(
+                (
+                    tuple(o + start * (n == axis) for n, o in enumerate(offsets)),
+                    tuple(length if n == axis else s for n, s in enumerate(sizes)),
+                )
+            )
+    return shape, parts
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(boxes(), st.sampled_from(("float32", "bfloat16")), st.randoms())
+def test_any_cut_is_put_together(tmp_path, cut, dtype, order):
+    import torch
+    from torch.distributed.checkpoint import metadata as told
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    shape, parts = cut
+    order.shuffle(parts)
+    whole = torch.randn(shape).to(getattr(torch, dtype))
+    (tmp_path / "c").mkdir(exist_ok=True)
+    items, chunks = {}, []
+    with open(tmp_path / "c" / "__0_0.distcp", "wb") as shard:
+        for offsets, sizes in parts:
+            if 0 in sizes:
+                continue
+            stream = io.BytesIO()
+            torch.save(
+                whole[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))].clone(), stream
+            )
+            at = told.MetadataIndex("w", offsets)
+            items[at] = _StorageInfo("__0_0.distcp", shard.tell(), len(stream.getvalue()))
+            chunks.append(told.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+            shard.write(stream.getvalue())
+    entry = told.TensorStorageMetadata(told.TensorProperties(whole.dtype), whole.shape, chunks)
+    made = told.Metadata({"w": entry}, storage_data=items)
+    (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(made, 4))
+    leaf = open_checkpoint(str(tmp_path / "c")).tree[(key("w"),)]
+    assert bytes(leaf.read()) == bits(whole)
+
+
+def test_it_becomes_one_torch_file(ranks, tmp_path):
+    import torch
+
+    done = convert(str(ranks / "all"), str(tmp_path / "whole.pt"))
+    assert done.written
+    wanted, made = torch.load(ranks / "whole.pt"), torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert made.keys() == wanted.keys()
+    assert torch.equal(made["rows"], wanted["rows"])
+    assert torch.equal(made["deep"]["f16"], wanted["deep"]["f16"])
+
+
+def test_a_distributed_optimizer_by_names_is_joined_by_names(tmp_path):
+    import torch
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(network.parameters())
+    network(torch.randn(1, 2)).sum().backward()
+    optimizer.step()
+    for flat in (False, True):
+        options = StateDictOptions(flatten_optimizer_state_dict=flat)
+        model, state = get_state_dict(network, optimizer, options=options)
+        folder = saved({"model": model, "optim": state}, tmp_path / f"c{flat}")
+        slots = [leaf for _, leaf in open_checkpoint(str(folder)).tree.tensors() if leaf.role == "slot"]
+        assert len(slots) == 8
+        for leaf in slots:
+            assert leaf.key.endswith(f"{leaf.of[-1].value}.{leaf.slot}")

@@ -1,0 +1,298 @@
+"""Files whose unpickling would act: listed whole, the calls named, nothing run, nothing else opened."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpttool
+from ckpttool.errors import CkpttoolError, FormatError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import Record, ValueLeaf
+from ckpttool.wire.pickle_reader import Global, Object, read
+from ckpttool.wire.pickle_writer import dumps
+from tests.pickles import ACTING
+from tests.test_format_pytorch import archive, floats, tensor
+from tests.test_format_stable_baselines2 import zipped
+
+ROOT = Path(ckpttool.__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Fail at a call that should not be made (after the test: pytest itself asks for the folder)."""
+    called: list[Any] = []
+    monkeypatch.setattr(os, "getcwd", lambda: called.append("os.getcwd") or "/")
+    monkeypatch.setattr(subprocess, "Popen", partial(called.append, "subprocess.Popen"))
+    monkeypatch.setattr(pickle, "loads", partial(called.append, "pickle.loads"))
+    yield
+    monkeypatch.undo()
+    assert not called
+
+
+@pytest.mark.parametrize(("data", "name"), ACTING.values(), ids=ACTING)
+def test_calls_become_objects_and_are_named(data, name, watched):
+    found = read(data)
+    assert list(found.calls) == [name]
+    assert 0 < found.calls[name] < len(data)
+
+
+@pytest.mark.parametrize(("data", "name"), ACTING.values(), ids=ACTING)
+@pytest.mark.parametrize("end", [b"", b"h\x63.", b"NN."])
+def test_what_comes_before_damage_is_named_too(data, name, end, watched):
+    with pytest.raises(CkpttoolError, match=re.escape(f"asks to call {name}; nothing was run")):
+        read(data[:-1] + end)
+
+
+def test_each_name_is_told_once_and_work_is_bounded():
+    data = b"cos\ngetcwd\n" + b"2)R0" * 100_000 + b"."
+    assert list(read(data).calls) == ["os.getcwd"]
+    with pytest.raises(FormatError, match="a name of"):
+        read(b"cos\n" + b"a" * 5000 + b"\n)R.")
+
+
+HARMLESS = {
+    "a partial that is not called": b"cfunctools\npartial\n(cos\ngetcwd\ntR.",
+    "a name that is not called": b"cos\ngetcwd\n.",
+    "a class of a library": b"cmy.net\nPolicy\n)\x81.",
+    "a result of a library": b"cmy.net\nmake\n)R)R.",
+}
+
+
+@pytest.mark.parametrize("data", HARMLESS.values(), ids=HARMLESS)
+def test_what_calls_nothing_is_not_named(data):
+    assert not read(data).calls
+
+
+# ------------------------------------------------------------------ every format that holds pickles
+
+
+def module() -> Any:
+    """A whole module with a payload among its attributes, as a pickle would say it."""
+    inner = {"_parameters": {"weight": tensor()}, "_buffers": {}, "_modules": {}}
+    state = {"_modules": {"l1": Object(Global("gone", "Layer"), (), 0, state=inner)}, "_parameters": {}}
+    state |= {"_buffers": {}, "trap": Object(Global("posix", "system"), ("touch was_run",), 0)}
+    return Object(Global("gone", "Net"), (), 0, state=state)
+
+
+def hostile(folder: Path) -> dict[str, Path]:
+    """One file of each format with a payload in it."""
+    plain = Object(Global("posix", "system"), ("touch was_run",), 0)
+    text = json.dumps({"x": {":type:": "", ":serialized:": base64.b64encode(dumps({"a": plain})).decode()}})
+    files = {
+        "module.pt": archive(dumps(module()), {"0": floats(1, 2, 3, 4)}),
+        "dict.pkl": dumps({"a": plain, "n": 1}),
+        "agent.zip": zipped(data=text.encode()),
+        "agent.pkl": dumps({"stable_baselines.a": plain, "n": 1}),
+        "checkpoint-1": dumps({"worker": pickle.dumps({"filters": 1})[:-1] + dumps([plain])[2:-1] + b"0."}),
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return {name: folder / name for name in files}
+
+
+LINE = "unpickling this file would call posix.system; nothing was run, and it is listed as a record"
+
+
+@pytest.mark.parametrize("name", ["module.pt", "dict.pkl", "agent.zip", "agent.pkl", "checkpoint-1"])
+def test_every_format_lists_the_file_and_names_the_call(name, tmp_path):
+    found = open_checkpoint(str(hostile(tmp_path)[name]))
+    assert LINE in found.notes
+    assert found.details["calls"] == ["posix.system"]
+    if name != "checkpoint-1":
+        assert any(
+            isinstance(leaf, ValueLeaf) and leaf.value == Record("posix.system", "'touch was_run'")
+            for leaf in found.tree.values()
+        )
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_the_tensors_of_a_hostile_module_are_read(tmp_path):
+    found = open_checkpoint(str(hostile(tmp_path)["module.pt"]))
+    [(_, leaf)] = found.tree.tensors()
+    assert (leaf.key, leaf.array().tolist()) == ("l1.weight", [1, 2, 3, 4])
+
+
+def test_many_names_are_counted(tmp_path):
+    calls = {f"k{n}": Object(Global("os", f"name_{n}"), (), 0) for n in range(50)}
+    (tmp_path / "x.pkl").write_bytes(dumps(calls))
+    found = open_checkpoint(str(tmp_path / "x.pkl"))
+    assert len(found.notes) == 21
+    assert found.notes[-1] == "unpickling this file would call 30 more; --json names them"
+    assert len(found.details["calls"]) == 50
+
+
+class Trap:
+    """Asks for a call when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch was_run",)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("form", ["zip", "stream", "pickle"])
+def test_what_torch_wrote_is_listed_with_its_payload(form, tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    net = torch.nn.Linear(2, 3)
+    net.trap = Trap()
+    if form == "pickle":
+        Path("x").write_bytes(pickle.dumps(net, 4))
+    else:
+        torch.save(net, "x", _use_new_zipfile_serialization=form == "zip")
+    found = open_checkpoint("x")
+    assert LINE in found.notes
+    assert found.details["calls"] == ["posix.system"]
+    read_back = {leaf.key: leaf.array() for _, leaf in found.tree.tensors()}
+    assert read_back.keys() == net.state_dict().keys()
+    assert all((read_back[name] == value.numpy()).all() for name, value in net.state_dict().items())
+    assert not Path("was_run").exists()
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "ckpttool", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_inspect_notes_it_and_digest_and_convert_take_it_as_a_record(tmp_path):
+    path = str(hostile(tmp_path)["module.pt"])
+    told = command("inspect", path, folder=tmp_path)
+    assert told.returncode == 0
+    assert f"note: {LINE}" in told.stdout
+    assert "l1" in told.stdout
+    document = json.loads(command("inspect", path, "--json", folder=tmp_path).stdout)
+    assert document["details"]["calls"] == ["posix.system"]
+    digest = json.loads(command("digest", path, "--json", folder=tmp_path).stdout)
+    assert [each["key"] for each in digest["tensors"]] == ["l1.weight"]
+    refused = command("convert", path, "out.pt", folder=tmp_path)
+    assert refused.returncode != 0
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "out.pt").exists()
+    assert not (tmp_path / "was_run").exists()
+
+
+# Runs the command below an audit hook that writes down every event of the kinds that matter.
+_AUDITED = """
+import sys
+seen = []
+def hook(event, args):
+    if event == "open" and isinstance(args[0], str) or event.split(".")[0] in FAMILIES or event in NAMES:
+        seen.append((event, str(args[0]) if args else ""))
+FAMILIES = {"subprocess", "socket", "urllib", "webbrowser", "pty", "shutil", "ftplib", "smtplib"}
+NAMES = {"os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.remove",
+         "os.rename", "os.mkdir", "os.chmod", "pickle.find_class", "exec.file"}
+from ckpttool.cli import main
+sys.addaudithook(hook)
+sys.argv = ["ckpttool", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as stop:
+    code = stop.code
+else:
+    code = 0
+import json
+print(json.dumps([code, seen]), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("name", ["module.pt", "dict.pkl", "agent.zip", "agent.pkl", "checkpoint-1"])
+@pytest.mark.parametrize("verb", ["inspect", "digest"])
+def test_an_audit_hook_sees_no_act(name, verb, tmp_path):
+    path = str(hostile(tmp_path)[name])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _AUDITED, verb, path],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    code, seen = json.loads(done.stderr.splitlines()[-1])
+    assert code in (0, None)
+    opened = {what for event, what in seen if event == "open"}
+    assert path in opened or name == "module.pt"
+    assert [event for event, _ in seen if event != "open"] == []
+    own = (str(ROOT / "ckpttool"), sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix))
+    assert {what for what in opened - {path} if not what.startswith(own)} == set()
+
+
+INSPECT = (sys.executable, "-P", "-m", "ckpttool", "inspect")
+_CALLS = "execve,execveat,fork,vfork,clone,clone3,socket,connect,open,openat,unlink,unlinkat,rename,mkdir"
+
+
+@pytest.mark.parametrize("name", ["module.pt", "dict.pkl", "agent.zip"])
+def test_a_tracer_of_system_calls_sees_no_act(name, tmp_path):
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    path = str(hostile(tmp_path)[name])
+    log = tmp_path / "log"
+    done = subprocess.run(
+        [strace, "-f", "-e", f"trace={_CALLS}", "-o", str(log), *INSPECT, path],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = log.read_text().splitlines() if log.exists() else []
+    if not any("execve(" in line for line in lines):
+        pytest.skip(f"strace may not trace here: {done.stderr.strip()[-100:]}")
+    assert done.returncode == 0
+    assert LINE in done.stdout
+    acts = [re.sub(r"^\d+ +", "", line) for line in lines]
+    assert sum(act.startswith("execve(") for act in acts) == 1
+    others = [act for act in acts if not act.startswith(("execve(", "open", "+++", "---"))]
+    assert others == []
+    # What comes after the input was opened first is only the input, the interpreter and the package.
+    first = next(number for number, act in enumerate(acts) if path in act and act.startswith("open"))
+    own = (str(ROOT / "ckpttool"), sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix), "/usr/lib")
+    for act in acts[first:]:
+        found = re.search(r'open(?:at)?\((?:AT_FDCWD, )?"([^"]*)"', act)
+        searched = found is not None and found[1] == str(ROOT) and "O_DIRECTORY" in act
+        assert found is None or searched or found[1] == path or found[1].startswith(own), act
+        assert found is None or found[1] != path or "O_RDONLY" in act, act
+    assert not (tmp_path / "was_run").exists()
+
+
+@pytest.mark.torch
+def test_convert_makes_a_state_dict_of_a_hostile_module(tmp_path):
+    """What is no tensor is reported and never written: only its state_dict goes into the new file."""
+    torch = pytest.importorskip("torch")
+    folder = tmp_path / "sub"
+    folder.mkdir()
+    whole = {"net": module(), "epoch": 3, "list": [Object(Global("posix", "system"), ("true",), 0), 1]}
+    (folder / "x.pt").write_bytes(archive(dumps(whole), {"0": floats(1, 2, 3, 4)}))
+    refused = command("convert", "x.pt", "out.pt", folder=folder)
+    assert refused.returncode != 0
+    assert not (folder / "out.pt").exists()
+    assert "net/trap" in refused.stdout + refused.stderr
+    done = command("convert", "x.pt", "out.pt", "--allow-missing", folder=folder)
+    assert done.returncode == 0, done.stderr
+    back = torch.load(folder / "out.pt", weights_only=True, mmap=True)
+    assert back["net"]["l1.weight"].tolist() == [1, 2, 3, 4]
+    assert back["epoch"] == 3
+    assert back["list"] == {1: 1}
+    assert b"posix" not in (folder / "out.pt").read_bytes()
+    assert not (folder / "was_run").exists()

@@ -1,0 +1,170 @@
+"""TorchScript's archives: parameters, buffers, attributes and constants are listed, code is not run."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import ChecksumError, NotACheckpointError
+from ckpttool.formats import pytorch
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import attr, index, key
+from ckpttool.tree import Container
+from tests.test_torch_tensors import bytes_of, named
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def net(torch):
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+            self.memory = torch.nn.Linear(3, 4)
+            self.register_buffer("mean", torch.ones(2))
+            self.extra = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(1))])
+            self.scale = 0.5
+            self.names = ["a", "b"]
+            self.table = {"x": 1.5}
+            self.loose = torch.arange(3)
+
+        def forward(self, x):
+            y = self.body(x - self.mean) * self.scale + self.loose
+            return self.memory(y) + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    return Net().eval()
+
+
+@pytest.fixture(scope="module")
+def folder(torch, net, tmp_path_factory) -> Path:
+    made: Path = tmp_path_factory.mktemp("script")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _save(torch, net, made)
+    return made
+
+
+def _save(torch, net, made: Path) -> None:
+    scripted = torch.jit.script(net)
+    scripted.save(str(made / "script.pt"), _extra_files={"about.txt": b"hello"})
+    scripted._save_for_lite_interpreter(str(made / "mobile.ptl"))
+    torch.jit.trace(net, torch.ones(4, 2)).save(str(made / "trace.pt"))
+    torch.jit.freeze(scripted).save(str(made / "frozen.pt"))
+
+
+@pytest.mark.parametrize("name", ["script.pt", "trace.pt", "mobile.ptl"])
+def test_names_and_bytes_are_those_of_the_state_dict(torch, net, folder, name):
+    tree = open_checkpoint(str(folder / name)).tree
+    ours = named(tree)
+    for native, value in net.state_dict().items():
+        assert bytes(ours[native].read()) == bytes_of(torch, value), native
+    trained = {native: leaf for native, leaf in ours.items() if leaf.role == "parameter"}
+    assert trained.keys() >= {native for native, _ in net.named_parameters()}
+    assert all(leaf.trainable for leaf in trained.values())
+    buffers = {native for native, leaf in ours.items() if leaf.role in ("buffer", "counter")}
+    assert buffers == {native for native, _ in net.named_buffers()}
+
+
+def test_attributes_are_values(folder):
+    tree = open_checkpoint(str(folder / "script.pt")).tree
+    assert tree[attr("scale"),].value == 0.5
+    assert tree[attr("names"), index(1)].value == "b"
+    assert tree[attr("table"), key("x")].value == 1.5
+    assert tree[attr("loose"),].role == "other"
+    assert tree[attr("body"), attr("0"), attr("weight")].shape == (3, 2)
+
+
+def test_code_is_named_with_its_sizes(folder):
+    found = open_checkpoint(str(folder / "script.pt"))
+    members = {info.filename: info.file_size for info in zipfile.ZipFile(folder / "script.pt").infolist()}
+    code = {f"script/{each['name']}": each["nbytes"] for each in found.details["code"]}
+    assert code == {name: size for name, size in members.items() if name.startswith("script/code/")}
+    assert found.details["extra"] == [{"name": "extra/about.txt", "nbytes": 5}]
+    files = sum(name.endswith(".py") for name in code)
+    assert f"TorchScript code in {files} files, listed by --json; nothing was run" in found.notes
+    assert found.writer == "TorchScript archive version 3"
+    json.dumps(dict(found.details))
+
+
+def test_constants_have_the_names_of_the_code(torch, net, folder):
+    traced = open_checkpoint(str(folder / "trace.pt")).tree
+    module = torch.jit.load(str(folder / "trace.pt"))
+    constants = {leaf.key: leaf for _, leaf in traced.tensors() if leaf.key.startswith("CONSTANTS.")}
+    assert set(constants) == {name for name in constants if name in module.code}
+    assert any(leaf.array().tolist() == [1, 2, 3, 4] for leaf in constants.values())
+    assert {leaf.role for leaf in constants.values()} == {"other"}
+
+
+def test_a_frozen_module_is_its_constants(torch, net, folder):
+    tree = open_checkpoint(str(folder / "frozen.pt")).tree
+    assert all(path[0] == attr("CONSTANTS") for path in tree)
+    assert tree.containers[()].name.endswith("Net")
+    assert tree.containers[attr("CONSTANTS"),] == Container("record", "CONSTANTS")
+    found = {bytes(leaf.read()) for _, leaf in tree.tensors()}
+    assert bytes_of(torch, net.memory.weight) in found
+
+
+def test_bytecode_is_told(folder):
+    [_, note] = open_checkpoint(str(folder / "mobile.ptl")).notes
+    assert note == "bytecode for PyTorch's mobile interpreter, which is not listed"
+
+
+def test_code_that_lies_changes_no_bytes(folder, tmp_path):
+    """A class whose code says nothing, or says wrong names, has its tensors listed all the same."""
+    with zipfile.ZipFile(folder / "script.pt") as old, zipfile.ZipFile(tmp_path / "x.pt", "w") as new:
+        for info in old.infolist():
+            data = old.read(info)
+            if info.filename.endswith("linear.py"):
+                data = data.replace(b"weight", b"nothing") + b"\xff\xfe class Linear(Module):\n"
+            new.writestr(info.filename, data)
+    tree = pytorch.read(str(tmp_path / "x.pt")).tree
+    leaf = named(tree)["body.0.weight"]
+    assert (leaf.role, leaf.shape) == ("other", (3, 2))
+
+
+def test_damaged_code_is_a_checksum_error(folder, tmp_path):
+    with zipfile.ZipFile(folder / "script.pt") as old, zipfile.ZipFile(tmp_path / "x.pt", "w") as new:
+        for info in old.infolist():
+            new.writestr(info.filename, old.read(info))
+    data = bytearray((tmp_path / "x.pt").read_bytes())
+    data[data.index(b"class Net(Module)") + 6] ^= 1
+    (tmp_path / "x.pt").write_bytes(data)
+    with pytest.raises(ChecksumError):
+        pytorch.read(str(tmp_path / "x.pt"))
+
+
+def test_archives_that_are_programs_are_named(tmp_path):
+    # torch.export is slow to import: its archive is made of the one name that torch 2.13's tells itself by.
+    others = {
+        "e/archive_format": r"this is a torch\.export program \(\.pt2\)",
+        "serialized_exported_program.json": r"torch\.export program",
+        "m/model.json": r"TorchScript file of PyTorch 1\.0",
+        "m/.data/extern_modules": r"torch\.package archive",
+    }
+    for number, (name, message) in enumerate(others.items()):
+        with zipfile.ZipFile(tmp_path / f"{number}.pt", "w") as made:
+            made.writestr(name, "{}")
+        with pytest.raises(NotACheckpointError, match=message):
+            open_checkpoint(str(tmp_path / f"{number}.pt"))
+
+
+def test_mobile_flatbuffers_are_named(tmp_path):
+    for name, message in ((b"PTMF", "mobile devices"), (b"ET12", "ExecuTorch")):
+        (tmp_path / "x.ptl").write_bytes(b"\x28\0\0\0" + name + bytes(64))
+        with pytest.raises(NotACheckpointError, match=message):
+            open_checkpoint(str(tmp_path / "x.ptl"))
