@@ -1,0 +1,98 @@
+"""A safetensors file of 1 GiB listed and read: ckpttool beside the format's own library."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.measure import Cost, compare, table
+from benchmarks.reading import _MAPPED, _OURS, FLOOR, MEMORY, OURS, SIZE, Noise
+
+TENSORS = 32
+STARTED = "import numpy"
+LISTED, THEIRS_LISTED = "ckpttool.open", "safe_open, shapes"
+OURS_READ = OURS.replace(", checksums verified", ", every tensor")
+NUMPY, TORCH = "safetensors.numpy.load_file", "safetensors.torch.load_file"
+LISTING_LIMIT, READING_LIMIT = 2.5, 2.0
+
+_LIST = "import sys, ckpttool; [leaf.shape for _, leaf in ckpttool.open(sys.argv[1]).tree.tensors()]"
+_THEIR_LIST = """
+import sys, safetensors
+with safetensors.safe_open(sys.argv[1], "numpy") as file:
+    [file.get_slice(name).get_shape() for name in file.keys()]
+"""
+_LOAD = "import sys; from safetensors.{} import load_file; load_file(sys.argv[1])"
+# What load_file gives PyTorch is a map of the file, of which nothing is read before it is used.
+_USED = """
+import sys
+from safetensors.torch import load_file
+for tensor in load_file(sys.argv[1]).values():
+    tensor.clone()
+"""
+
+
+def made(folder: Path) -> str:
+    """Write a file of 1 GiB in 32 tensors and return its path."""
+    from ckpttool import save
+    from ckpttool.leaf import Leaf, key
+    from ckpttool.tree import Tree
+
+    shape = (SIZE // 4,)
+    leaves = {(key(f"w{n:02}"),): Leaf("float32", shape, Noise(n), f"w{n:02}") for n in range(TENSORS)}
+    target = str(folder / "large.safetensors")
+    save(Tree(leaves), target, sync=False)
+    return target
+
+
+def listing(file: str) -> dict[str, list[str]]:
+    """Return what is timed of looking; the library is left out where it is not installed."""
+    python = [sys.executable, "-c"]
+    found = {STARTED: [*python, "import numpy"], LISTED: [*python, _LIST, file]}
+    if importlib.util.find_spec("safetensors"):
+        found[THEIRS_LISTED] = [*python, _THEIR_LIST, file]
+    return found
+
+
+def reading(file: str) -> dict[str, list[str]]:
+    """Return what is timed of reading every tensor into memory of its own."""
+    python = [sys.executable, "-c"]
+    found = {FLOOR: [*python, _MAPPED, file, str(SIZE)], OURS_READ: [*python, _OURS, file]}
+    if importlib.util.find_spec("safetensors"):
+        found[NUMPY] = [*python, _LOAD.format("numpy"), file]
+        if importlib.util.find_spec("torch"):
+            found[TORCH] = [*python, _USED, file]
+    return found
+
+
+def main() -> int:
+    """Print both tables and the verdicts; return 1 if a promise is broken."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = made(Path(folder))
+        looked = compare(listing(file))
+        read = compare(reading(file), rounds=5)
+    print(table(looked, STARTED))
+    print(table(read, FLOOR))
+    return int(not all(verdicts(looked, read)))
+
+
+def verdicts(looked: dict[str, Cost], read: dict[str, Cost]) -> list[bool]:
+    """Print and return whether each promise holds."""
+    seen = looked[LISTED].ratio(looked[STARTED])
+    taken = read[OURS_READ].ratio(read[FLOOR])
+    print(f"{LISTED}: {seen:.2f}x {STARTED} (promised: at most {LISTING_LIMIT:g})")
+    print(f"{OURS_READ}: {taken:.2f}x {FLOOR} (promised: at most {READING_LIMIT:g})")
+    print(f"{OURS_READ}: {read[OURS_READ].mebibytes:.0f} MiB at its peak (promised: at most {MEMORY:.0f})")
+    for peer, ours, costs in (
+        (THEIRS_LISTED, LISTED, looked),
+        (NUMPY, OURS_READ, read),
+        (TORCH, OURS_READ, read),
+    ):
+        if peer in costs:
+            print(f"{ours}: {costs[peer].ratio(costs[ours]):.2f}x as fast as {peer}")
+    return [seen <= LISTING_LIMIT, taken <= READING_LIMIT, read[OURS_READ].mebibytes <= MEMORY]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""A file of torch.save of 2 GiB, and one of 10,000 small tensors: ckpttool beside torch.load."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.measure import Cost, compare, table
+from benchmarks.reading import _MAPPED, _OURS, FLOOR, MEMORY, OURS, SIZE, TENSORS, Noise
+
+STARTED = "import numpy"
+LISTED, THEIRS_LISTED = "ckpttool.open", "torch.load(mmap=True), shapes"
+MANY, THEIRS_MANY = "ckpttool.open, 10,000 tensors", "torch.load, 10,000 tensors"
+LOADED, MAPPED = "torch.load", "torch.load(mmap=True), every tensor used"
+LISTING_LIMIT, READING_LIMIT = 2.5, 2.0
+_MODULES = 1250  # of eight tensors each
+
+_LIST = "import sys, ckpttool; [leaf.shape for _, leaf in ckpttool.open(sys.argv[1]).tree.tensors()]"
+_THEIR_LIST = """
+import sys, torch
+[tensor.shape for tensor in torch.load(sys.argv[1], weights_only=True, mmap=True).values()]
+"""
+_LOAD = "import sys, torch; torch.load(sys.argv[1], weights_only=True)"
+# A map of the file, of which nothing is read before it is used.
+_USED = """
+import sys, torch
+for tensor in torch.load(sys.argv[1], weights_only=True, mmap=True).values():
+    tensor.clone()
+"""
+
+
+def large(folder: Path) -> str:
+    """Write a file of 2 GiB in 64 tensors and return its path."""
+    from ckpttool import save
+    from ckpttool.leaf import Leaf, key
+    from ckpttool.tree import Tree
+
+    shape = (SIZE // 4,)
+    leaves = {(key(f"w{n:02}"),): Leaf("float32", shape, Noise(n), f"w{n:02}") for n in range(TENSORS)}
+    target = str(folder / "large.pt")
+    save(Tree(leaves), target, sync=False)
+    return target
+
+
+def many(folder: Path) -> str:
+    """Write a file of 10,000 tensors in nested dicts and return its path."""
+    from ckpttool import save
+    from ckpttool.leaf import Leaf, key
+    from ckpttool.source import Inline
+    from ckpttool.tree import Tree
+
+    leaves = {}
+    for module in range(_MODULES):
+        for name in ("q", "k", "v", "o", "up", "down", "norm", "bias"):
+            path = (key("model"), key(f"layer{module}"), key(name))
+            leaves[path] = Leaf("float32", (4, 4), Inline(bytes(64)), f"model.layer{module}.{name}")
+    target = str(folder / "many.pt")
+    save(Tree(leaves), target, sync=False)
+    return target
+
+
+def listing(file: str, nested: str) -> dict[str, list[str]]:
+    """Return what is timed of looking; PyTorch is left out where it is not installed."""
+    python = [sys.executable, "-c"]
+    found = {
+        STARTED: [*python, "import numpy"],
+        LISTED: [*python, _LIST, file],
+        MANY: [*python, _LIST, nested],
+    }
+    if importlib.util.find_spec("torch"):
+        found[THEIRS_LISTED] = [*python, _THEIR_LIST, file]
+        found[THEIRS_MANY] = [*python, _LOAD, nested]
+    return found
+
+
+def reading(file: str) -> dict[str, list[str]]:
+    """Return what is timed of reading every tensor into memory of its own."""
+    python = [sys.executable, "-c"]
+    found = {FLOOR: [*python, _MAPPED, file, str(SIZE)], OURS: [*python, _OURS, file]}
+    if importlib.util.find_spec("torch"):
+        found[LOADED] = [*python, _LOAD, file]
+        found[MAPPED] = [*python, _USED, file]
+    return found
+
+
+def main() -> int:
+    """Print both tables and the verdicts; return 1 if a promise is broken."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = large(Path(folder))
+        looked = compare(listing(file, many(Path(folder))))
+        read = compare(reading(file), rounds=5)
+    print(table(looked, STARTED))
+    print(table(read, FLOOR))
+    return int(not all(verdicts(looked, read)))
+
+
+def verdicts(looked: dict[str, Cost], read: dict[str, Cost]) -> list[bool]:
+    """Print and return whether each promise holds."""
+    seen = looked[LISTED].ratio(looked[STARTED])
+    taken = read[OURS].ratio(read[FLOOR])
+    print(f"{LISTED}: {seen:.2f}x {STARTED} (promised: at most {LISTING_LIMIT:g})")
+    print(f"{OURS}: {taken:.2f}x {FLOOR} (promised: at most {READING_LIMIT:g})")
+    print(f"{OURS}: {read[OURS].mebibytes:.0f} MiB at its peak (promised: at most {MEMORY:.0f})")
+    for peer, ours, costs in (
+        (THEIRS_LISTED, LISTED, looked),
+        (THEIRS_MANY, MANY, looked),
+        (LOADED, OURS, read),
+        (MAPPED, OURS, read),
+    ):
+        if peer in costs:
+            print(f"{ours}: {costs[peer].ratio(costs[ours]):.2f}x as fast as {peer}")
+    return [seen <= LISTING_LIMIT, taken <= READING_LIMIT, read[OURS].mebibytes <= MEMORY]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

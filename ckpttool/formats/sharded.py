@@ -1,0 +1,217 @@
+"""Hugging Face's checkpoints in several files: an index that says which shard holds which tensor.
+
+Sources: github.com/huggingface/transformers, src/transformers/modeling_utils.py (`save_pretrained`) and
+utils/__init__.py (the names of the files); github.com/huggingface/huggingface_hub,
+src/huggingface_hub/serialization/_base.py (`StateDictSplit`) and _torch.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ckpttool import documents
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UsageError, some
+from ckpttool.formats import pytorch, safetensors
+from ckpttool.formats.listed import Listed
+from ckpttool.formats.probe import Probe
+from ckpttool.leaf import Leaf, Path, ValueLeaf, key
+from ckpttool.source import File
+from ckpttool.tree import Alias, Container, Tree
+
+NAME = "sharded"
+TITLE = "Hugging Face checkpoint in shards (index.json)"
+WRITES = False
+FRAMEWORK = "torch"
+
+_INDEX = ".index.json"
+_MAP = "weight_map"
+_LIMIT = 64 << 20
+# WEIGHTS_NAME and SAFE_WEIGHTS_NAME (transformers/utils/__init__.py); of both, transformers takes the first.
+_SAFE, _WEIGHTS = "model.safetensors", "pytorch_model.bin"
+
+
+class Missing(NamedTuple):
+    """A tensor whose shard is not there; the index tells neither its type nor its shape."""
+
+    path: str
+
+    def read(self) -> bytes:
+        """Raise TruncatedError."""
+        raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the path of an index, of a folder with one, or of the one file of weights in a folder."""
+    if probe.kind == "file":
+        return probe.path if _is_index(probe) else None
+    if probe.kind != "folder" or not probe.names.isdisjoint(("saved_model.pb", "saved_model.pbtxt")):
+        return None
+    if _index(probe) is not None:
+        return probe.path
+    whole = [name for name in (_SAFE, _WEIGHTS) if _inside(probe, name).kind == "file"]
+    return os.path.join(probe.path, whole[0]) if whole else None
+
+
+def _index(probe: Probe) -> str | None:
+    """Return the one index in a folder; raise UsageError where several could be meant."""
+    found = sorted(n for n in probe.names if n.endswith(_INDEX) and _is_index(_inside(probe, n)))
+    if len(found) > 1 and set(found) != {f"{_SAFE}{_INDEX}", f"{_WEIGHTS}{_INDEX}"}:
+        raise UsageError(
+            "the folder holds several checkpoints in shards",
+            file=probe.path,
+            found=some(found, 5),
+            hint=f"name one, as in {os.path.join(probe.path, found[0])}",
+        )
+    return os.path.join(probe.path, found[0]) if found else None
+
+
+def _inside(probe: Probe, name: str) -> Probe:
+    return Probe(os.path.join(probe.path, name)) if name in probe.names else Probe("")
+
+
+def _is_index(probe: Probe) -> bool:
+    return probe.kind == "file" and probe.name.endswith(_INDEX) and probe.head.lstrip().startswith(b"{")
+
+
+def read(location: str) -> Checkpoint:
+    """List the tensors of all shards; one whose shard is missing is listed without type and shape.
+
+    The checkpoint of a folder's only file is what that file's own format gives. Raise FormatError when the
+    index and the shards do not fit together.
+    """
+    path = _index(Probe(location)) if os.path.isdir(location) else location
+    if path is None or not path.endswith(_INDEX):
+        return safetensors.read(location) if location.endswith(safetensors.SUFFIX) else pytorch.read(location)
+    file = File.stamp(path)
+    places = _places(file)
+    folder = os.path.dirname(path)
+    shards, missing = {}, []
+    for name in sorted(set(places.values())):
+        shard = os.path.join(folder, name)
+        if os.path.exists(shard):
+            shards[name] = File.stamp(shard)
+        else:
+            missing.append(name)
+    listed = {name: _shard(shard) for name, shard in shards.items()}
+    tree, notes = _Joined(file, places, listed).tree()
+    if missing:
+        notes = (*notes, f"shards that are missing: {some(missing, 5)}")
+    recorded = bool(listed) and all(one.integrity == "crc32" for one in listed.values())
+    return Checkpoint(
+        path=location,
+        format=NAME,
+        tree=tree,
+        files=(file, *shards.values()),
+        writer=next((one.writer for one in listed.values()), None),
+        integrity="crc32" if recorded else "none",
+        notes=(*notes, *_others(path), *dict.fromkeys(n for one in listed.values() for n in one.notes)),
+    )
+
+
+def _others(location: str) -> tuple[str, ...]:
+    """Return a note if the folder holds the same weights in the other form too."""
+    folder, name = os.path.split(location)
+    other = f"{_WEIGHTS if name.startswith(_SAFE) else _SAFE}{_INDEX}"
+    there = other != name and os.path.exists(os.path.join(folder, other))
+    return (f"{other} lies in the same folder and is not read",) if there else ()
+
+
+def _places(file: File) -> dict[str, str]:
+    """Return each tensor's shard; raise FormatError for one that is not a file beside the index."""
+    if file.size > _LIMIT:
+        raise FormatError("the index is too large", file=file.path, expected=f"at most {_LIMIT:,} bytes")
+    try:
+        found = documents.strict(file.read(0, file.size), "the index", _LIMIT)
+    except CkpttoolError as error:
+        raise error.located(file=file.path) from error.__cause__
+    places: Any = found.get(_MAP)
+    if not isinstance(places, dict) or not places:
+        raise FormatError("the index has no weight_map", file=file.path)
+    for tensor, name in places.items():
+        if (
+            not isinstance(name, str)
+            or os.path.basename(name) != name
+            or name in ("", ".", "..")
+            or not name.isprintable()
+        ):
+            raise FormatError(
+                "a shard's name is not that of a file beside the index",
+                file=file.path,
+                path=repr(tensor[:200]),
+                found=repr(name)[:200],
+            )
+    return places
+
+
+def _shard(file: File) -> Listed:
+    from ckpttool.formats.torch_pickle import embedded
+
+    try:
+        if safetensors.claims(Probe(file.path)) is not None:
+            return safetensors.listed(file)
+        return embedded.listed(file, 0, file.size)
+    except CkpttoolError as error:
+        raise error.located(file=file.path) from error.__cause__
+
+
+class _Joined:
+    """The shards' tensors as one tree, in the order of the index."""
+
+    def __init__(self, index: File, places: Mapping[str, str], shards: Mapping[str, Listed]) -> None:
+        self.index = index
+        self.places = places
+        self.shards = shards
+        self.leaves: dict[Path, Leaf | ValueLeaf] = {}
+        self.aliases: dict[Path, tuple[Alias, ...]] = {}
+
+    def tree(self) -> tuple[Tree, tuple[str, ...]]:
+        """Return the tree and what a person should know of it."""
+        paths = {shard: _paths(listed.tree) for shard, listed in self.shards.items()}
+        for name, shard in self.places.items():
+            if shard not in self.shards:
+                self.leaves[key(name),] = Leaf("unknown", (), self._missing(shard), name)
+            elif name not in paths[shard]:
+                raise FormatError(
+                    f"shard {shard!r} lacks a tensor", file=self.index.path, path=repr(name[:200])
+                )
+            else:
+                self._add(paths[shard][name], self.shards[shard].tree)
+        notes = self._unlisted(paths)
+        return Tree(self.leaves, self.aliases, {(): Container("dict")}), notes
+
+    def _missing(self, shard: str) -> Missing:
+        return Missing(os.path.join(os.path.dirname(self.index.path), shard))
+
+    def _add(self, path: Path, tree: Tree) -> None:
+        """Add a tensor and, with it, all its other names in the same shard."""
+        if path in self.leaves:
+            return
+        self.leaves[path] = tree[path]
+        if path in tree.aliases:
+            self.aliases[path] = tree.aliases[path]
+
+    def _unlisted(self, paths: Mapping[str, Mapping[str, Path]]) -> tuple[str, ...]:
+        """Add what the shards hold and the index does not name; return notes of it."""
+        added, twice = [], []
+        for shard, names in paths.items():
+            for name, path in names.items():
+                if self.places.get(name) == shard:
+                    continue
+                if name in self.places or path in self.leaves:
+                    twice.append(name)
+                else:
+                    added.append(name)
+                    self._add(path, self.shards[shard].tree)
+        notes = [f"tensors that the index does not name: {some(added, 3)}"] if added else []
+        if twice:
+            notes.append(f"tensors that a second shard holds too, not read from it: {some(twice, 3)}")
+        return tuple(notes)
+
+
+def _paths(tree: Tree) -> dict[str, Path]:
+    """Return the path of every tensor by each native name that it has."""
+    found = {alias.key: path for path, others in tree.aliases.items() for alias in others if alias.key}
+    return found | {leaf.key: path for path, leaf in tree.tensors()}

@@ -1,0 +1,323 @@
+"""NumPy's archives: numpy as referee both ways, hostile files, and the tree that we record in them."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.formats import npz
+from ckpttool.formats.probe import Probe
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import Leaf, Record, ValueLeaf, display, key
+from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest_of
+from ckpttool.ops.save import save
+from ckpttool.source import Inline
+from ckpttool.tree import Tree
+from ckpttool.wire import npy
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.recorded_trees import same, trees
+from tests.test_formats import WritingContract
+from tests.test_wire_npy import BROKEN, ENTRY, header
+from tests.trees import leaf
+
+FIXTURE = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None
+)
+NUMBERS = st.one_of(
+    arrays.boolean_dtypes(),
+    arrays.integer_dtypes(endianness="?"),
+    arrays.unsigned_integer_dtypes(endianness="?"),
+    arrays.floating_dtypes(endianness="?"),
+    arrays.complex_number_dtypes(endianness="?", sizes=(64, 128)),
+)
+NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=8)
+
+
+class TestNpz(WritingContract):
+    module = npz
+
+    def make(self, folder: Path) -> str:
+        save(open_checkpoint(str(TORCH_SAMPLE)).tree, str(folder / "agent.npz"))
+        return str(folder / "agent.npz")
+
+
+# What numpy writes.
+
+
+@FIXTURE
+@given(
+    st.dictionaries(NAMES, arrays.arrays(NUMBERS, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0))),
+    st.data(),
+)
+def test_what_numpy_writes_is_read(tmp_path: Path, made: dict[str, np.ndarray], data: st.DataObject) -> None:
+    names = {name.removesuffix(".npy") for name in made}
+    if len(names) != len(made) or "file" in made:
+        return
+    turned = {name: np.array(a, order=data.draw(st.sampled_from("CF"))) for name, a in made.items()}
+    file = tmp_path / "x.npz"
+    (np.savez if data.draw(st.booleans()) else np.savez_compressed)(file, **turned)
+    if not made:
+        return
+    found = open_checkpoint(str(file))
+    assert (found.format, found.integrity) == ("npz", "crc32")
+    named = {leaf.key: leaf for _, leaf in found.tree.tensors()}
+    assert named.keys() == made.keys()
+    for name, array in made.items():
+        little = array.astype(array.dtype.newbyteorder("<"))
+        assert named[name].dtype == array.dtype.name
+        assert named[name].shape == array.shape
+        assert bytes(named[name].read()) == little.tobytes()
+
+
+def test_a_name_is_cut_at_slashes_and_keeps_its_dots(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **{"actor/l1.weight": np.ones((2, 3)), "a//b": np.ones(1)})
+    found = open_checkpoint(str(tmp_path / "x.npz")).tree
+    assert list(found) == [(key("actor"), key("l1.weight")), (key("a"), key(""), key("b"))]
+    assert display(next(iter(found))) == "actor/l1/weight"
+
+
+def test_what_is_no_number_is_listed_and_never_decoded(tmp_path: Path) -> None:
+    made = {
+        "objects": np.array([None, {}], object),
+        "structured": np.zeros(2, [("x", "f4"), ("y", "i8")]),
+        "dates": np.array(["2020-01-01"], "M8[D]"),
+        "texts": np.array(["a", "bc"]),
+        "text": np.array("näme"),
+        "bytes": np.array([b"ab"]),
+        "void": np.zeros(2, "V3"),
+        "long": np.zeros(2, np.longdouble),
+    }
+    np.savez(tmp_path / "x.npz", **made)
+    found = dict(open_checkpoint(str(tmp_path / "x.npz")).tree.plain())
+    assert {path[0].value: leaf.value for path, leaf in found.items()} == {
+        "objects": Record("numpy.ndarray", "|O[2]"),
+        "structured": Record("numpy.ndarray", "structured[2]"),
+        "dates": Record("numpy.ndarray", "<M8[D][1]"),
+        "texts": Record("numpy.ndarray", "<U2[2]"),
+        "text": "näme",
+        "bytes": Record("numpy.ndarray", "|S2[1]"),
+        "void": Record("numpy.ndarray", "|V3[2]"),
+        "long": Record("numpy.ndarray", "<f16[2]"),
+    }
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_one_array_is_a_checkpoint(tmp_path: Path, version: tuple[int, int]) -> None:
+    array = np.asfortranarray(np.arange(6, dtype=">f4").reshape(2, 3))
+    with open(tmp_path / "x.npy", "wb") as stream:
+        np.lib.format.write_array(stream, array, version)
+    found = open_checkpoint(str(tmp_path / "x.npy"))
+    assert (found.format, found.integrity) == ("npz", "none")
+    ((path, only),) = found.tree.tensors()
+    # What numpy.savez calls an array without a name.
+    assert (path, only.key) == ((key("arr_0"),), "arr_0")
+    assert np.array_equal(only.array(), array)
+
+
+def test_members_that_are_no_arrays_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.ones(2))
+    with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
+        archive.writestr("readme.txt", "hello")
+    found = open_checkpoint(str(tmp_path / "x.npz"))
+    assert found.notes == ("members that are no arrays, which are not read: readme.txt",)
+    assert len(found.tree) == 1
+    # Under another name it may be any program's archive.
+    assert npz.claims(Probe(str((tmp_path / "x.npz").rename(tmp_path / "x.zip")))) is None
+
+
+# Hostile files.
+
+
+def zipped(folder: Path, members: list[tuple[str, bytes]], method: int = zipfile.ZIP_STORED) -> str:
+    with zipfile.ZipFile(folder / "x.npz", "w", method) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return str(folder / "x.npz")
+
+
+@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
+def test_a_broken_array_is_refused_with_its_name(tmp_path: Path, data: bytes) -> None:
+    file = zipped(tmp_path, [("good.npy", npy.header("|u1", (1,)) + b"x"), ("bad.npy", data)])
+    with pytest.raises(FormatError) as caught:
+        open_checkpoint(file)
+    assert (caught.value.file, caught.value.path) == (file, "bad")
+    alone = tmp_path / "x.npy"
+    alone.write_bytes(data)
+    with pytest.raises(CkpttoolError):
+        open_checkpoint(str(alone))
+
+
+def test_two_members_of_one_name(tmp_path: Path) -> None:
+    data = npy.header("|u1", (1,)) + b"x"
+    with pytest.warns(UserWarning, match="Duplicate"):
+        file = zipped(tmp_path, [("a.npy", data), ("a.npy", data)])
+    assert "two members are called 'a.npy'" in refused(ckpttool("inspect", file))
+
+
+def test_a_bomb_is_refused_and_not_unpacked(tmp_path: Path) -> None:
+    size = 300 << 20
+    with (
+        zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("a.npy", "w") as out,
+    ):
+        out.write(npy.header("|u1", (size,)))
+        for _ in range(300):
+            out.write(bytes(1 << 20))
+    assert os.path.getsize(tmp_path / "x.npz") < 1 << 20
+    assert "would unpack" in refused(ckpttool("digest", tmp_path / "x.npz"))
+
+
+def test_a_member_that_says_less_than_it_unpacks_to(tmp_path: Path) -> None:
+    file = zipped(tmp_path, [("a.npy", npy.header("|u1", (4096,)) + bytes(4096))], zipfile.ZIP_DEFLATED)
+    data = bytearray(Path(file).read_bytes())
+    whole = len(npy.header("|u1", (4096,))) + 4096
+    for at in (22, data.index(b"PK\x01\x02") + 24):
+        assert struct.unpack_from("<I", data, at)[0] == whole
+        struct.pack_into("<I", data, at, whole - 1)
+    Path(file).write_bytes(data)
+    with pytest.raises(FormatError):
+        digest_of(open_checkpoint(file))
+
+
+def test_a_single_array_with_bytes_behind_it(tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(header(ENTRY % "(2,)") + bytes(9))
+    assert "do not fill" in refused(ckpttool("inspect", tmp_path / "x.npy"))
+
+
+# What we write.
+
+
+@FIXTURE
+@given(tree=trees(torch=False))
+def test_any_tree_comes_back_and_numpy_reads_its_arrays(tmp_path: Path, tree: Tree) -> None:
+    file = str(tmp_path / "x.npz")
+    save(tree, file, force=True, sync=False)
+    found = open_checkpoint(file)
+    assert same(found.tree, tree)
+    with np.load(file, allow_pickle=False) as loaded:
+        for _, tensor in found.tree.tensors():
+            array = loaded[tensor.key]
+            assert (array.shape, array.tobytes()) == (tensor.shape, bytes(tensor.read()))
+
+
+def test_values_are_arrays_for_others(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "n": 3,
+        "x": 0.5,
+        "b": True,
+        "c": 1 + 2j,
+        "s": "hé",
+        "none": None,
+        "raw": b"x",
+        "big": 1 << 80,
+    }
+    tree = Tree({(key("hyper"), key(name)): ValueLeaf(value) for name, value in values.items()})
+    save(tree, str(tmp_path / "x.npz"))
+    assert same(open_checkpoint(str(tmp_path / "x.npz")).tree, tree)
+    with np.load(tmp_path / "x.npz", allow_pickle=False) as loaded:
+        assert sorted(loaded) == ["ckpttool.tree", *(f"hyper/{name}" for name in "bcnsx")]
+        for name in "bcnsx":
+            assert loaded[f"hyper/{name}"].shape == ()
+            assert loaded[f"hyper/{name}"][()] == values[name]
+
+
+def test_an_array_is_the_same_bytes_as_numpys(tmp_path: Path) -> None:
+    made = {
+        "a": np.arange(6, dtype="f4").reshape(2, 3), "s": np.float64(2), "e": np.zeros((0, 7), "i8"),
+        "b": np.ones(3, bool), "c": np.ones(2, "c8"), "h": np.ones(2, ml_dtypes.bfloat16),
+    }  # fmt: skip
+    save(Tree({(key(n),): leaf(np.asarray(a), n) for n, a in made.items()}), str(tmp_path / "x.npz"))
+    with zipfile.ZipFile(tmp_path / "x.npz") as archive:
+        assert archive.testzip() is None
+        for name, array in made.items():
+            stream = io.BytesIO()
+            np.save(stream, array)
+            assert archive.read(f"{name}.npy") == stream.getvalue()
+
+
+def test_plain_arrays_need_no_record(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **{"x/y": np.ones(3, "f4"), "n": np.arange(3)})
+    assert convert(str(tmp_path / "a.npz"), str(tmp_path / "b.npz")).written
+    with np.load(tmp_path / "b.npz") as loaded:
+        assert loaded.files == ["x/y", "n"]
+
+
+def test_types_without_a_name_in_numpy_come_back(tmp_path: Path) -> None:
+    array = np.arange(3).astype(ml_dtypes.float8_e4m3fn)
+    save(Tree({(key("a"),): leaf(array)}), str(tmp_path / "x.npz"))
+    ((_, found),) = open_checkpoint(str(tmp_path / "x.npz")).tree.tensors()
+    assert found.dtype == "float8_e4m3fn"
+    with np.load(tmp_path / "x.npz", allow_pickle=False) as loaded:
+        assert np.array_equal(loaded["a"].view(ml_dtypes.float8_e4m3fn), array)
+
+
+@pytest.mark.parametrize("dtype", ["string", "qint8", "quint4x2", "unknown"])
+def test_types_that_no_array_has_are_refused(tmp_path: Path, dtype: str) -> None:
+    tree = Tree({(key("a"), key("b")): Leaf(dtype, (0,), Inline(b""), "a.b")})
+    with pytest.raises(UnsupportedError, match=f"cannot hold a tensor of type {dtype}.*a/b"):
+        save(tree, str(tmp_path / "x.npz"))
+    assert not os.listdir(tmp_path)
+
+
+def test_a_record_of_other_arrays_is_not_used(tmp_path: Path) -> None:
+    save(Tree({(key("a"),): ValueLeaf(1)}), str(tmp_path / "x.npz"))
+    with np.load(tmp_path / "x.npz") as loaded:
+        record = loaded["ckpttool.tree"]
+    for text in (record, record[:-1], record.astype("i8"), record[None]):
+        np.savez(tmp_path / "y.npz", **{"w": np.ones(2), "ckpttool.tree": text})
+        found = open_checkpoint(str(tmp_path / "y.npz"))
+        assert list(found.tree) == [(key("w"),)]
+        assert any("not used" in note for note in found.notes)
+
+
+def test_an_agent_of_tensorflow_there_and_back(tmp_path: Path) -> None:
+    assert convert(str(TF_SAMPLE), str(tmp_path / "a.npz")).written
+    one, other = open_checkpoint(str(TF_SAMPLE)), open_checkpoint(str(tmp_path / "a.npz"))
+    assert same(other.tree, one.tree)
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as loaded:
+        assert loaded["policy/actor/l1/_kernel"].shape == (3, 64)
+    # Its names say whose it is: on the way to PyTorch kernels are turned around.
+    assert convert(str(tmp_path / "a.npz"), str(tmp_path / "a.pt")).written
+    assert convert(str(TF_SAMPLE), str(tmp_path / "b.pt")).written
+    assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "b.pt").read_bytes()
+
+
+def test_an_agent_of_torch_goes_to_tensorflow(tmp_path: Path) -> None:
+    assert convert(str(TORCH_SAMPLE), str(tmp_path / "a.npz")).written
+    assert convert(str(tmp_path / "a.npz"), str(tmp_path / "ckpt-1"), to="tf").written
+    assert convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-2"), to="tf").written
+    one, other = (digest_of(open_checkpoint(str(tmp_path / f"ckpt-{n}"))) for n in (1, 2))
+    assert {(t.path, t.sha256) for t in one.tensors if "save_counter" not in t.path} == {
+        (t.path, t.sha256) for t in other.tensors if "save_counter" not in t.path
+    }
+
+
+def test_arrays_of_nobody_go_to_torch_as_they_are(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", timesteps=np.arange(3), results=np.ones((3, 2)))
+    assert convert(str(tmp_path / "a.npz"), str(tmp_path / "a.pt")).written
+    found = open_checkpoint(str(tmp_path / "a.pt")).tree
+    assert {leaf.key: leaf.shape for _, leaf in found.tensors()} == {"timesteps": (3,), "results": (3, 2)}
+
+
+@pytest.mark.corpus
+def test_real_files_are_read(corpus: Path) -> None:
+    files = list((corpus / "torch").rglob("*.npz"))
+    assert files
+    for file in files:
+        found = {leaf.key: leaf.array() for _, leaf in open_checkpoint(str(file)).tree.tensors()}
+        with np.load(file, allow_pickle=False) as expected:
+            assert found.keys() == set(expected)
+            assert all(np.array_equal(found[name], expected[name]) for name in expected)

@@ -1,0 +1,224 @@
+"""Hugging Face's shards: an index beside several files, whole, incomplete and hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import torch as referee
+
+from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UsageError
+from ckpttool.formats import sharded
+from ckpttool.formats.probe import Probe
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import key
+from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest_of
+from tests.conftest import ckpttool, refused
+from tests.test_formats import FormatContract
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {f"layers.{n}.weight": torch.randn(2, n + 1, generator=generator) for n in range(8)}
+
+
+def put(folder: Path, end: str = "safetensors", shards: int = 3, **changed: Any) -> Path:
+    """Write tensors in shards as transformers names them; `changed` replaces parts of the index."""
+    folder.mkdir(exist_ok=True)
+    stem = "model" if end == "safetensors" else "pytorch_model"
+    names = [f"{stem}-{n + 1:05}-of-{shards:05}.{end}" for n in range(shards)]
+    everything = tensors()
+    places: dict[str, str] = {}
+    for number, name in enumerate(names):
+        part = {t: value for at, (t, value) in enumerate(everything.items()) if at % shards == number}
+        write(part, folder / name)
+        places |= dict.fromkeys(part, name)
+    index = {"metadata": {"total_size": 4}, "weight_map": dict(sorted(places.items())), **changed}
+    (folder / f"{stem}.{end}.index.json").write_text(json.dumps(index, indent=2))
+    return folder / f"{stem}.{end}.index.json"
+
+
+def write(part: Mapping[str, torch.Tensor], file: Path) -> None:
+    if file.suffix == ".safetensors":
+        referee.save_file(dict(part), file, {"format": "pt"})
+    else:
+        torch.save(dict(part), file)
+
+
+class TestSharded(FormatContract):
+    module = sharded
+
+    def make(self, folder: Path) -> str:
+        # Shards of torch.save have checksums; a damaged index does not fit to them.
+        return str(put(folder, "bin"))
+
+
+@pytest.mark.parametrize("end", ["safetensors", "bin"])
+@pytest.mark.parametrize("by", ["index", "folder"])
+def test_all_shards_are_one_checkpoint(tmp_path: Path, end: str, by: str) -> None:
+    index = put(tmp_path / "model", end)
+    named = str(index if by == "index" else index.parent)
+    found = open_checkpoint(named)
+    assert (found.format, found.path) == ("sharded", named)
+    assert found.files[0].path == str(index)
+    assert found.integrity == ("none" if end == "safetensors" else "crc32")
+    assert len(found.files) == 4
+    expected = tensors()
+    assert {leaf.key: path for path, leaf in found.tree.tensors()} == {
+        name: (key(name),) for name in expected
+    }
+    for _, leaf in found.tree.tensors():
+        assert torch.equal(torch.from_numpy(leaf.array().copy()), expected[leaf.key])
+
+
+def test_shards_of_the_form_before_the_zip_file(tmp_path: Path) -> None:
+    index = put(tmp_path, "bin")
+    for file in tmp_path.glob("*.bin"):
+        torch.save(torch.load(file), file, _use_new_zipfile_serialization=False)
+    assert len(digest_of(open_checkpoint(str(index))).tensors) == 8
+
+
+@pytest.mark.parametrize("target", ["whole.pt", "whole.safetensors"])
+def test_shards_become_one_file(tmp_path: Path, target: str) -> None:
+    put(tmp_path / "m")
+    assert convert(str(tmp_path / "m"), str(tmp_path / target)).written
+    read = torch.load if target.endswith("pt") else referee.load_file
+    loaded = read(tmp_path / target)  # type: ignore[operator]
+    assert loaded.keys() == tensors().keys()
+    assert all(torch.equal(loaded[name], value) for name, value in tensors().items())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_folder_with_one_file_of_weights_stands_for_it(tmp_path: Path, name: str) -> None:
+    write(tensors(), tmp_path / name)
+    (tmp_path / "config.json").write_text("{}")
+    found = open_checkpoint(str(tmp_path))
+    assert found.path == str(tmp_path / name)
+    assert found.format == ("safetensors" if name.startswith("model") else "pytorch")
+    assert len(found.tree) == 8
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    index = put(tmp_path)
+    gone = "model-00002-of-00003.safetensors"
+    os.unlink(tmp_path / gone)
+    found = open_checkpoint(str(index))
+    assert len(found.tree) == 8
+    assert f"shards that are missing: {gone}" in found.notes
+    lost = [leaf for _, leaf in found.tree.tensors() if leaf.dtype == "unknown"]
+    assert {leaf.key for leaf in lost} == {"layers.1.weight", "layers.4.weight", "layers.7.weight"}
+    with pytest.raises(TruncatedError, match=gone):
+        lost[0].read()
+    assert gone in refused(ckpttool("digest", index))
+    ran = ckpttool("inspect", index)
+    assert ran.status == 0
+    assert gone in ran.out
+    assert "unknown" in refused(ckpttool("convert", index, tmp_path / "x.safetensors"))
+
+
+def test_what_the_index_does_not_name_is_listed_and_noted(tmp_path: Path) -> None:
+    index = put(tmp_path)
+    file = tmp_path / "model-00001-of-00003.safetensors"
+    # One tensor more, and one that the index gives to another shard.
+    write({**referee.load_file(file), "extra": torch.ones(1), "layers.1.weight": torch.zeros(2, 2)}, file)
+    found = open_checkpoint(str(index))
+    assert len(found.tree) == 9
+    assert "tensors that the index does not name: extra" in found.notes
+    assert "tensors that a second shard holds too, not read from it: layers.1.weight" in found.notes
+    assert torch.equal(
+        torch.from_numpy(found.tree[key("layers.1.weight"),].array().copy()), tensors()["layers.1.weight"]
+    )
+
+
+def test_names_that_share_a_tensor_in_a_shard_are_aliases(tmp_path: Path) -> None:
+    index = put(tmp_path, "bin")
+    file = tmp_path / "pytorch_model-00001-of-00003.bin"
+    part = torch.load(file)
+    torch.save({**part, "tied": part["layers.0.weight"]}, file)
+    document = json.loads(index.read_text())
+    document["weight_map"]["tied"] = file.name
+    index.write_text(json.dumps(document))
+    found = open_checkpoint(str(index))
+    assert found.notes == ()
+    assert [alias.key for alias in found.tree.aliases[key("layers.0.weight"),]] == ["tied"]
+
+
+def test_a_tensor_that_its_shard_lacks(tmp_path: Path) -> None:
+    index = put(tmp_path)
+    document = json.loads(index.read_text())
+    document["weight_map"]["lost"] = "model-00001-of-00003.safetensors"
+    index.write_text(json.dumps(document))
+    with pytest.raises(FormatError, match=r"lacks a tensor \(in 'lost'"):
+        open_checkpoint(str(index))
+
+
+SHARD = "model-00001-of-00003.safetensors"
+NAMES = ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..", ".", "", "a\0b", 3, None, ["x"]]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=repr)
+def test_only_files_beside_the_index_are_shards(tmp_path: Path, name: Any) -> None:
+    index = put(tmp_path, weight_map={"layers.0.weight": SHARD, "w": name})
+    said = refused(ckpttool("inspect", index))
+    assert "not that of a file beside the index" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": NaN}}',
+        f'{{"weight_map": {{"layers.0.weight": "{SHARD}", "layers.0.weight": "{SHARD}"}}}}',
+        '{"weight_map": ' + "[" * 100_000,
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_an_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    index = put(tmp_path)
+    index.write_text(text)
+    with pytest.raises(CkpttoolError) as caught:
+        open_checkpoint(str(index))
+    assert len(str(caught.value)) < 400
+
+
+def test_a_shard_that_is_something_else(tmp_path: Path) -> None:
+    index = put(tmp_path)
+    (tmp_path / SHARD).write_text("hello")
+    with pytest.raises(FormatError) as caught:
+        open_checkpoint(str(index))
+    assert caught.value.file == str(tmp_path / SHARD)
+
+
+def test_an_index_is_no_shard_of_its_own(tmp_path: Path) -> None:
+    index = put(tmp_path, weight_map={"a": "model.safetensors.index.json"})
+    with pytest.raises(FormatError):
+        open_checkpoint(str(index))
+
+
+def test_of_both_forms_the_one_that_transformers_takes(tmp_path: Path) -> None:
+    put(tmp_path, "bin")
+    index = put(tmp_path, "safetensors")
+    found = open_checkpoint(str(tmp_path))
+    assert found.files[0].path == str(index)
+    assert found.notes == ("pytorch_model.bin.index.json lies in the same folder and is not read",)
+
+
+def test_several_indexes_are_named(tmp_path: Path) -> None:
+    index = put(tmp_path)
+    (tmp_path / "other.safetensors.index.json").write_bytes(index.read_bytes())
+    with pytest.raises(UsageError, match=r"other\.safetensors\.index\.json"):
+        sharded.claims(Probe(str(tmp_path)))
+
+
+def test_folders_of_others_are_not_claimed(tmp_path: Path) -> None:
+    assert sharded.claims(Probe(str(tmp_path))) is None
+    (tmp_path / "model.safetensors").mkdir()
+    assert sharded.claims(Probe(str(tmp_path))) is None
+    (tmp_path / "x.index.json").write_text("[]")
+    assert sharded.claims(Probe(str(tmp_path))) is None
+    assert sharded.claims(Probe(str(tmp_path / "x.index.json"))) is None
