@@ -47,6 +47,8 @@ KINDS: tuple[Kind, ...] = (
     # A torch matrix without a bias may be an embedding, which is not transposed: a layout must say.
     Kind("dense", "torch", (Weight("weight", "kernel", 2, TRANSPOSE), Weight("bias", "bias", 1))),
     Kind("layer_norm", "tensorflow", (Weight("gamma", "scale", 1), Weight("beta", "offset", 1))),
+    # Sonnet's LayerNorm.
+    Kind("layer_norm", "tensorflow", (Weight("scale", "scale", 1), Weight("offset", "offset", 1))),
     Kind("layer_norm", "torch", (Weight("weight", "scale", 1), Weight("bias", "offset", 1))),
 )
 

@@ -126,6 +126,38 @@ class Reshape(NamedTuple):
         return Reshape(source.shape) if isinstance(source, Leaf) else Keep()
 
 
+class Columns(NamedTuple):
+    """Take the entries `start` to `stop` of the last axis: one of two layers that are stored as one."""
+
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        """Return which entries are taken."""
+        return f"columns {self.start}:{self.stop}"
+
+    def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
+        """Return the same dtype and the narrower shape."""
+        return dtype, (*shape[:-1], self.stop - self.start)
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return the taken part."""
+        return array[..., self.start : self.stop]
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+        """Return the part as a leaf; raise MappingError unless the tensor has that many columns."""
+        if not isinstance(leaf, Leaf) or not leaf.shape or leaf.shape[-1] < self.stop:
+            raise MappingError(f"{self.name} does not fit", found=str(getattr(leaf, "shape", "a value")))
+        return _transformed(leaf, self)
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:
+        """Raise MappingError: a part does not give the whole back, unless it is all of it."""
+        if isinstance(source, Leaf) and source.shape[-1:] == (self.stop - self.start,):
+            return Keep()
+        raise MappingError(f"{self.name} alone cannot be undone")
+
+
 class Cast(NamedTuple):
     """Convert the elements; for counters only, whose whole numbers both types hold exactly."""
 

@@ -1,0 +1,234 @@
+"""What wrappers put into names: torch's own wrappers are the referees; what is removed can come back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpttool
+from ckpttool.errors import UsageError
+from ckpttool.leaf import Leaf, display, key
+from ckpttool.leaf import Path as Keys
+from ckpttool.mapping import decorations
+from ckpttool.mapping.module_names import decorated, plain
+from ckpttool.ops.summary import summary
+from ckpttool.source import Inline
+from ckpttool.tree import Tree
+from tests import conftest
+
+# torch.compile imports what torch itself says is deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+WRAPPERS = tuple(decorations.WRAPPERS)
+
+
+def network():
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+
+
+def partly():
+    """Return a network of which one layer is wrapped, twice."""
+    import torch
+
+    made = network()
+    made[2] = torch.compile(torch.nn.DataParallel(made[2]))
+    return made
+
+
+def wrapped():
+    """Return wrapped networks by what their names carry."""
+    import torch
+    from torch.nn import DataParallel
+    from torch.optim.swa_utils import AveragedModel
+
+    return {
+        "module.": DataParallel(network()),
+        "_orig_mod.": torch.compile(network()),
+        "module._orig_mod.": DataParallel(torch.compile(network())),
+        "module._orig_mod.module.": AveragedModel(torch.compile(DataParallel(network()))),
+        "_orig_mod.module.": torch.compile(AveragedModel(network())),
+    }
+
+
+def saved(path: Path, value: object) -> Tree:
+    import torch
+
+    torch.save(value, path)
+    return ckpttool.open(str(path)).tree
+
+
+def versions(tree: Tree, where: Keys) -> list[tuple[str, object]]:
+    state = tree.containers[where].state
+    assert isinstance(state, dict)
+    return list(state["_metadata"].items())
+
+
+def named(*names: str) -> Tree:
+    return Tree({(key(name),): Leaf("uint8", (1,), Inline(b"x"), name) for name in names})
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "prefix",
+    ["module.", "_orig_mod.", "module._orig_mod.", "module._orig_mod.module.", "_orig_mod.module."],
+)
+def test_what_torchs_wrappers_add_goes_and_comes_back(tmp_path, prefix):
+    import torch
+
+    module = wrapped()[prefix]
+    bare = network().state_dict()
+    tree = saved(tmp_path / "a.pt", {"model": module.state_dict(), "epoch": 2})
+    found = decorations.stripped(tree)
+    assert found is not None
+    names = [str(path[-1].value) for path, _ in found.tree.tensors()]
+    assert next(iter(module.state_dict().keys() - {"n_averaged"})).startswith(prefix[: prefix.index(".")])
+    assert [name for name in names if name != "n_averaged"] == list(bare)
+    assert versions(found.tree, (key("model"),)) == list(bare._metadata.items())
+    assert [found.tree[new] for new in found.moves] == [tree[old] for old in found.moves.values()]
+
+    source, middle, back = (str(tmp_path / name) for name in ("a.pt", "b.pt", "c.pt"))
+    done = ckpttool.convert(source, middle, strip=True)
+    assert any(line.rule == "strip" for line in done.report.mapped)
+    if "n_averaged" not in names:
+        network().load_state_dict(torch.load(middle)["model"])
+    ckpttool.convert(middle, back, restore=True)
+    assert ckpttool.digest(back).sha256 == ckpttool.digest(source).sha256
+    again = ckpttool.open(back).tree
+    assert list(again) == list(tree)
+    assert versions(again, (key("model"),)) == versions(tree, (key("model"),))
+    module.load_state_dict(torch.load(back)["model"])
+
+
+@pytest.mark.torch
+def test_a_wrapped_layer_is_a_subtree_of_its_own(tmp_path):
+    tree = saved(tmp_path / "a.pt", partly().state_dict())
+    found = decorations.stripped(tree)
+    assert found is not None
+    assert [str(path[0].value) for path in found.tree] == list(network().state_dict())
+    assert list(decorations.restored(found.tree, found.decorations)[0]) == list(tree)
+    (note,) = summary(str(tmp_path / "a.pt")).notes
+    assert note.startswith("names below 2 carry _orig_mod.module. (torch.compile, then DataParallel")
+    assert note.endswith("convert --strip removes that")
+
+
+def test_one_name_without_the_prefix_keeps_it_for_all():
+    assert decorations.stripped(named("module.a.w", "b.w")) is None
+    assert decorations.stripped(named("a.w", "a.b")) is None
+    assert decorations.stripped(named("module", "w")) is None
+
+
+def test_names_that_would_collide_are_left_alone():
+    # Both would be n_averaged.
+    found = decorations.stripped(named("n_averaged", "module.n_averaged", "module.a.w"))
+    assert found is None
+
+
+def test_two_networks_of_one_file_are_judged_apart():
+    leaf = Leaf("uint8", (1,), Inline(b"x"), "")
+    tree = Tree(
+        {
+            (key("actor"), key("module.l.w")): leaf,
+            (key("critic"), key("l.w")): leaf,
+            (key("critic"), key("m.w")): leaf,
+        }
+    )
+    found = decorations.undecorated(tree)
+    assert found is not None
+    assert [display(path) for path in found[0]] == ["actor/l/w", "critic/l/w", "critic/m/w"]
+    assert found[1][key("actor"), key("l.w")] == (key("actor"), key("module.l.w"))
+    assert decorations.undecorated(found[0]) is None
+
+
+@pytest.mark.torch
+def test_lightnings_module_is_known_by_its_checkpoint(tmp_path):
+    import torch
+
+    held = {f"model.{name}": tensor for name, tensor in network().state_dict().items()}
+    optimizer = torch.optim.Adam(network().parameters())
+    whole = {"epoch": 1, "pytorch-lightning_version": "2.5.0", "state_dict": held}
+    whole["optimizer_states"] = [optimizer.state_dict()]
+    found = decorations.stripped(saved(tmp_path / "a.ckpt", whole))
+    assert found is not None
+    assert [d.wrapped[0].segments for d in found.decorations] == [("model",)]
+    notes = summary(str(tmp_path / "a.ckpt")).notes
+    assert any("names below state_dict carry model. (an attribute of a LightningModule)" in n for n in notes)
+    assert any("--part state_dict converts it alone" in note for note in notes)
+    # Without Lightning's mark, `model` is a name like others.
+    assert decorations.stripped(saved(tmp_path / "b.pt", {"state_dict": held, "epoch": 1})) is None
+
+
+@pytest.mark.torch
+def test_an_average_is_named_and_never_taken(tmp_path):
+    saved(tmp_path / "a.pt", {"model": network().state_dict(), "ema": network().state_dict(), "epoch": 1})
+    notes = summary(str(tmp_path / "a.pt")).notes
+    assert "an average of the weights stands below ema: --part ema converts it alone" in notes
+    assert "a network stands below model, among other things: --part model converts it alone" in notes
+
+
+@pytest.mark.torch
+def test_a_part_is_stripped_too(tmp_path):
+    import torch
+
+    value = {"state_dict": torch.nn.DataParallel(network()).state_dict(), "epoch": 1}
+    saved(tmp_path / "a.pt", value)
+    ran = conftest.ckpttool(
+        "convert", tmp_path / "a.pt", tmp_path / "b.pt", "--part", "state_dict", "--strip"
+    )
+    assert ran.status == 0, ran.err
+    network().load_state_dict(torch.load(tmp_path / "b.pt"))
+    told = json.loads((tmp_path / "b.pt.ckpttool.json").read_text())
+    assert told["stripped"][0]["wrapped"] == [{"at": "", "segments": "module", "averaged": None}]
+    assert told["rules"][0]["source"] == "state_dict/module/0/weight"
+    ran = conftest.ckpttool("convert", tmp_path / "b.pt", tmp_path / "c.pt", "--restore")
+    assert ran.status == 0, ran.err
+    assert torch.load(tmp_path / "c.pt").keys() == value["state_dict"].keys()
+
+
+@pytest.mark.torch
+def test_what_cannot_be_restored_is_refused(tmp_path):
+    saved(tmp_path / "a.pt", {"m": {"module.w": network()[0].weight.detach()}})
+    source, target = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
+    with pytest.raises(UsageError, match="no sidecar beside the checkpoint says"):
+        ckpttool.convert(source, target, restore=True)
+    with pytest.raises(UsageError, match="undo each other"):
+        ckpttool.convert(source, target, restore=True, strip=True)
+    ckpttool.convert(source, target, strip=True)
+    with pytest.raises(UsageError, match="needs the whole checkpoint"):
+        ckpttool.convert(target, str(tmp_path / "c.pt"), restore=True, part="m")
+    file = tmp_path / "b.pt.ckpttool.json"
+    told = json.loads(file.read_text())
+    for broken in ([{"where": 3}], [{}], [{**told["stripped"][0], "where": [{"index": 1, "key": "x"}]}]):
+        file.write_text(json.dumps({**told, "stripped": broken}))
+        with pytest.raises(UsageError, match="makes no sense"):
+            ckpttool.convert(target, str(tmp_path / "c.pt"), restore=True)
+    elsewhere = {**told["stripped"][0], "where": [{"key": "nowhere"}]}
+    file.write_text(json.dumps({**told, "stripped": [elsewhere]}))
+    with pytest.raises(UsageError, match="does not have"):
+        ckpttool.convert(target, str(tmp_path / "c.pt"), restore=True)
+
+
+names = st.lists(st.sampled_from(("a", "b", "0", "n_averaged", *WRAPPERS)), min_size=1, max_size=5)
+
+
+@given(st.lists(names.map(".".join), min_size=1, max_size=8, unique=True))
+def test_plain_names_lead_back_to_the_old_ones(found):
+    made = plain(found, WRAPPERS)
+    if made is None:
+        return
+    assert set(made.names) == set(found)
+    assert len(set(made.names.values())) == len(found)
+    for old, new in made.names.items():
+        assert decorated(new, made.wrapped) == old
+
+
+@given(st.lists(st.sampled_from(WRAPPERS), max_size=4), st.lists(names.map(".".join), min_size=2, max_size=6))
+def test_any_nesting_around_all_is_removed(prefix, inner):
+    inner = sorted({f"net.{name}" for name in inner} | {"other.w"})
+    bare, made = plain(inner, WRAPPERS), plain([".".join((*prefix, name)) for name in inner], WRAPPERS)
+    wanted = list(bare.names.values()) if bare else inner
+    assert (list(made.names.values()) if made else inner) == wanted
