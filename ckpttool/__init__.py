@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ckpttool.errors import CkpttoolError
     from ckpttool.formats.resolve import open_checkpoint as open  # noqa: A004  # ckpttool.open(path)
     from ckpttool.leaf import Leaf, ValueLeaf, display
+    from ckpttool.live.flatten import flatten_with_path
     from ckpttool.ops.convert import convert
     from ckpttool.ops.digest import digest
     from ckpttool.ops.evaluate import Protocol, evaluate
@@ -44,6 +45,7 @@ __all__ = [
     "display",
     "errors",
     "evaluate",
+    "flatten_with_path",
     "open",
     "save",
     "summary",
@@ -62,6 +64,7 @@ _HOMES = {
     "digest": "ops.digest",
     "display": "leaf",
     "evaluate": "ops.evaluate",
+    "flatten_with_path": "live.flatten",
     "open": "formats.resolve",
     "save": "ops.save",
     "summary": "ops.summary",

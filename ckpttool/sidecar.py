@@ -30,7 +30,8 @@ class Sidecar:
     turns the policy's last layer into an action; `activations` follow the hidden layers; `obs_norm`
     holds `mean`, `var`, `epsilon`, `clip`; `epsilon` holds `layer_norm` and `adam` where they are known;
     `optimizers` holds settings by optimizer that the checkpoint's format does not; `objects` the objects
-    whose variables the checkpoint knows by name alone (layouts/objects.py).
+    whose variables the checkpoint knows by name alone (layouts/objects.py); `stripped` what was removed from
+    names (mapping/decorations.py).
     """
 
     target_sha256: str
@@ -47,6 +48,7 @@ class Sidecar:
     epsilon: Mapping[str, float] | None = None
     optimizers: Mapping[str, Mapping[str, float | bool | None]] | None = None
     objects: Mapping[str, Any] | None = None
+    stripped: Sequence[Mapping[str, Any]] | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
     residue: Sequence[Mapping[str, Any]] = ()
 
@@ -69,6 +71,7 @@ class Sidecar:
             "epsilon": self.epsilon,
             "optimizers": self.optimizers,
             "objects": self.objects,
+            "stripped": None if self.stripped is None else list(self.stripped),
             "provenance": dict(self.provenance),
             "residue": list(self.residue),
         }
@@ -164,6 +167,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "epsilon": lambda v: isinstance(v, dict) and all(map(_is_number, v.values())),
     "optimizers": _is_settings,
     "objects": _is_objects,
+    "stripped": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
     "provenance": lambda v: isinstance(v, dict),
     "residue": lambda v: isinstance(v, list),
 }

@@ -202,7 +202,7 @@ class TestPytorch(WritingContract):
         return str(folder / "agent.pt")
 
 
-class TestPytorchSet(FormatContract):
+class TestPytorchSet(WritingContract):
     module = pytorch_set
 
     def make(self, folder: Path) -> str:
@@ -211,3 +211,16 @@ class TestPytorchSet(FormatContract):
             mine = {n.removeprefix(f"{member}/"): v for n, v in entries.items() if n.startswith(f"{member}/")}
             save(torch_tree(mine), str(folder / f"TD3_Env_0_{member}"), "torch")  # type: ignore[arg-type]
         return str(folder / "TD3_Env_0")
+
+    def test_one_leaf_is_in_memory_at_a_time(self, tmp_path: Path) -> None:
+        # Its trees are those of agents: the same promise, of the networks' own files.
+        import tracemalloc
+
+        members = ("actor", "critic")
+        places = [(key(member), key(f"w{n}")) for member in members for n in range(20)]
+        tree = Tree({p: Leaf("uint8", (MIB,), Made(n), f"w{n}") for n, p in enumerate(places)})
+        tracemalloc.start()
+        self.put(tree, tmp_path / "large")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 4 * MIB

@@ -124,6 +124,7 @@ def test_what_each_head_makes_of_the_last_layer() -> None:
         "clip": np.clip(x, low, high),
         "clip_affine": low + (np.clip(x, -1, 1) + 1) / 2 * (high - low),
         "tanh_clip_affine": low + (np.clip(np.tanh(x) * high[0], -1, 1) + 1) / 2 * (high - low),
+        "clip_tanh_affine": low + (np.tanh(np.clip(x, -2, 2)) + 1) / 2 * (high - low),
     }
     assert by_hand.keys() == HEADS.keys()
     for name, wanted in by_hand.items():

@@ -69,9 +69,16 @@ def _clip_affine(low: np.ndarray, high: np.ndarray) -> list[Layer]:
     return [Clip(-one, one), Affine((high - low) / 2, (high + low) / 2)]
 
 
+def _clip_tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    # Stable-Baselines3's default for gSDE (stable_baselines3/sac/policies.py, clip_mean).
+    two = np.full_like(high, 2)
+    return [Clip(-two, two), *_affine(low, high)]
+
+
 # How the last layer becomes an action: `tanh` times the first upper bound, `affine` from tanh's [-1, 1]
 # to [low, high], `identity` as it is, `clip` to the bounds, `clip_affine` limited to [-1, 1] and then from
-# there to [low, high]; `tanh_clip_affine` is `tanh` and then `clip_affine`, as Tianshou does.
+# there to [low, high]; `tanh_clip_affine` is `tanh` and then `clip_affine`, as Tianshou does;
+# `clip_tanh_affine` is limited to [-2, 2] and then `affine`.
 HEADS = {
     "tanh": _tanh,
     "affine": _affine,
@@ -79,6 +86,7 @@ HEADS = {
     "clip": _clip,
     "clip_affine": _clip_affine,
     "tanh_clip_affine": _tanh_clip,
+    "clip_tanh_affine": _clip_tanh,
 }
 
 
@@ -152,8 +160,11 @@ def q_network(agent: Tree, part: Part, wiring: Wiring, obs_dim: int, act_dim: in
 
 def value_network(agent: Tree, part: Part, wiring: Wiring) -> Network:
     """Return a value of the state: obs [batch, obs_dim] to [batch, 1]."""
-    builder = _Builder([("obs", widths(agent, part)[0])])
-    _normalise(builder, wiring)
+    obs_dim, _ = widths(agent, part)
+    builder = _Builder([("obs", obs_dim)])
+    # A critic may see more than the policy: the policy's statistics are none of that.
+    if wiring.obs_norm is None or len(wiring.obs_norm["mean"]) == obs_dim:
+        _normalise(builder, wiring)
     _layers(builder, agent, part, wiring, None)
     return builder.done()
 
@@ -170,7 +181,9 @@ def _normalise(builder: _Builder, wiring: Wiring) -> None:
             found=str(len(mean)),
         )
     scale = 1 / np.sqrt(var + float(norm.get("epsilon", 1e-8)))
-    builder.add(Affine(scale.astype(np.float32), (-mean * scale).astype(np.float32)), 0)
+    # In two steps: x * scale - mean * scale would cancel where a mean is large beside its deviation.
+    builder.add(Affine(np.ones(len(mean), np.float32), (-mean).astype(np.float32)), 0)
+    builder.add(Affine(scale.astype(np.float32), np.zeros(len(mean), np.float32)))
     if norm.get("clip") is not None:
         limit = np.full(len(mean), float(norm["clip"]), np.float32)
         builder.add(Clip(-limit, limit))

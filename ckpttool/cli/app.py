@@ -143,21 +143,31 @@ def convert(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="DST", help="The file to write; for tf and tf1 the prefix.", show_default=False
+            metavar="DST", help="The file to write; for tf, tf1 and fujimoto the prefix.", show_default=False
         ),
     ],
     to: Annotated[
         str | None,
         typer.Option(
             metavar="WORD",
-            help="What to write: torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name) or keras "
-            "(a weights file). Guessed from DST's suffix: .pt, .pth, .index or .h5.",
+            help="What to write: torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name), keras "
+            "(a weights file), fujimoto (the TD3 authors' files), cleanrl, sb3, safetensors or npz. Guessed "
+            "from DST's suffix: .pt, .pth, .index, .h5, .cleanrl_model, .safetensors or .npz.",
         ),
     ] = None,
     layout: LayoutOption = None,
     part: Annotated[
         str | None, typer.Option(metavar="PATH", help="Convert only what lies below this path in SRC.")
     ] = None,
+    strip: Annotated[
+        bool, typer.Option("--strip", help="Remove what wrappers put into names: module., _orig_mod., ...")
+    ] = False,
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Put back what --strip removed, as SRC's sidecar says it.")
+    ] = False,
+    fold_weight_norm: Annotated[
+        bool, typer.Option("--fold-weight-norm", help="Make one weight of the two tensors of weight norm.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace DST if it exists.")] = False,
     allow_missing: Annotated[
@@ -179,6 +189,9 @@ def convert(
             to=to,
             layout=layout,
             part=part,
+            strip=strip,
+            restore=restore,
+            fold_weight_norm=fold_weight_norm,
             allow_missing=allow_missing,
             dry_run=dry_run,
             force=force,

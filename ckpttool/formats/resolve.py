@@ -13,6 +13,9 @@ from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError, U
 from ckpttool.formats import sniff
 from ckpttool.formats.probe import Format, Probe
 
+# Where a program keeps its model inside a run's folder, whatever lies beside it: Spinning Up's
+# `_pytorch_simple_save` and `_tf_simple_save` (spinup/utils/logx.py).
+_RUNS = (("pyt_save", "model.pt"), ("tf1_save",))
 _SUGGESTIONS = 5
 _LOOKED_AT = 200
 
@@ -38,7 +41,7 @@ def resolve(path: str) -> Resolved:
     """Return who reads the path; raise an error that says what is there instead."""
     if "\0" in path or not path:
         raise UsageError("a path is not empty and has no NUL byte", file=path.replace("\0", "\\0"))
-    probe = Probe(path)
+    probe = _of_run(Probe(path))
     if probe.kind == "special":
         raise NotACheckpointError("a device, socket or pipe is not opened", file=path)
     found = claims(probe, plugins.BUILT_IN["formats"])
@@ -51,6 +54,19 @@ def resolve(path: str) -> Resolved:
     if found:
         return found[0]
     raise _nothing(probe)
+
+
+def _of_run(probe: Probe) -> Probe:
+    """Return the one model of a run's folder, or of the folder in it that holds it; else what was asked."""
+    if probe.kind != "folder":
+        return probe
+    for parts in _RUNS:
+        for inner in (parts, parts[1:] if probe.name == parts[0] else ()):
+            if inner and inner[0] in probe.names:
+                found = Probe(os.path.join(probe.path, *inner))
+                if found.kind == ("file" if len(parts) > 1 else "folder"):
+                    return found
+    return probe
 
 
 def claims(probe: Probe, asked: Iterable[plugins.Plugin]) -> list[Resolved]:

@@ -56,6 +56,7 @@ KERAS_SETTINGS = {
     "_iterations": "step",
     "iterations": "step",
     "iter": "step",
+    "step": "step",  # Sonnet's (sonnet/src/optimizers/adam.py)
     "_learning_rate": "learning_rate",
     "learning_rate": "learning_rate",
     "beta_1": "beta_1",
@@ -84,7 +85,9 @@ def from_keras(optimizer: Optimizer) -> OptimizerMoves:
     kind = _keras_kind(mine, optimizer.tree)
     if kind in NOT_ADAM:
         return OptimizerMoves((), note=f"{optimizer.name} is {kind}, whose state is not converted yet")
-    weights = {source: (target, rule) for source, target, rule in optimizer.weights}
+    weights: dict[Path, list[tuple[Path, Rule]]] = {}
+    for source, target, rule in optimizer.weights:
+        weights.setdefault(source, []).append((target, rule))
     moves: list[Move] = []
     of: dict[Path, Path] = {}
     for name, path in mine.items():
@@ -94,8 +97,8 @@ def from_keras(optimizer: Optimizer) -> OptimizerMoves:
         if leaf.role == "slot" and leaf.slot in canonical.SLOTS:
             owner = leaf.of if leaf.of is not None else _by_order(path, leaf, optimizer)
             if owner in weights:
-                target, rule = weights[owner]
-                moves.append(Move(path, canonical.slot(optimizer.name, leaf.slot, target), rule))
+                places = ((canonical.slot(optimizer.name, leaf.slot, t), rule) for t, rule in weights[owner])
+                moves += [Move(path, target, rule) for target, rule in places]
                 of[path] = owner
         elif len(name) == 1 and name[0] in KERAS_SETTINGS:
             moves.append(Move(path, canonical.setting(optimizer.name, KERAS_SETTINGS[name[0]]), KEEP))
@@ -129,14 +132,20 @@ def optimizer_class(counter: Leaf | ValueLeaf | None) -> str | None:
 
 def _by_order(path: Path, slot: Leaf, optimizer: Optimizer) -> Path | None:
     number = path[-1].value
-    if not isinstance(number, int) or not 0 <= number < len(optimizer.weights):
+    owners = tuple(dict.fromkeys(source for source, _, _ in optimizer.weights))
+    if not isinstance(number, int) or not 0 <= number < len(owners):
         return None
-    owner = optimizer.weights[number][0]
-    weight = optimizer.tree[owner]
-    if not isinstance(weight, Leaf) or weight.shape != slot.shape:
-        return None
-    confirmed = weight.name is not None and slot.name is not None and slot.name.endswith(weight.name)
-    return owner if confirmed else None
+    if _is_named_after(slot, optimizer.tree[owners[number]]):
+        return owners[number]
+    # A program that handed its variables over in another order: then only the names speak.
+    named = [owner for owner in owners if _is_named_after(slot, optimizer.tree[owner])]
+    return named[0] if len(named) == 1 else None
+
+
+def _is_named_after(slot: Leaf, weight: Leaf | ValueLeaf) -> bool:
+    if not isinstance(weight, Leaf) or not weight.name or not slot.name or weight.shape != slot.shape:
+        return False
+    return slot.name.endswith(f"/{weight.name}") or slot.name == weight.name
 
 
 def from_torch(optimizer: Optimizer) -> OptimizerMoves:
@@ -173,6 +182,8 @@ def _parameter_order(
     if several or len(listed) != len(optimizer.weights):
         return None
     numbers = [leaf.value for p in listed if isinstance(leaf := optimizer.tree[p], ValueLeaf)]
+    if len(numbers) != len(listed):
+        return None
     order = {str(n): weight for n, weight in zip(numbers, optimizer.weights, strict=True)}
     return order if all(_fits(mine, n, weight[0], optimizer) for n, weight in order.items()) else None
 

@@ -5,8 +5,10 @@ critic/q1/<n>/kernel                  each Q-function has a head of its own
 actor_target/..., critic_target/...   the slow copies
 value/<n>/kernel, value_target/...    SAC's state value, where there is one
 actor/log_std/kernel                  a Gaussian policy's other head: beside the chain that gives the mean
+actor/log_std, actor/std              a deviation that does not depend on the observation
 actor/action_scale, action_bias       the action's map per dimension, where the weights hold it
-normalizer/mean, var (or std), count  statistics of the observations
+normalizer/mean, var (or std), count  statistics of the observations; critic_mean, ... those of a critic
+critic/q_support                      the values of the atoms whose logits a critic gives
 temperature/log_alpha                 SAC's entropy coefficient (alpha where it is stored as such)
 actor_optimizer/m/<n>/kernel          a moment lies where its weight lies, under its slot's name
 actor_optimizer/step                  updates made; learning_rate, beta_1, ... beside it
@@ -15,7 +17,7 @@ total_it, save_counter                counters of the agent and of its checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,12 +29,17 @@ NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 VALUES = ("value", "value_target")
 # What a policy needs besides its networks, and what only training needs.
 NORMALIZER, TEMPERATURE = "normalizer", "temperature"
+STATISTICS = ("mean", "var", "std", "count")
 RUN = (*NETWORKS, *VALUES, NORMALIZER)
 OPTIMIZED = {"actor_optimizer": "actor", "critic_optimizer": "critic"}
 # Optimizers that only some agents have.
 OPTIMIZED_MORE = {"value_optimizer": "value", "temperature_optimizer": TEMPERATURE}
 # What codebases call the module that gives a Gaussian policy's log standard deviations.
-LOG_STD = dict.fromkeys(("log_std", "logstd", "fc_logstd", "log_std_linear", "log_std_layer"), "log_std")
+LOG_STD = dict.fromkeys(
+    ("log_std", "logstd", "_logstd", "fc_logstd", "log_std_linear", "log_std_layer"), "log_std"
+)
+# What our own writers call a policy's further heads: `std` is a deviation before a softplus.
+BRANCHES = {**LOG_STD, "std": "std"}
 SLOTS = ("m", "v", "vhat")
 
 
@@ -41,7 +48,7 @@ ALL_OPTIMIZED = {**OPTIMIZED, **OPTIMIZED_MORE}
 
 def mapped_by_sidecar(path: Path) -> bool:
     """Say whether a canonical leaf is a fact that a sidecar tells as well as a tensor does."""
-    return path[0] == attr(NORMALIZER) or path in (
+    return (path[0] == attr(NORMALIZER) and path[1].value in STATISTICS) or path in (
         (attr("actor"), attr("action_scale")),
         (attr("actor"), attr("action_bias")),
     )
@@ -140,6 +147,19 @@ class Binding:
     unplaced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     evidence: str = ""
     of: Mapping[Path, Path] = field(default_factory=dict)
+
+
+def apart(parts: Sequence[Part]) -> bool:
+    """Say whether networks of one component have layers of the same names: each gets its own name before."""
+    names = [layer.name for part in parts for layer in part.layers]
+    return len(set(names)) < len(names)
+
+
+def written(position: int | str, layer: PartLayer) -> tuple[str, ...]:
+    """Return the name under which a layer is written; a further head gets one that every layout knows."""
+    if isinstance(position, int) or layer.name[-1] in LOG_STD:
+        return layer.name
+    return (position,)
 
 
 def weight(part: Part, position: int | str, name: str) -> Path:

@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ckpttool.layouts.canonical import Part, PartLayer
+from ckpttool.layouts.canonical import BRANCHES, Part, PartLayer
 from ckpttool.leaf import Leaf, Path, display
 from ckpttool.mapping.kinds import Kind, recognise
 from ckpttool.tree import Tree
 
 # Edges that Keras puts between a model and its layers; nobody names a layer by them.
 _PRIVATE = re.compile(r"_functional|_operations|_layers|layers|_self_tracked_trackables")
+
+# What a file that was converted calls Q-functions whose layers have the same names.
+_QS = re.compile(r"q\d+")
 
 Segments = tuple[str, ...]
 
@@ -70,7 +73,7 @@ def root_of(names: Sequence[Segments], components: Mapping[str, str], *, rooted:
     `rooted` allows one object between the top and the components, as in `Checkpoint(policy=agent)`.
     """
     found: dict[Segments, set[str]] = {}
-    theirs = [tuple(name.split("/")) for name in components]
+    theirs = [tuple(name.split("/")) for alternatives in components for name in alternatives.split("+")]
     for segments in names:
         for depth in range(2 if rooted else 1):
             for name in theirs:
@@ -148,12 +151,19 @@ def heads(found: tuple[Module, ...]) -> tuple[tuple[Module, ...], ...]:
     The flat form of the TD3 authors keeps both in one module as l1..l3 and l4..l6: a new Q-function
     begins after a layer with one output.
     """
+    by_first: dict[str, list[Module]] = {}
     by_owner: dict[Segments, list[Module]] = {}
     for module in found:
+        by_first.setdefault(module.name[0] if len(module.name) > 1 else "", []).append(module)
         by_owner.setdefault(_public(module.name)[:-1], []).append(module)
+    if len(by_first) > 1 and all(_QS.fullmatch(name) for name in by_first):
+        return tuple(tuple(group) for group in by_first.values())
     ends = [[m.width_out for m in group if m.width_out is not None][-1:] for group in by_owner.values()]
-    # A trunk and a head are modules of their own too, but parts of one Q-function.
-    if len(by_owner) > 1 and all(end == [1] for end in ends):
+    starts = [[m.width_in for m in group if m.width_in is not None][:1] for group in by_owner.values()]
+    # A trunk and a head are modules of their own too, but parts of one Q-function. Q-functions that give
+    # quantiles end alike and begin alike.
+    alike = ends[:1] != [[]] and all(each[:1] * len(each) == each for each in (ends, starts))
+    if len(by_owner) > 1 and (all(end == [1] for end in ends) or alike):
         return tuple(tuple(group) for group in by_owner.values())
     chains: list[list[Module]] = [[]]
     for module in found:
@@ -189,7 +199,10 @@ def part(
     if all(name and name[-1].isdigit() for name in names) and chain[0].kind.framework == "tensorflow":
         names = _sequential(names, chain)
     layers = (PartLayer(name, m.kind.name) for name, m in zip(names, chain, strict=True))
-    more = ((name, PartLayer(_public(m.name), m.kind.name)) for name, m in (branches or {}).items())
+    more = (
+        (name, PartLayer(_public(m.name) if m.name[-1] in BRANCHES else (name,), m.kind.name))
+        for name, m in (branches or {}).items()
+    )
     return Part(component, head, tuple(layers), tuple(more))
 
 

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 from ckpttool import plugins
 from ckpttool.errors import UsageError
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.plan import Layout
+from ckpttool.leaf import Path, display
+from ckpttool.mapping import decorations
 from ckpttool.tree import Tree
+
+_Asked = Callable[[Tree, str], Binding | None]
+# More entries with tensors of their own than that are a model's modules, not things saved side by side.
+_ENTRIES = 32
 
 
 def recognise(tree: Tree, name: str, layout: str | None = None) -> Binding | None:
     """Return the tree's way to the canonical agent, or None when no layout knows it.
 
-    `name` is the checkpoint's file name; `layout` names the one to ask. Raise UsageError when the named
-    layout does not fit, or when two layouts claim the tree.
+    An agent may have been saved with wrappers around its modules (`module.`), or inside a dict of other
+    things ("model", "epoch"): its names are looked at without the former, and in the entry that alone is an
+    agent. `name` is the checkpoint's file name; `layout` names the one to ask. Raise UsageError when the
+    named layout does not fit, or when two layouts claim the tree.
     """
-    if layout is not None:
-        binding = _load(plugins.find("layouts", layout)).recognise(tree, name)
-        if binding is None:
-            raise UsageError(f"the checkpoint is not of layout {layout}")
-        return binding
+    asked = _all if layout is None else _one(layout)
+    found = _undecorated(tree, name, asked) or asked(tree, name) or _inside(tree, name, asked)
+    if found is None and layout is not None:
+        raise UsageError(f"the checkpoint is not of layout {layout}")
+    return found
+
+
+def _one(layout: str) -> _Asked:
+    return _load(plugins.find("layouts", layout)).recognise
+
+
+def _all(tree: Tree, name: str) -> Binding | None:
     found = [b for p in plugins.BUILT_IN["layouts"] if (b := _load(p).recognise(tree, name)) is not None]
     if not found:
         ours = {plugin.name for plugin in plugins.BUILT_IN["layouts"]}
@@ -31,6 +48,39 @@ def recognise(tree: Tree, name: str, layout: str | None = None) -> Binding | Non
         names = " and ".join(binding.layout for binding in found)
         raise UsageError(f"layouts {names} both claim the checkpoint", hint="name one with --layout")
     return found[0] if found else None
+
+
+def _undecorated(tree: Tree, name: str, asked: _Asked) -> Binding | None:
+    """Ask about the tree under the names that its modules have without their wrappers."""
+    plain = decorations.undecorated(tree)
+    if plain is None:
+        return None
+    binding = asked(plain[0], name)
+    return _moved(binding, lambda path: plain[1].get(path, path)) if binding is not None else None
+
+
+def _inside(tree: Tree, name: str, asked: _Asked) -> Binding | None:
+    """Ask about every entry of a dict that is a dict itself; None unless exactly one is an agent."""
+    tops = {path[:1] for path, _ in tree.tensors() if len(path) > 1}
+    if not 0 < len(tops) <= _ENTRIES:
+        return None
+    found = [(top, binding) for top in tops if (binding := asked(tree.below(top), name)) is not None]
+    if len(found) != 1:
+        return None
+    top, binding = found[0]
+    evidence = f"{display(top)}/: {binding.evidence}"
+    return replace(_moved(binding, lambda path: (*top, *path)), evidence=evidence)
+
+
+def _moved(binding: Binding, place: Callable[[Path], Path]) -> Binding:
+    """Return the binding of the tree whose leaves lie at `place` of where they were looked at."""
+    moves = tuple(replace(move, source=place(move.source)) for move in binding.moves.moves)
+    return replace(
+        binding,
+        moves=replace(binding.moves, moves=moves),
+        consumed=frozenset(map(place, binding.consumed)),
+        of={place(slot): place(owner) for slot, owner in binding.of.items()},
+    )
 
 
 def _load(plugin: plugins.Plugin) -> Layout:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckpttool.layouts import canonical
-from ckpttool.layouts.canonical import Binding, Facts, Part
+from ckpttool.layouts.canonical import Binding, Facts, Part, PartLayer
 from ckpttool.layouts.modules import (
     Entry,
     Module,
@@ -20,7 +20,8 @@ from ckpttool.layouts.modules import (
 )
 from ckpttool.leaf import Leaf, Path, attr
 from ckpttool.mapping.report import Move, Moves
-from ckpttool.mapping.rules import KEEP, Rule, ToTensor
+from ckpttool.mapping.rules import KEEP, Columns, Rule, ToTensor
+from ckpttool.mapping.rules import chain as chain_rules
 from ckpttool.tree import Tree
 
 _POLICIES, _CRITICS = ("actor", "actor_target"), ("critic", "critic_target")
@@ -31,7 +32,8 @@ class Table:
     """One codebase's naming of its agents.
 
     `components`, `optimizers` and `counters` map its names to the canonical ones: a name of several segments
-    has slashes ("policy/actor"), and a component that is one head of a network names it ("critic/q1").
+    has slashes ("policy/actor"), and a component that is one head of a network names it ("critic/q1"), as
+    does an optimizer of its own ("critic_optimizer/q1").
     `branches` map the names of modules that are a further head (`fc_logstd`) to the canonical branch, in
     every policy; `tensors` single tensors that are no layer's, by their whole name, to their canonical
     place ("temperature/log_alpha"). `rooted` says that the agent may be an attribute of what was saved;
@@ -51,6 +53,7 @@ class Table:
     seen: str = ""
     branches: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,11 @@ def bind(tree: Tree, table: Table) -> Binding | None:
     # In the order of the file: optimizers count their parameters in it.
     order = {path: number for number, path in enumerate(tree)}
     moves = tuple(sorted(moves, key=lambda move: order[move.source]))
-    weights: dict[Path, Move] = {}
+    weights: dict[Path, list[Move]] = {}
     for move in moves:
-        weights.setdefault(move.source, move)
+        # A layer that is two has two places for each moment; what networks share belongs to the first.
+        if table.joined or move.source not in weights:
+            weights.setdefault(move.source, []).append(move)
     state = [_optimizer(tree, root, table, name, weights) for name in table.optimizers]
     moves += tuple(move for found_state in state for move in found_state.moves)
     moves += _counters(tree, root, table)
@@ -106,9 +111,18 @@ def bind(tree: Tree, table: Table) -> Binding | None:
         parts=parts,
         facts=table.facts,
         unplaced=_unplaced(found, root, table, moves),
-        consumed=frozenset().union(*(found_state.consumed for found_state in state)),
+        consumed=frozenset().union(*(found_state.consumed for found_state in state), _repeated(state)),
         evidence=f"{'/'.join(root)}/ has {networks}" if root else networks,
         of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
+    )
+
+
+def _repeated(state: Sequence[OptimizerMoves]) -> frozenset[Path]:
+    """Return what only repeats: of two optimizers for one canonical one the second's counts and settings."""
+    first: dict[Path, Path] = {}
+    moves = [move for found_state in state for move in found_state.moves]
+    return frozenset(
+        move.source for move in moves if first.setdefault(move.target, move.source) != move.source
     )
 
 
@@ -130,33 +144,66 @@ def _networks(
     assumed: list[str] = []
     chains: dict[tuple[str, str], tuple[Module, ...]] = {}
     for theirs, ours in table.components.items():
-        prefix = (*root, *theirs.split("/"))
-        mine = [entry for entry in found if entry.segments[: len(prefix)] == prefix]
         component, _, head = ours.partition("/")
-        chains.setdefault((component, head), modules(mine, len(prefix), table.framework))
+        if found_here := _chain(found, root, theirs, table.framework):
+            chains.setdefault((component, head), found_here)
+    places = {entry.path: number for number, entry in enumerate(found)}
     policies = [layers for (component, _), layers in chains.items() if component in _POLICIES]
     actions = next((width for layers in policies if (width := _last_width(layers, table))), None)
     for (component, head), layers in chains.items():
         chain, branches = _branched(layers, table if component in _POLICIES else None)
+        halved = table.joined and component in _POLICIES
         whole = bool(head) or component not in _CRITICS
         split = (chain,) if whole else heads(chain)
         if not chain or not all(connected(each, actions) for each in split):
             continue
         for number, each in enumerate(split, start=1):
             named = part(component, head or (None if whole else f"q{number}"), each, branches)
+            if halved:
+                named = named._replace(branches=(("log_std", PartLayer(("log_std",), each[-1].kind.name)),))
+            if not _in_file_order(each, places):
+                named = named._replace(layers=_numbered(named))
             parts.append(named)
-            moves.extend(_weights(named, each, branches))
+            moves.extend(_weights(named, each, branches, halved=halved))
             if by_definition(each):
                 order = ", ".join("/".join(layer.name) for layer in named.layers)
                 assumed.append(f"the layers of {named.title} are used in the order of the file: {order}")
     return tuple(parts), tuple(moves), tuple(assumed)
 
 
+def _in_file_order(chain: Sequence[Module], places: Mapping[Path, int]) -> bool:
+    firsts = [min(places[entry.path] for entry in module.tensors.values()) for module in chain]
+    return firsts == sorted(firsts)
+
+
+def _numbered(named: Part) -> tuple[PartLayer, ...]:
+    """Return the layers with numbers for names, unless one module's own numbers tell their order."""
+    if len({layer.name[:-1] for layer in named.layers}) == 1:
+        return named.layers
+    return tuple(PartLayer((f"l{n}",), layer.kind) for n, layer in enumerate(named.layers, start=1))
+
+
+def _chain(found: Sequence[Entry], root: tuple[str, ...], theirs: str, framework: str) -> tuple[Module, ...]:
+    """Return the layers below a component's name, or below several one after the other."""
+    names = theirs.split("+")
+    layers: list[Module] = []
+    for name in names:
+        prefix = (*root, *name.split("/"))
+        mine = [entry for entry in found if entry.segments[: len(prefix)] == prefix]
+        # Layers of several modules are told apart by the modules' names.
+        own = modules(mine, len(prefix) - (len(names) > 1), framework)
+        if not own:
+            return ()
+        layers += own
+    return tuple(layers)
+
+
 def _branched(layers: Sequence[Module], table: Table | None) -> tuple[tuple[Module, ...], dict[str, Module]]:
     """Return the chain without its further heads, and those by their canonical names."""
     known = table.branches if table is not None else {}
-    branches = {known[m.name[-1]]: m for m in layers if m.name and m.name[-1] in known}
-    return tuple(m for m in layers if not m.name or m.name[-1] not in known), branches
+    ends = {tuple(name.split("/")): ours for name, ours in known.items()}
+    branches = {ours: m for m in layers for end, ours in ends.items() if m.name[-len(end) :] == end}
+    return tuple(m for m in layers if m not in branches.values()), branches
 
 
 def _unplaced(
@@ -164,7 +211,9 @@ def _unplaced(
 ) -> dict[str, tuple[str, ...]]:
     taken = {move.source for move in moves}
     places = {
-        (*root, *theirs.split("/")): ours.partition("/")[0] for theirs, ours in table.components.items()
+        (*root, *name.split("/")): ours.partition("/")[0]
+        for theirs, ours in table.components.items()
+        for name in theirs.split("+")
     }
     left: dict[str, list[str]] = {}
     for entry in found:
@@ -172,15 +221,20 @@ def _unplaced(
             for place, ours in places.items():
                 if entry.segments[: len(place)] == place:
                     left.setdefault(ours, []).append("/".join(entry.segments))
+                    break
     return {component: tuple(names) for component, names in left.items()}
 
 
 def _last_width(layers: Sequence[Module], table: Table) -> int | None:
     widths = [m.width_out for m in _branched(layers, table)[0] if m.width_out is not None]
-    return widths[-1] if widths else None
+    return widths[-1] // (2 if table.joined else 1) if widths else None
 
 
-def _weights(named: Part, chain: Sequence[Module], branches: Mapping[str, Module]) -> list[Move]:
+def _weights(
+    named: Part, chain: Sequence[Module], branches: Mapping[str, Module], *, halved: bool = False
+) -> list[Move]:
+    if halved:
+        return _weights(named, chain[:-1], branches) + _halves(named, chain)
     placed: list[tuple[int | str, Module]] = [*enumerate(chain), *branches.items()]
     return [
         Move(module.tensors[w.name].path, canonical.weight(named, position, w.canonical), w.to_canonical)
@@ -190,15 +244,34 @@ def _weights(named: Part, chain: Sequence[Module], branches: Mapping[str, Module
     ]
 
 
+def _halves(named: Part, chain: Sequence[Module]) -> list[Move]:
+    """Return the moves of a last layer that is two: the mean, then the log standard deviation."""
+    last, width = chain[-1], chain[-1].width_out or 0
+    return [
+        Move(
+            last.tensors[w.name].path,
+            canonical.weight(named, place, w.canonical),
+            chain_rules(w.to_canonical, rule),
+        )
+        for place, rule in (
+            (len(chain) - 1, Columns(0, width // 2)),
+            ("log_std", Columns(width // 2, width)),
+        )
+        for w in last.kind.weights
+        if w.name in last.tensors
+    ]
+
+
 def _optimizer(
-    tree: Tree, root: tuple[str, ...], table: Table, theirs: str, weights: Mapping[Path, Move]
+    tree: Tree, root: tuple[str, ...], table: Table, theirs: str, weights: Mapping[Path, Sequence[Move]]
 ) -> OptimizerMoves:
-    ours = table.optimizers[theirs]
-    network = canonical.ALL_OPTIMIZED[ours]
+    ours, _, head = table.optimizers[theirs].partition("/")
+    place = (attr(canonical.ALL_OPTIMIZED[ours]), *((attr(head),) if head else ()))
     mine = tuple(
-        (path, weights[path].target, weights[path].rule)
+        (path, move.target, move.rule)
         for path, _ in tree.tensors()
-        if path in weights and weights[path].target[0].value == network
+        for move in weights.get(path, ())
+        if move.target[: len(place)] == place
     )
     return table.optimizer(Optimizer(ours, (*root, *theirs.split("/")), tree, mine))
 

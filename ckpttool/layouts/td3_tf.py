@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ckpttool.layouts import adam, canonical
+from ckpttool.layouts import adam, arguments, canonical, keras_rl
 from ckpttool.layouts.adam_keras import ToKeras, as_tensor
 from ckpttool.layouts.canonical import Binding, Facts, Part, PartLayer
 from ckpttool.layouts.table import Table, bind
@@ -21,11 +21,16 @@ TABLE = Table(
     framework="tensorflow",
     components={name: name for name in (*canonical.NETWORKS, *canonical.VALUES)},
     optimizers={name: name for name in canonical.ALL_OPTIMIZED},
-    counters={"total_it": "total_it", "_it": "total_it", "save_counter": "save_counter"},
+    counters={
+        "total_it": "total_it",
+        "_it": "total_it",
+        "save_counter": "save_counter",
+        "num_timesteps": "num_timesteps",
+    },
     facts=Facts(head="tanh", hidden="relu", epsilon=1e-3),
     optimizer=adam.from_keras,
     rooted=True,
-    branches=canonical.LOG_STD,
+    branches=canonical.BRANCHES,
     tensors={"log_alpha": "temperature/log_alpha"},
     seen="sample_ckpts/td3_pendulum_tf",
 )
@@ -34,11 +39,26 @@ TABLE = Table(
 # The attribute of tf.train.Checkpoint under which the agent stands, as in Checkpoint(policy=agent).
 ROOT = attr("policy")
 SAVES = (attr("save_counter"),)  # tf.train.Checkpoint's own
+_ACME = frozenset(("target_policy", "target_critic"))
 
 
-def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # a prefix's name says nothing
+def recognise(tree: Tree, name: str) -> Binding | None:
     """Return the tree's way to the canonical agent if its networks are named so."""
+    if name.endswith(keras_rl.SUFFIX) or any(
+        _ACME & set(each.split("/")[:2]) for each in tree.names.values()
+    ):
+        return None
     return bind(tree, TABLE)
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the file of arguments that tf2rl's trainer writes beside its checkpoints."""
+    return arguments.companions(location)
+
+
+def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
+    """Return the binding with the environment that the arguments name."""
+    return arguments.told_by(binding, file, tree)
 
 
 def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:  # noqa: ARG001  # all that Keras keeps is here
@@ -81,9 +101,9 @@ def _weights(binding: Binding, agent: Tree) -> tuple[Move, ...]:
     order = {move.target: number for number, move in reversed(tuple(enumerate(binding.moves.moves)))}
     layers: list[list[tuple[Path, tuple[str, ...], str]]] = []
     for component in (*canonical.NETWORKS, *canonical.VALUES):
-        found = [
-            layer for p in binding.parts if p.component == component for layer in _layers(p, agent) if layer
-        ]
+        parts = [part for part in binding.parts if part.component == component]
+        apart = canonical.apart(parts)
+        found = [layer for part in parts for layer in _layers(part, agent, named=apart) if layer]
         layers += sorted(found, key=lambda layer: min(order[source] for source, _, _ in layer))
     flat = [weight for layer in layers for weight in layer]
     paths = edges((str(ROOT.value), *name) for _, name, _ in flat)
@@ -100,12 +120,13 @@ def _temperature(agent: Tree) -> Iterator[Move]:
             yield Move(path, (ROOT, *path[1:]), KEEP)
 
 
-def _layers(part: Part, agent: Tree) -> Iterator[list[tuple[Path, tuple[str, ...], str]]]:
+def _layers(part: Part, agent: Tree, *, named: bool) -> Iterator[list[tuple[Path, tuple[str, ...], str]]]:
     """Go through the layers: of each its tensors' canonical paths, their edges below the agent, its kind."""
     sequential = all(layer.name and layer.name[-1].isdigit() for layer in part.layers)
+    above = (part.head,) if named and part.head is not None else ()
     placed: list[tuple[int | str, PartLayer]] = [*enumerate(part.layers), *part.branches]
     for position, layer in placed:
-        name = layer.name
+        name = (*above, *canonical.written(position, layer))
         if sequential and isinstance(position, int):
             # keras/src/models/sequential.py: the input layer is number 0.
             name = (*name[:-1], "_functional", "_operations", str(position + 1))

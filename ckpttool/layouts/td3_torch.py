@@ -5,6 +5,7 @@ This is what `convert --to torch` writes for an agent, and what examples/train_t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ckpttool.layouts import adam, canonical
@@ -17,7 +18,8 @@ from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP, ToValue
 from ckpttool.tree import Container, Tree
 
-_STATISTICS = ("normalizer/mean", "normalizer/var", "normalizer/std", "normalizer/count")
+_STATISTICS = [f"{whose}{name}" for whose in ("", "critic_") for name in canonical.STATISTICS]
+_ALONE = ("actor/log_std", "actor/std", "actor_target/log_std", "critic/q_support", "critic_target/q_support")
 
 TABLE = Table(
     name="td3_torch",
@@ -25,24 +27,36 @@ TABLE = Table(
     framework="torch",
     components={name: name for name in (*canonical.NETWORKS, *canonical.VALUES)},
     optimizers={name: name for name in canonical.ALL_OPTIMIZED},
-    counters={"total_it": "total_it", "save_counter": "save_counter"},
+    counters={"total_it": "total_it", "save_counter": "save_counter", "num_timesteps": "num_timesteps"},
     facts=Facts(head="tanh", hidden="relu", epsilon=1e-5),
     optimizer=adam.from_torch,
-    branches=canonical.LOG_STD,
+    branches=canonical.BRANCHES,
     tensors={
         "log_alpha": "temperature/log_alpha",
+        "alpha": "temperature/alpha",
         **{f"normalizer/{n}": f"normalizer/{n}" for n in _STATISTICS},
+        **{name: name for name in _ALONE},
     },
     seen="sample_ckpts/td3_pendulum_torch",
 )
 
 _DICT, _ORDERED = Container("dict"), Container("OrderedDict")
+_SPLIT = re.compile(r"cri?tic_?[12]")
+_THEIRS = re.compile(r"l[1-9]\.(weight|bias)")
+# Without any of these it is the authors' set of files if layers are called as theirs; the latter only beside
+# an actor.
+_OURS = frozenset(("total_it", "actor_target"))
+_ALSO = frozenset(("critic_target", *canonical.VALUES, canonical.NORMALIZER, "log_alpha"))
 
 
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the file's name says nothing
     """Return the way to the canonical agent if the dict's entries are named so."""
-    if not any(path[0].value in ("total_it", "actor_target") for path in tree if 0 < len(path) < 3):
-        return None  # without either it is the authors' set of files
+    top = {path[0].value for path in tree if 0 < len(path) < 3}
+    bare = "critic" in top and not any(_THEIRS.match(str(path[-1].value)) for path in tree if len(path) == 2)
+    if not (top & _OURS or ("actor" in top and (top & _ALSO or bare))):
+        return None
+    if any(_SPLIT.fullmatch(str(path[0].value)) for path in tree if path):
+        return None  # with critics apart too
     return bind(tree, TABLE)
 
 
@@ -55,7 +69,9 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     moves: list[Move] = []
     containers: dict[Path, Container] = {(): _DICT}
     for component in (*canonical.NETWORKS, *canonical.VALUES):
-        layers = [m for p in binding.parts if p.component == component for m in _layers(p, agent)]
+        parts = [part for part in binding.parts if part.component == component]
+        apart = canonical.apart(parts)
+        layers = [move for part in parts for move in _layers(part, agent, named=apart)]
         # Layers in the order of the file, but weight before bias in each: so torch counts parameters.
         layers.sort(key=lambda layer: min(order[move.source] for move in layer))
         if layers:
@@ -63,7 +79,9 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
             moves += [move for layer in layers for move in layer]
     single = tuple(_single(agent))
     moves += single
-    containers |= {move.target[:1]: _DICT for move in single if len(move.target) > 1}
+    for move in single:
+        if len(move.target) > 1:
+            containers.setdefault(move.target[:1], _DICT)
     added: dict[Path, Leaf | ValueLeaf] = {}
     assumed: list[str] = []
     missing: list[str] = []
@@ -93,13 +111,15 @@ def _single(agent: Tree) -> Iterator[Move]:
             yield Move(path, tuple(map(key, name.split("/"))), KEEP)
 
 
-def _layers(part: Part, agent: Tree) -> Iterator[list[Move]]:
+def _layers(part: Part, agent: Tree, *, named: bool) -> Iterator[list[Move]]:
+    above = (part.head,) if named and part.head is not None else ()
     placed: list[tuple[int | str, PartLayer]] = [*enumerate(part.layers), *part.branches]
     for position, layer in placed:
         moves = []
         for weight in SPELLING["torch", layer.kind].weights:
             source = canonical.weight(part, position, weight.canonical)
             if source in agent:
-                target = (key(part.component), key(".".join((*layer.name, weight.name))))
+                name = (*above, *canonical.written(position, layer), weight.name)
+                target = (key(part.component), key(".".join(name)))
                 moves.append(Move(source, target, weight.to_canonical.inverse(agent[source])))
         yield moves

@@ -10,6 +10,7 @@ from ckpttool.checkpoint import require_new
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.mapping.report import Report
 from ckpttool.ops import receipt, save
+from ckpttool.ops.plain_names import Wanted
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import own_sidecar
 from ckpttool.ops.route import route
@@ -59,6 +60,9 @@ def convert(
     to: str | None = None,
     layout: str | None = None,
     part: str | None = None,
+    strip: bool = False,
+    restore: bool = False,
+    fold_weight_norm: bool = False,
     allow_missing: bool = False,
     dry_run: bool = False,
     force: bool = False,
@@ -67,9 +71,11 @@ def convert(
 ) -> Conversion:
     """Convert the checkpoint at `source` into a new one at `target`, with its sidecar beside it.
 
-    `part` names a path: only what lies below it is converted. Nothing is written when something is unmapped
-    (unless `allow_missing`) or on `dry_run`. The target is written beside, read back, compared and then
-    renamed; the same conversion gives the same bytes.
+    `part` names a path: only what lies below it is converted. First, `strip` takes out of names what wrappers
+    put into them, `restore` puts it back as the source's sidecar says, `fold_weight_norm` makes one weight of
+    a direction and a length. Nothing is written when something is unmapped (unless `allow_missing`) or on
+    `dry_run`. The target is written beside, read back, compared and then renamed; the same conversion gives
+    the same bytes.
     """
     kind = save.target_kind(target, to)
     target = save.stem(target, kind)
@@ -78,7 +84,7 @@ def convert(
         save.require_free(target, kind, checkpoint.files, force=force)
         require_new(sidecar.beside(target), checkpoint.files, force=force)
     own = own_sidecar(checkpoint)
-    way = route(checkpoint, kind, layout, own.sidecar, part)
+    way = route(checkpoint, kind, layout, own.sidecar, part, Wanted(strip, restore, fold_weight_norm))
     report = replace(way.report, notes=(*way.report.notes, *own.notes))
     if dry_run or not (report.complete or allow_missing):
         return Conversion(checkpoint.path, target, report, None, written=False)

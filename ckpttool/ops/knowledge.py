@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpttool import plugins
+from ckpttool import documents, plugins
 from ckpttool.agents.components import widths
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import FormatError, MappingError
+from ckpttool.formats import settings, text_proto, yaml_settings
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import canonical, plan
 from ckpttool.layouts.canonical import Binding, Facts, Norm, Part
@@ -22,8 +25,12 @@ from ckpttool.tree import Tree
 if TYPE_CHECKING:
     import numpy as np
 
+ACTION_BOUNDS = "the action bounds"
 # The facts that the action's map consists of, and those of the observations.
 _FIELDS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
+
+_SETTINGS = 1 << 24
+_TEXT = "args.txt"
 
 
 def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, tuple[str, ...]]:
@@ -32,10 +39,35 @@ def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, 
     notes = []
     for file in layout.companions(checkpoint.path) if layout is not None else ():
         if os.path.isfile(file) and layout is not None:
-            before, binding = binding, layout.told_by(binding, file, open_checkpoint(file).tree)
+            before, binding = binding, layout.told_by(binding, file, _companion(file))
             if binding is not before:
                 notes.append(f"{os.path.relpath(file, os.path.dirname(checkpoint.path) or '.')} was read")
     return binding, tuple(notes)
+
+
+def untold(binding: Binding) -> tuple[str, ...]:
+    """Return a note for whatever no file tells; bounds apart, which whoever wires a network asks for."""
+    return tuple(f"nothing tells {what}" for what in binding.facts.lacks if what != ACTION_BOUNDS)
+
+
+def _companion(file: str) -> Tree:
+    """Return what a file beside a checkpoint holds: settings in YAML or JSON, or a checkpoint of its own."""
+    if file.endswith(".json"):
+        return settings.tree(documents.load(file, "settings", _SETTINGS), "the file")
+    if os.path.basename(file) == _TEXT:
+        return _text(file)
+    if file.endswith(".pbtxt"):
+        return settings.tree(text_proto.read(file), "the file")
+    return yaml_settings.read(file) if file.endswith((".yml", ".yaml")) else open_checkpoint(file).tree
+
+
+def _text(file: str) -> Tree:
+    """Return arguments as JSON or as lines of `name: value`, both of which YAML is; nothing of other text."""
+    try:
+        return yaml_settings.read(file)
+    except FormatError:
+        # The name is anybody's: what another program keeps there is no reason to refuse the checkpoint.
+        return Tree({})
 
 
 def of_files(binding: Binding, agent: Tree) -> Sidecar:
@@ -82,7 +114,16 @@ def _bounds(facts: Facts, agent: Tree, policy: Part | None) -> dict[str, list[fl
         return {"action_low": None, "action_high": None}
     import numpy as np
 
-    wide = np.broadcast_to(scale.array().astype(np.float64).reshape(-1), (widths(agent, policy)[1],))
+    count = widths(agent, policy)[1]
+    for leaf in (scale, bias):
+        if isinstance(leaf, Leaf) and math.prod(leaf.shape) not in (1, count):
+            raise MappingError(
+                "the action's map has another size than the action",
+                path=leaf.key,
+                expected=f"1 number or {count}",
+                found=str(list(leaf.shape)),
+            )
+    wide = np.broadcast_to(scale.array().astype(np.float64).reshape(-1), (count,))
     middle = bias.array().astype(np.float64).reshape(-1) if isinstance(bias, Leaf) else np.zeros(1)
     return {"action_low": (middle - wide).tolist(), "action_high": (middle + wide).tolist()}
 

@@ -14,7 +14,8 @@ def below(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
     """Return the subtree under the path that people read as `part`, and the names of what cannot come along.
 
     Other paths to the same storage that lead from outside are left out; an optimizer's slot whose parameter
-    is outside has no meaning alone and is named instead. Raise UsageError when nothing lies below the path.
+    is outside has no meaning alone and is named instead, unless it is one of a whole torch optimizer. Raise
+    UsageError when nothing lies below the path.
     """
     part = part.strip("/")
     paths = {path: rest for path in tree if (rest := _rest(path, part)) is not None}
@@ -27,10 +28,10 @@ def below(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
     for path, rest in paths.items():
         leaf = tree[path]
         if isinstance(leaf, Leaf) and leaf.of is not None:
-            if leaf.of not in paths:
+            if leaf.of not in paths and not _numbered(path, rest):
                 lost.append(tree.names[path])
                 continue
-            leaf = replace(leaf, of=paths[leaf.of])
+            leaf = replace(leaf, of=paths.get(leaf.of))
         leaves[rest] = leaf
     aliases = {
         rest: tuple(
@@ -62,6 +63,11 @@ def _rest(path: Path, part: str) -> Path | None:
             return (_cut(step, len(left) + 1), *path[number + 1 :])
         return None
     return None
+
+
+def _numbered(path: Path, rest: Path) -> bool:
+    """Say whether a slot is one of a whole torch optimizer, which knows its parameters by number or name."""
+    return len(rest) > 2 and len(path) > 2 and rest[-3] == path[-3] == key("state")
 
 
 def _cut(step: Key, at: int) -> Key:

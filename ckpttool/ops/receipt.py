@@ -12,12 +12,10 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.leaf import ValueLeaf
 from ckpttool.ops import knowledge
 from ckpttool.ops.digest import Digest, digest_of
-from ckpttool.ops.part import full_names
 from ckpttool.ops.restore import Own, networks
 from ckpttool.ops.route import Route
 from ckpttool.ops.rows import shown_value
 from ckpttool.sidecar import Sidecar
-from ckpttool.tree import Tree
 
 _LONGEST = 1000  # characters of a text in the sidecar
 
@@ -49,13 +47,14 @@ def receipt(
         rules=[{"source": m.source, "target": m.target, "rule": m.rule} for m in report.mapped],
         assumed=report.assumed,
         objects=way.objects,
-        residue=tuple(_residue(way.source, report.unused, part)),
+        stripped=way.stripped,
+        residue=tuple(_residue(way, report.unused)),
     )
 
 
-def _residue(tree: Tree, unused: Sequence[str], part: str | None) -> Iterator[dict[str, Any]]:
+def _residue(way: Route, unused: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Go through what is left behind; of a value that is no tensor, what `inspect` shows of it."""
-    values = {name: tree[path] for path, name in full_names(tree, part).items()}
+    values = {name: way.source[path] for path, name in way.names.items() if path in way.source}
     for name in unused:
         leaf = values.get(name)
         shown = shown_value(leaf) if isinstance(leaf, ValueLeaf) else {}

@@ -50,7 +50,8 @@ class Agent:
     def runnable(self, title: str) -> Part | None:
         """Return the network of that title; raise UnsupportedError if a part of it is of no known kind."""
         part = self.part(title)
-        left = self.binding.unplaced.get(part.component, ()) if part is not None else ()
+        # A network of which nothing can be run is no part at all, and still was in the file.
+        left = self.binding.unplaced.get(title.partition("/")[0], ())
         if left:
             raise UnsupportedError(
                 f"{title} holds a layer of a kind that cannot be run yet",
@@ -71,11 +72,12 @@ def restore(path: str, layout: str | None = None) -> Agent:
         raise UsageError(
             "no layout recognises an agent in this checkpoint",
             file=checkpoint.path,
+            found=next((note for note in checkpoint.notes if note.startswith("policy ")), None),
             hint="ckpttool inspect shows its tensors, ckpttool layouts the namings that are known",
         )
     binding, used = knowledge.with_companions(binding, checkpoint)
     own = own_sidecar(checkpoint)
-    notes = (*own.notes, *used)
+    notes = (*own.notes, *used, *(knowledge.untold(binding) if own.sidecar is None else ()))
     tree = networks(checkpoint.tree, binding)
     other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})
     if other:

@@ -38,7 +38,7 @@ class TargetKind(NamedTuple):
     """What `--to` names: the format that writes it, and the layout that an agent gets there.
 
     `options` are what the format's `pieces` is told besides the tree. `prefix` says that the target is no
-    file itself but what the names of several begin with, and that its folder has a state file, as
+    file itself but what the names of several begin with, `state` that its folder has a state file, as
     TensorFlow's do. `agent` says that nothing but an agent can be written so: the layout is the point.
     """
 
@@ -46,16 +46,30 @@ class TargetKind(NamedTuple):
     layout: str
     options: Mapping[str, Any] = MappingProxyType({})
     prefix: bool = False
+    state: bool = False
     agent: bool = False
 
 
 TARGETS: dict[str, TargetKind] = {
     "torch": TargetKind("pytorch", "td3_torch"),
-    "tf": TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": True}), prefix=True),
-    "tf1": TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": False}), prefix=True),
+    "tf": TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": True}), prefix=True, state=True),
+    "tf1": TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": False}), prefix=True, state=True),
+    "fujimoto": TargetKind("pytorch_set", "fujimoto", prefix=True, agent=True),
+    "cleanrl": TargetKind("pytorch", "cleanrl", agent=True),
     "keras": TargetKind("keras_h5", "td3_tf", MappingProxyType({"root": "policy"})),
+    "sb3": TargetKind("stable_baselines3", "stable_baselines3", agent=True),
+    "safetensors": TargetKind("safetensors", "td3_torch"),
+    "npz": TargetKind("npz", "td3_torch"),
 }
-_SUFFIXES = {".pt": "torch", ".pth": "torch", ".index": "tf", ".h5": "keras"}
+_SUFFIXES = {
+    ".pt": "torch",
+    ".pth": "torch",
+    ".index": "tf",
+    ".h5": "keras",
+    ".safetensors": "safetensors",
+    ".npz": "npz",
+    ".cleanrl_model": "cleanrl",
+}
 _INDEX = ".index"
 
 
@@ -75,7 +89,7 @@ def target_kind(target: str, to: str | None) -> TargetKind:
 
 def stem(target: str, kind: TargetKind) -> str:
     """Return what the names of the target's files begin with: a prefix may be named by its index."""
-    return target.removesuffix(_INDEX) if kind.prefix else target
+    return target.removesuffix(_INDEX) if kind.state else target
 
 
 def require_free(
@@ -103,7 +117,7 @@ def _require_prefix(target: str) -> None:
     """Raise if the target is there as something: the prefix of a checkpoint is the name of no file."""
     if os.path.isdir(target) or not os.path.basename(target):
         raise TargetExistsError(
-            "the target is a folder, not the prefix that a TensorFlow checkpoint's files have in common",
+            "the target is a folder, not the prefix that the checkpoint's files have in common",
             file=target,
             hint=f"take {os.path.join(target, 'ckpt-1')}",
         )
@@ -117,6 +131,18 @@ def _require_other(claim: Resolved, sources: tuple[File, ...]) -> None:
     """Raise if the checkpoint that would be replaced is the one that is converted."""
     if _identities(claim.format.read(claim.location).files) & _identities(sources):
         raise UsageError("source and target are the same checkpoint", file=claim.location)
+
+
+def _require_no_rest(target: str, writer: WritingFormat, outputs: list[Output]) -> None:
+    """Raise if a file of the set that is replaced would go on being one of the new set's."""
+    if writer.claims(Probe(target)) is None:
+        return
+    replaced = {os.path.abspath(output.file) for output in outputs}
+    for file in writer.read(target).files:
+        if os.path.abspath(file.path) not in replaced:
+            raise TargetExistsError(
+                "the file would belong to the new checkpoint too", file=file.path, hint="remove it first"
+            )
 
 
 def _identities(files: tuple[File, ...]) -> set[tuple[int, int]]:
@@ -172,10 +198,12 @@ def write(
     outputs[-1] = outputs[-1]._replace(check=check)
     for output in outputs if kind.prefix else ():
         require_new(output.file, force=force)
+    if kind.prefix and not kind.state:
+        _require_no_rest(target, writer, outputs)
     if receipt is not None:
         make = receipt
         outputs.append(Output(sidecar.beside(target), lambda stream: _put(stream, make(result[0]))))
-    if kind.prefix:
+    if kind.state:
         outputs.append(_state(target))
     write_atomically(outputs, force=force, sync=sync)
     return result[0]

@@ -11,7 +11,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Path, Role
-from ckpttool.ops import updates
+from ckpttool.ops import plain_names, updates
 from ckpttool.ops.globs import matcher
 from ckpttool.ops.modules import Module, grouped
 from ckpttool.ops.rows import Listed, TensorRow, ValueRow
@@ -106,7 +106,7 @@ def summary(path: str, glob: str | None = None, layout: str | None = None) -> Su
     values = tuple(ValueRow(tree.names[at], at, leaf) for at, leaf in tree.plain() if keep(tree.names[at]))
     totals = _totals(rows, checkpoint.stored_nbytes)
     name, evidence = (binding.layout, binding.evidence) if binding is not None else (None, "")
-    notes = (*checkpoint.notes, *updates.notes(tree))
+    notes = (*checkpoint.notes, *plain_names.notes(tree, agent=binding is not None), *updates.notes(tree))
     if glob is not None and not rows and not values:
         notes = (*notes, f"no path matches {glob}")
     entries: list[TensorRow | ValueRow] = [*rows, *values]

@@ -7,6 +7,7 @@ further from it than A's own framework is, give or take rounding.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from ckpttool.agents.components import policy_network, q_network, value_network,
 from ckpttool.agents.network import Dense, Network
 from ckpttool.agents.policy import Observation, Policy
 from ckpttool.agents.worker import Worker
-from ckpttool.errors import UsageError
+from ckpttool.errors import MappingError, UnsupportedError, UsageError
 from ckpttool.layouts.canonical import VALUES
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
@@ -113,7 +114,7 @@ def verify(
         raise UsageError("the two checkpoints have no network in common", file=second)
     lost, more = ([p.title for p in x.binding.parts if y.part(p.title) is None] for x, y in ((a, b), (b, a)))
     assumed: list[str] = []
-    pairs = {title: (_network(a, b, title, assumed), _network(b, a, title, assumed)) for title in titles}
+    pairs, skipped = _pairs(a, b, titles, assumed)
     found = []
     with contextlib.ExitStack() as stack:
         backends, notes = zip(*(_backend(agent) for agent in (a, b)), strict=True)
@@ -138,8 +139,24 @@ def verify(
         tuple(found),
         bound,
         tuple(dict.fromkeys(assumed)),
-        (*said, *only, *a.notes, *b.notes),
+        (*said, *only, *skipped, *a.notes, *b.notes),
     )
+
+
+def _pairs(
+    a: Agent, b: Agent, titles: Sequence[str], assumed: list[str]
+) -> tuple[dict[str, tuple[Network, Network]], list[str]]:
+    """Return what is compared, and a note for each critic or value that cannot be run; a policy must be."""
+    pairs, skipped = {}, []
+    for title in titles:
+        try:
+            pairs[title] = _network(a, b, title, assumed), _network(b, a, title, assumed)
+        except (MappingError, UnsupportedError) as error:
+            part = a.part(title)
+            if part is None or part.acts or len(titles) == 1:
+                raise
+            skipped.append(f"{title} is not compared: {error.message}")
+    return pairs, skipped
 
 
 def _worker(backend: str, python: str | None) -> Worker:

@@ -35,15 +35,19 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
             return
         told = [a for a in (agent, other) if a is not None and _assumes(a.sidecar, name)]
         whose = "the sidecar" if agent in told else "the other one's sidecar"
+        # A sidecar may name the layout of the checkpoint that it was converted from.
+        origin = str(known.provenance[name]).removeprefix("assumed: the ")
+        habit = origin if origin.startswith("habit of layout") else f"habit of layout {layout}"
+        sentence = f"{sentence}: {habit}"
         assumed.append(f"{sentence} (so says {whose})" if told else sentence)
 
-    habit = f"habit of layout {layout}"
-    guessed("activations", f"hidden activations {facts.hidden}: {habit}")
-    guessed("head", f"action map {facts.head}: {habit}")
+    hidden = ", ".join(dict.fromkeys(known.activations or facts.activations or (facts.hidden,)))
+    guessed("activations", f"hidden activations {hidden}")
+    guessed("head", f"action map {known.head or facts.head}")
     epsilon = facts.epsilon
     if any(layer.kind == "layer_norm" for part in agent.binding.parts for layer in part.layers):
-        guessed("epsilon", f"layer norm epsilon {facts.epsilon:g}: {habit}")
         epsilon = (known.epsilon or {}).get("layer_norm", epsilon)
+        guessed("epsilon", f"layer norm epsilon {epsilon:g}")
     low, high = known.action_low, known.action_high
     if low is None or high is None:
         low, high = bounds.low, bounds.high

@@ -1,0 +1,108 @@
+"""d3rlpy's `.d3` files: one pickle of a torch archive, the agent's configuration as JSON, and a version.
+
+Source: d3rlpy/base.py in github.com/takuseno/d3rlpy (`dump_learnable`, `load_learnable`), since version 2.0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpttool import documents
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CkpttoolError, FormatError
+from ckpttool.formats.pickled.owner import owner
+from ckpttool.formats.probe import Probe
+from ckpttool.leaf import Key, ValueLeaf, key
+from ckpttool.source import File
+from ckpttool.tree import Container, Tree
+
+if TYPE_CHECKING:
+    from ckpttool.formats.listed import Listed
+    from ckpttool.formats.pickled.load import Pickled
+    from ckpttool.wire.pickle_reader import Stored
+
+__all__ = ["FRAMEWORK", "NAME", "TITLE", "WRITES", "claims", "read"]
+
+NAME = "d3rlpy"
+TITLE = "d3rlpy agent (.d3, since 2.0)"
+WRITES = False
+FRAMEWORK = "torch"
+
+_ENTRIES = ("torch", "config", "version")
+_SETTINGS = "the configuration"
+_LIMIT = 1 << 24
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the path of a pickle that begins as a dict whose first entry is `torch`, in bytes."""
+    return probe.path if owner(probe) == NAME else None
+
+
+def read(location: str) -> Checkpoint:
+    """List the tensors below `torch`, which stay where they are, and the settings below `config`.
+
+    Nothing that either pickle names is imported or called. Raise FormatError when the file does not hold
+    what d3rlpy writes, or a part of it is damaged.
+    """
+    from ckpttool.formats.pickled import calls
+    from ckpttool.formats.pickled.load import load_file
+
+    file = File.stamp(location)
+    try:
+        pickled = load_file(file)
+        stored, config, version = _entries(pickled, location)
+        tree, found = _listed(file, stored, config, version)
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+    return Checkpoint(
+        path=location,
+        format=NAME,
+        tree=tree,
+        files=(file,),
+        writer=f"d3rlpy {version}, {found.writer}",
+        integrity=found.integrity,
+        notes=(*found.notes, *calls.notes(pickled.calls)),
+        details={**found.details, **calls.details(pickled.calls)},
+    )
+
+
+def _entries(pickled: Pickled, location: str) -> tuple[Stored, str, str]:
+    # Imported here: every command asks `claims`.
+    from ckpttool.wire.pickle_reader import Stored
+
+    value = pickled.value
+    names = list(value) if isinstance(value, dict) else []
+    if sorted(map(str, names)) != sorted(_ENTRIES):
+        raise FormatError(
+            "the pickle is not what d3rlpy writes",
+            file=location,
+            expected=f"a dict of {', '.join(_ENTRIES)}",
+            found=", ".join(map(str, names))[:200] or type(value).__name__,
+        )
+    stored, config, version = (value[name] for name in _ENTRIES)
+    if not isinstance(stored, Stored) or type(config) is not str or type(version) is not str:
+        kinds = ", ".join(type(part).__name__ for part in (stored, config, version))
+        raise FormatError(
+            "an entry is not what d3rlpy writes", file=location, expected="bytes and two texts", found=kinds
+        )
+    return stored, config, version
+
+
+def _listed(file: File, stored: Stored, config: str, version: str) -> tuple[Tree, Listed]:
+    from ckpttool.formats import settings
+    from ckpttool.formats.listed import joined
+    from ckpttool.formats.torch_pickle import embedded
+
+    found = embedded.listed(file, stored.at, stored.length)
+    said = documents.parse(config.encode(errors="surrogatepass"), _SETTINGS, _LIMIT)
+    parts: dict[Key, Tree] = {
+        key("torch"): found.tree,
+        key("config"): settings.tree(said, _SETTINGS),
+        key("version"): Tree({(): ValueLeaf(version)}),
+    }
+    return joined(parts, _key, Container("dict")), found
+
+
+def _key(part: Key, native: str) -> str:  # noqa: ARG001  # only the archive holds tensors
+    """Return the key that torch lists in the archive."""
+    return native

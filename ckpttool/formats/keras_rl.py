@@ -1,0 +1,68 @@
+"""keras-rl's two files of one DDPG agent, `NAME_actor.h5f` and `NAME_critic.h5f`, under the name given to it.
+
+Source: rl/agents/ddpg.py in github.com/keras-rl/keras-rl, `DDPGAgent.save_weights`: `_actor` and `_critic`
+come before the suffix, and `.h5f` is the one of its examples. Keras decides what each is: HDF5, or with
+tf.keras, to which `.h5f` says nothing, a tensor bundle of that prefix (keras/engine/training.py,
+`save_weights`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats.listed import joined
+from ckpttool.formats.probe import Probe
+from ckpttool.leaf import Key, key
+from ckpttool.tree import Container
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+NAME = "keras_rl"
+TITLE = "keras-rl's NAME_actor.h5f and NAME_critic.h5f"
+WRITES = False
+FRAMEWORK = "tensorflow"
+
+_MEMBERS = ("actor", "critic")
+_SUFFIX = ".h5f"
+_KINDS = ("", ".index")
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the name with its suffix if no file has it but an actor's and a critic's were made of it."""
+    if probe.kind != "missing":
+        return None
+    stem = probe.path.removesuffix(_SUFFIX)
+    folder, name = os.path.split(stem)
+    there = all(_is_there(folder, f"{name}_{member}{_SUFFIX}", probe.names) for member in _MEMBERS)
+    return stem + _SUFFIX if name and there else None
+
+
+def _is_there(folder: str, name: str, names: Collection[str]) -> bool:
+    return any(name + kind in names and os.path.isfile(os.path.join(folder, name + kind)) for kind in _KINDS)
+
+
+def read(location: str) -> Checkpoint:
+    """List both networks, each as what its bytes say; native keys are `actor:dense_1/kernel:0`."""
+    from ckpttool.formats.resolve import open_checkpoint
+
+    stem = location.removesuffix(_SUFFIX)
+    parts = {member: open_checkpoint(f"{stem}_{member}{_SUFFIX}") for member in _MEMBERS}
+    tree = joined({key(member): one.tree for member, one in parts.items()}, _native, Container("dict"))
+    both = tuple(parts.values())
+    checked = all(one.integrity == "crc32c" for one in both)
+    return Checkpoint(
+        path=location,
+        format=NAME,
+        tree=tree,
+        files=tuple(file for one in both for file in one.files),
+        writer=both[0].writer,
+        integrity="crc32c" if checked else "none",
+        notes=tuple(dict.fromkeys(note for one in both for note in one.notes)),
+    )
+
+
+def _native(member: Key, name: str) -> str:
+    return f"{member.value}:{name}"

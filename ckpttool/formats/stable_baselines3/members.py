@@ -1,0 +1,30 @@
+"""The members of an agent's zip, or the files of the folder that it was unpacked into."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ckpttool.source import File, Span, Storage
+from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
+
+
+class Members(NamedTuple):
+    """Every member's bytes by its name, unread; `packed` says that they lie in one zip with checksums."""
+
+    sources: Mapping[str, Storage]
+    files: tuple[File, ...]
+    packed: bool
+
+
+def opened(location: str) -> Members:
+    """Return the members; those of a folder are its plain files, and no link is followed."""
+    if os.path.isdir(location):
+        plain = (entry.name for entry in os.scandir(location) if entry.is_file(follow_symlinks=False))
+        files = {name: File.stamp(os.path.join(location, name)) for name in sorted(plain)}
+        sources = {name: Span(file, 0, file.size) for name, file in files.items()}
+        return Members(sources, tuple(files.values()), packed=False)
+    archive = zip.read(File.stamp(location))
+    names = [name for name in archive.members if not name.endswith("/")]
+    return Members({name: archive.source(name) for name in names}, (archive.file,), packed=archive.recorded)

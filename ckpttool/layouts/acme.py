@@ -1,0 +1,77 @@
+"""Acme's TensorFlow agents of Sonnet modules: the learner's checkpoint, or a snapshot of one network.
+
+Sources in github.com/google-deepmind/acme: acme/tf/savers.py (Checkpointer: `checkpoints/learner/ckpt-N` with
+policy, critic, target_policy, target_critic, their optimizers; CheckpointingRunner: the same below `wrapped`;
+Snapshotter: `snapshots/policy`, a SavedModel whose variables stand in a list),
+acme/agents/tf/{ddpg,d4pg,dmpo}/ learning.py (what is saved) and acme/tf/networks/continuous.py (LayerNormMLP:
+a layer norm and tanh after the first layer, ELU after the others). acme/tf/networks/rescaling.py: TanhToSpec
+maps tanh to the bounds, ClipToSpec limits; neither has variables, and acme's own control agents have the
+former. acme/tf/networks/distributional.py: D4PG's critic gives the logits of atoms, DMPO's policy a mean and
+a deviation (before a softplus); the mean is limited to [-1, 1] and scaled by acme/wrappers/canonical_spec.py.
+Sonnet's MLP has ReLU (sonnet/src/nets/mlp.py), its layer norm an epsilon of 1e-5 (sonnet/src/layer_norm.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttool.layouts import adam
+from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.distributions import distributions
+from ckpttool.layouts.table import Table, bind
+from ckpttool.tree import Tree
+
+_MAP = "what the policy makes of its last layer"
+
+TABLE = Table(
+    name="acme",
+    title="Acme's TensorFlow agents (DDPG, D4PG, DMPO) with Sonnet networks: learner or snapshots",
+    framework="tensorflow",
+    components={
+        "policy": "actor",
+        "target_policy": "actor_target",
+        "critic": "critic/q1",
+        "target_critic": "critic_target/q1",
+    },
+    optimizers={"policy_optimizer": "actor_optimizer", "critic_optimizer": "critic_optimizer"},
+    counters={"num_steps": "total_it", "save_counter": "save_counter"},
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=("the action bounds", _MAP)),
+    optimizer=adam.from_keras,
+    rooted=True,
+    seen="DDPG, D4PG, DMPO networks saved by acme 0.4.0's Checkpointer and Snapshotter, Sonnet 2.0.2",
+    branches={"_scale_layer": "std"},
+)
+
+_ROOTS = ("policy", "critic")
+_TARGETS = frozenset(("target_policy", "target_critic"))
+_SNAPSHOT = "_variables"
+
+
+def recognise(tree: Tree, name: str) -> Binding | None:
+    """Return the way to the canonical agent of a learner's networks, or of a snapshot by its name."""
+    names = [each.split("/") for each in tree.names.values()]
+    if not any(each[-1] == "w" for each in names):
+        return None
+    if any(_TARGETS & set(each[:2]) for each in names):
+        table = TABLE
+    elif name in _ROOTS and all(each[0] == _SNAPSHOT for each in names):
+        table = replace(TABLE, components={_SNAPSHOT: TABLE.components[name]}, optimizers={}, rooted=False)
+    else:
+        return None
+    binding = bind(tree, table)
+    if binding is None:
+        return None
+    notes = (*binding.moves.notes, *distributions(binding, tree))
+    binding = replace(binding, moves=replace(binding.moves, notes=notes))
+    return _told(binding, {segment for each in names for segment in each})
+
+
+def _told(binding: Binding, segments: set[str]) -> Binding:
+    """Return the binding with what the modules' names say: activations, a mean that is limited."""
+    facts = binding.facts
+    layers = [layer.kind for layer in binding.parts[0].layers]
+    if layers[1:2] == ["layer_norm"]:
+        facts = facts._replace(activations=("tanh", "elu"))
+    if "_mean_layer" in segments:
+        facts = facts._replace(head="clip_affine")
+    return replace(binding, facts=facts)

@@ -1,0 +1,118 @@
+"""FastTD3's and FastSAC's files: state_dicts of actor, qnet and its target, normalizers, and the arguments.
+
+Sources, in github.com/younggyoseo/FastTD3: fast_td3/fast_td3_utils.py (`save_params`;
+`EmpiricalNormalization`: `(x - mean) / (std + 0.01)`), fast_td3/fast_td3.py (`Actor`: tanh of the last
+layer; `Critic`: two networks that give the logits of `num_atoms` atoms, whose values are the buffer
+q_support; ReLU), fast_sac/fast_sac.py, fast_td3/environments (with Isaac Lab an action is multiplied by
+the argument action_bounds).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttool.layouts import adam, canonical
+from ckpttool.layouts.canonical import Binding, Facts, Norm
+from ckpttool.layouts.distributions import distributions
+from ckpttool.layouts.table import Table, bind
+from ckpttool.leaf import Leaf, Path, key
+from ckpttool.tree import Tree
+
+_STATISTICS = {"_mean": "mean", "_var": "var", "_std": "std", "count": "count"}
+_NORMALIZERS = {"obs_normalizer_state": "", "critic_obs_normalizer_state": "critic_"}
+
+TABLE = Table(
+    name="fasttd3",
+    title="FastTD3's and FastSAC's: actor_state_dict, qnet_state_dict, normalizers, args",
+    framework="torch",
+    components={
+        "actor_state_dict": "actor",
+        "qnet_state_dict/qnet1": "critic/q1",
+        "qnet_state_dict/qnet2": "critic/q2",
+        "qnet_target_state_dict/qnet1": "critic_target/q1",
+        "qnet_target_state_dict/qnet2": "critic_target/q2",
+    },
+    optimizers={},
+    counters={"global_step": "global_step"},
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=("the action bounds",)),
+    optimizer=adam.from_torch,
+    branches=canonical.LOG_STD,
+    tensors={
+        "qnet_state_dict/q_support": "critic/q_support",
+        "qnet_target_state_dict/q_support": "critic_target/q_support",
+        **{
+            f"{theirs}/{name}": f"normalizer/{whose}{ours}"
+            for theirs, whose in _NORMALIZERS.items()
+            for name, ours in _STATISTICS.items()
+        },
+    },
+)
+
+# A view can be wider than its file.
+_MOST = 1 << 16
+# What the actor explores with; nothing of it makes the action without noise.
+_EXPLORATION = ("noise_scales", "std_min", "std_max")
+
+
+def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the file's name says nothing
+    """Return the way to the canonical agent of a file with the names of `save_params`."""
+    top = {path[0].value for path in tree if path}
+    if not {"actor_state_dict", "qnet_state_dict"} <= top:
+        return None
+    binding = bind(tree, TABLE)
+    if binding is None:
+        return None
+    behind = frozenset(path for path in tree if _stays(path))
+    left = {tree.names[path] for path in behind}
+    unplaced = {
+        component: rest
+        for component, names in binding.unplaced.items()
+        if (rest := tuple(name for name in names if name not in left))
+    }
+    notes = (*binding.moves.notes, *distributions(binding, tree))
+    return replace(
+        binding,
+        moves=replace(binding.moves, notes=notes),
+        facts=_normed(_told(binding.facts, tree), tree),
+        unplaced=unplaced,
+        consumed=binding.consumed | behind,
+    )
+
+
+def _stays(path: Path) -> bool:
+    return path[0] == key("args") or (path[0] == key("actor_state_dict") and path[1].value in _EXPLORATION)
+
+
+def _told(facts: Facts, tree: Tree) -> Facts:
+    """Return the facts with what the arguments say: the environment, and whether it scales actions."""
+    said = {
+        path[1].value: leaf.value for path, leaf in tree.plain() if path[0] == key("args") and len(path) == 2
+    }
+    env, width = said.get("env_name"), _actions(tree)
+    if not isinstance(env, str) or width is None or width > _MOST:
+        return facts
+    high = 1.0
+    if env.startswith("Isaac-"):
+        given = said.get("action_bounds")
+        if not isinstance(given, int | float):
+            return facts
+        high = float(given)
+    facts = facts._replace(lacks=()).read("args", action_low=(-high,) * width, action_high=(high,) * width)
+    # Those of HumanoidBench are Gymnasium's; other names are of other suites.
+    return facts.read("args", env=env) if env.startswith(("h1hand-", "h1-")) else facts
+
+
+def _actions(tree: Tree) -> int | None:
+    for path, leaf in tree.tensors():
+        named = path[0] == key("actor_state_dict") and path[-1].value in ("fc_mu.0.weight", "fc_mu.weight")
+        if named and len(leaf.shape) == 2:
+            return leaf.shape[0]
+    return None
+
+
+def _normed(facts: Facts, tree: Tree) -> Facts:
+    where = "obs_normalizer_state"
+    mean, std = (tree.get((key(where), key(name))) for name in ("_mean", "_std"))
+    if not isinstance(mean, Leaf) or not isinstance(std, Leaf):
+        return facts
+    return facts.read(where, norm=Norm(mean, std=std, epsilon=1e-2, outside=True))

@@ -1,0 +1,166 @@
+"""RLlib's agents of the old API stack: the weights of one policy (SAC, PPO, DDPG, TD3), on PyTorch.
+
+Sources, in github.com/ray-project/ray: rllib/models/torch/fcnet.py (`_hidden_layers`, `_logits`, a value
+branch that SAC does not use), rllib/algorithms/sac/sac_torch_model.py (`action_model`, `q_net`, `twin_q_net`,
+`log_alpha`), rllib/algorithms/ddpg/ddpg_torch_model.py (`policy_model`, `q_model`, `twin_q_model`: sigmoid of
+twice the last layer from 0 to 1 is tanh of it from -1 to 1), rllib/models/torch/torch_action_dist.py,
+rllib/utils/filter.py (`MeanStdFilter`: `(x - mean) / (std + 1e-8)`), rllib/utils/serialization.py (spaces: an
+array is zlib of a .npy file in base64), rllib/utils/spaces/space_utils.py (`unsquash_action`).
+"""
+
+from __future__ import annotations
+
+import binascii
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ckpttool.layouts import adam
+from ckpttool.layouts.canonical import Binding, Facts, Norm
+from ckpttool.layouts.table import Table, bind
+from ckpttool.leaf import Leaf, ValueLeaf
+from ckpttool.source import Inline
+from ckpttool.tree import Tree
+
+TABLE = Table(
+    name="rllib_policy",
+    title="RLlib policy of the old API stack (SAC, PPO; DDPG, TD3)",
+    framework="torch",
+    components={},
+    optimizers={},
+    counters={},
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-5),
+    optimizer=adam.from_torch,
+    seen="SAC and PPO as Ray 2.60 saves them",
+)
+_PPO = Facts(head="clip_affine", hidden="tanh", epsilon=1e-5)
+_LARGEST = 1 << 16  # bytes of an unpacked bound
+_SMALL = 1e-8  # rllib/utils/numpy.py, SMALL_NUMBER
+
+Said = Mapping[str, Leaf | ValueLeaf]
+
+
+def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the folder's name says nothing
+    """Return the way to the canonical agent of a checkpoint with one policy's weights."""
+    names = [tree.names[path].split("/") for path, _ in tree.tensors()]
+    policies = {tuple(n[:2]) for n in names if n[0] == "policies" and n[2:3] == ["weights"]}
+    roots = {"/".join(each) for each in policies} or {""} & {"" for n in names if n[0] == "weights"}
+    if len(roots) != 1:
+        return None
+    (policy,) = roots
+    said = {tree.names[path]: leaf for path, leaf in tree.items()}
+    table = _table(f"{policy}/weights" if policy else "weights", said)
+    binding = bind(tree, table) if table is not None else None
+    if binding is None or not any(part.acts for part in binding.parts):
+        return None
+    facts = _statistics(_bounds(_settings(binding.facts, said, policy), said, policy), said, policy)
+    return _without_settings(replace(binding, facts=facts), tree)
+
+
+def _table(weights: str, said: Said) -> Table | None:
+    """Return the table of the algorithm whose networks the weights are, by their names."""
+
+    def dense(network: str, layers: str = "_hidden_layers", last: str = "_logits") -> str:
+        return f"{weights}/{network}{layers}+{weights}/{network}{last}"
+
+    if any(name.startswith(f"{weights}/action_model/") for name in said):
+        q = {"q_net": "q1", "twin_q_net": "q2"}
+        critics = {dense(f"{name}/"): f"critic/{head}" for name, head in q.items()}
+        return replace(
+            TABLE,
+            components={dense("action_model/"): "actor", **critics},
+            tensors={f"{weights}/log_alpha": "temperature/log_alpha"},
+            joined=True,
+        )
+    if any(name.startswith(f"{weights}/policy_model/") for name in said):
+        names = {"policy_model": "actor", "q_model": "critic/q1", "twin_q_model": "critic/q2"}
+        return replace(TABLE, components={f"{weights}/{n}": ours for n, ours in names.items()})
+    if f"{weights}/_logits/_model/0/weight" in said:
+        value = f"{weights}/_value_branch_separate+{weights}/_value_branch"
+        free = f"{weights}/log_std" in said
+        names = {dense(""): "actor", value: "value"}
+        return replace(TABLE, components=names, facts=_PPO, joined=not free)
+    return None
+
+
+def _settings(facts: Facts, said: Said, policy: str) -> Facts:
+    """Return the facts with the environment and the activation of the algorithm's or the policy's config."""
+    for config in ("algorithm_state/config", f"{policy}/policy_spec/config"):
+        env = _text(said, f"{config}/env")
+        if env is not None and ":" not in env and facts.env is None:
+            facts = facts.read(config, env=env)
+        model = "policy_model_config" if facts.head == "affine" else "model"
+        activation = _text(said, f"{config}/{model}/fcnet_activation")
+        if activation is not None and "hidden" not in facts.said:
+            facts = facts.read(config, hidden=activation)
+    return facts if facts.env is not None else facts._replace(lacks=(*facts.lacks, "the environment"))
+
+
+def _text(said: Said, name: str) -> str | None:
+    found = said.get(name)
+    return found.value if isinstance(found, ValueLeaf) and isinstance(found.value, str) else None
+
+
+def _bounds(facts: Facts, said: Said, policy: str) -> Facts:
+    space = f"{policy}/policy_spec/action_space/space"
+    low, high = (
+        _array(_text(said, f"{space}/{end}"), _text(said, f"{space}/dtype")) for end in ("low", "high")
+    )
+    if low and high and len(low) == len(high):
+        return facts.read(space, action_low=low, action_high=high)
+    return facts._replace(lacks=(*facts.lacks, "the action bounds"))
+
+
+def _array(text: str | None, dtype: str | None) -> tuple[float, ...]:
+    """Return the numbers of an array as RLlib serializes it; none if it is anything else."""
+    codes = {"<f4": "f", "<f8": "d"}
+    if text is None or dtype not in codes:
+        return ()
+    try:
+        data = zlib.decompressobj().decompress(binascii.a2b_base64(text), _LARGEST)
+    except (zlib.error, ValueError):
+        return ()
+    # numpy/lib/format.py, version 1: the header's length stands behind the magic and the version.
+    if not data.startswith(b"\x93NUMPY\x01\x00") or len(data) < 10:
+        return ()
+    body = data[10 + int.from_bytes(data[8:10], "little") :]
+    return struct.unpack(f"<{len(body) // struct.calcsize(codes[dtype])}{codes[dtype]}", body)
+
+
+def _statistics(facts: Facts, said: Said, policy: str) -> Facts:
+    """Return the facts with the running statistics of a MeanStdFilter, if there is one."""
+    place = f"algorithm_state/worker/filters/{policy.rpartition('/')[2]}/running_stats"
+    mean, squares = (said.get(f"{place}/{name}") for name in ("mean_array", "sum_sq_diff_array"))
+    pushes = said.get(f"{place}/num_pushes")
+    if not isinstance(mean, Leaf) or not isinstance(squares, Leaf) or squares.dtype != "float64":
+        return facts
+    count = pushes.value if isinstance(pushes, ValueLeaf) and isinstance(pushes.value, int) else 0
+    if not count:
+        return facts._replace(lacks=(*facts.lacks, "statistics of observations: the filter saw none"))
+    sums = struct.unpack(f"<{squares.size}d", bytes(squares.read()))
+    first = struct.unpack(f"<{mean.size}d", bytes(mean.read())) if mean.dtype == "float64" else ()
+    variances = [s / (count - 1) for s in sums] if count > 1 else [m * m for m in first]
+    var = replace(squares, source=Inline(struct.pack(f"<{len(variances)}d", *variances)))
+    return facts.read(place, norm=Norm(mean, var, epsilon=_SMALL, outside=True))
+
+
+def _without_settings(binding: Binding, tree: Tree) -> Binding:
+    """Leave what only training reads, and SAC's value branches, which nothing does."""
+    moved = {move.source for move in binding.moves.moves}
+    idle = {path for path, _ in tree.tensors() if "/_value_branch/" in tree.names[path]} - moved
+    left = {path for path, _ in tree.plain()}
+    left |= {path for path, leaf in tree.tensors() if leaf.role in ("other", "buffer")}
+    left |= {path for path, _ in tree.tensors() if tree.names[path].endswith("/weights/target_entropy")}
+    unplaced = {
+        component: kept
+        for component, names in binding.unplaced.items()
+        if (kept := tuple(name for name in names if "/_value_branch/" not in name))
+    }
+    note = f"{len(left - moved):,} settings and records of training stay behind"
+    return replace(
+        binding,
+        consumed=binding.consumed | frozenset((idle | left) - moved),
+        unplaced=unplaced,
+        moves=replace(binding.moves, notes=(*binding.moves.notes, note)),
+    )

@@ -1,0 +1,140 @@
+"""rsl_rl's PPO agents: `model_N.pt` with one state_dict (versions 1 to 3), or one for each network (4, 5).
+
+Sources, in github.com/leggedrobotics/rsl_rl: rsl_rl/runners/on_policy_runner.py (`save`),
+rsl_rl/modules/actor_critic.py (`act_inference`: the mean itself), rsl_rl/models/mlp_model.py and
+rsl_rl/algorithms/ppo.py (`save`) since 4.0, rsl_rl/modules/distribution.py, rsl_rl/modules/normalizer.py
+(`(x - mean) / (std + 0.01)`). ELU unless a training asks for another activation, which stands in its settings
+(Isaac Lab keeps them as params/agent.yaml) and not in the file. What an environment does to the action
+(scaling, limits) is its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ckpttool.layouts import adam, canonical
+from ckpttool.layouts.canonical import Binding, Facts, Norm
+from ckpttool.layouts.table import Table, bind
+from ckpttool.leaf import Leaf, attr
+from ckpttool.tree import Tree
+
+_MODEL = "model_state_dict"
+_STATISTICS = {"_mean": "mean", "_var": "var", "_std": "std", "count": "count"}
+
+TABLE = Table(
+    name="rsl_rl",
+    title="rsl_rl's PPO: model_state_dict with actor, critic, std; or actor_state_dict, critic_state_dict",
+    framework="torch",
+    components={
+        f"{_MODEL}/actor": "actor",
+        f"{_MODEL}/critic": "value",
+        "actor_state_dict/mlp": "actor",
+        "critic_state_dict/mlp": "value",
+    },
+    optimizers={},
+    counters={"iter": "iter"},
+    facts=Facts(head="identity", hidden="elu", epsilon=1e-5, lacks=("the activations",)),
+    optimizer=adam.from_torch,
+    tensors={
+        f"{_MODEL}/std": "actor/std",
+        f"{_MODEL}/log_std": "actor/log_std",
+        # Before 5.0 a model holds them itself, since then its distribution.
+        "actor_state_dict/std": "actor/std",
+        "actor_state_dict/log_std": "actor/log_std",
+        "actor_state_dict/distribution/std_param": "actor/std",
+        "actor_state_dict/distribution/log_std_param": "actor/log_std",
+    },
+    seen="written by rsl_rl 2.2.4, 2.3.3, 3.0.0, 3.3.0, 4.0.0 and 5.5.1: PPO",
+)
+
+# What the policy's and the critic's observations were normalised with: versions 1 and 2, 3, since 4.
+_CRITIC = {
+    "obs_norm_state_dict": "critic_obs_norm_state_dict",
+    f"{_MODEL}/actor_obs_normalizer": f"{_MODEL}/critic_obs_normalizer",
+    "actor_state_dict/obs_normalizer": "critic_state_dict/obs_normalizer",
+}
+# Without either the last layer gives the standard deviation too (3.1 and later, as an option).
+_DEVIATIONS = frozenset((attr("actor"), attr(name)) for name in ("std", "log_std"))
+_EVIDENCE = re.compile(rf"({_MODEL}/actor|actor_state_dict/mlp)/0/weight")
+# rsl_rl/utils/utils.py, resolve_nn_activation; those that we have.
+_ACTIVATIONS = {
+    "elu": "elu",
+    "relu": "relu",
+    "lrelu": "leaky_relu",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+    "gelu": "gelu",
+    "swish": "silu",
+    "softplus": "softplus",
+    "identity": "linear",
+}
+_RECURRENT = re.compile(rf"({_MODEL}/memory_a|actor_state_dict/rnn)/")
+_CNN = re.compile(rf"({_MODEL}/actor_cnns?|actor_state_dict/cnns?)/")
+
+
+def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the file's name says nothing
+    """Return the way to the canonical agent of a file with rsl_rl's names; `critic` becomes a value."""
+    names = set(tree.names.values())
+    if not any(map(_EVIDENCE.fullmatch, names)) or "iter" not in names:
+        return None
+    table, seen = TABLE, next((prefix for prefix in _CRITIC if f"{prefix}/_mean" in names), None)
+    if seen is not None:
+        prefixes = {seen: "", _CRITIC[seen]: "critic_"}
+        tensors = {
+            f"{p}/{n}": f"normalizer/{w}{ours}"
+            for p, w in prefixes.items()
+            for n, ours in _STATISTICS.items()
+        }
+        table = replace(table, tensors={**table.tensors, **tensors})
+    binding = bind(tree, table)
+    if binding is None:
+        return None
+    unplaced = dict(binding.unplaced)
+    if not any(move.target in _DEVIATIONS for move in binding.moves.moves):
+        unplaced["actor"] = ("a last layer that gives the mean and what spreads it",)
+    for pattern, what in ((_RECURRENT, "a recurrent memory before the layers"), (_CNN, "convolutions")):
+        if any(map(pattern.match, names)):
+            unplaced["actor"] = (what,)
+    binding = replace(binding, unplaced=unplaced)
+    return binding if seen is None else replace(binding, facts=_normed(binding, tree, seen))
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the settings of the training, where Isaac Lab keeps them (scripts/.../rsl_rl/train.py)."""
+    return (os.path.join(os.path.dirname(location), "params", "agent.yaml"),)
+
+
+def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
+    """Return the binding with the activation that the settings name, by network since version 4."""
+    said = {
+        "/".join(str(step.value) for step in path): str(leaf.value)
+        for path, leaf in tree.plain()
+        if path and path[-1].value == "activation"
+    }
+    of_both = said.get("policy/activation", "")
+    policy, value = (said.get(f"{name}/activation", of_both) for name in ("actor", "critic"))
+    if not policy:
+        return binding
+    where = os.path.join(*file.split(os.sep)[-2:])
+    facts = binding.facts._replace(lacks=()).read(where, hidden=_ACTIVATIONS.get(policy, policy))
+    unplaced = dict(binding.unplaced)
+    if policy not in _ACTIVATIONS:
+        unplaced |= dict.fromkeys(("actor", "value"), (f"{policy} activations",))
+    elif value != policy:
+        unplaced["value"] = (f"{value} activations, unlike the policy",)
+    return replace(binding, facts=facts, unplaced=unplaced)
+
+
+def _normed(binding: Binding, tree: Tree, where: str) -> Facts:
+    found = {
+        move.target[1].value: leaf
+        for move in binding.moves.moves
+        if move.target[0] == attr(canonical.NORMALIZER) and isinstance(leaf := tree[move.source], Leaf)
+    }
+    mean, std = found.get("mean"), found.get("std")
+    if mean is None or std is None:
+        return binding.facts
+    return binding.facts.read(where, norm=Norm(mean, std=std, epsilon=1e-2, outside=True))

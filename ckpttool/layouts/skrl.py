@@ -1,0 +1,103 @@
+"""skrl's agents: `agent_N.pt`, `best_agent.pt`: state_dicts of models, optimizers and preprocessors.
+
+Sources, in github.com/Toni-SM/skrl: skrl/agents/torch/base.py (`save`, `checkpoint_modules`), and below it
+ddpg, td3, sac, ppo; skrl/models/torch/deterministic.py and gaussian.py (`act`: what the model's own `compute`
+gives, limited to the bounds only if asked for); running_standard_scaler.py in
+skrl/resources/preprocessors/torch (`(x - mean) / (sqrt(var) + 1e-8)`, limited to [-5, 5]). SAC's entropy
+coefficient is not saved.
+
+Models are the user's own code, or made from a description (skrl/utils/model_instantiators/torch), so that a
+file tells neither activations nor what `compute` does to the last layer. The habits here are those of skrl's
+own examples: ReLU and tanh times the upper bound with DDPG, TD3, SAC, ELU and the mean itself with PPO.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttool.layouts import adam, canonical
+from ckpttool.layouts.canonical import Binding, Facts, Norm
+from ckpttool.layouts.table import Table, bind
+from ckpttool.leaf import Leaf, attr
+from ckpttool.tree import Tree
+
+TABLE = Table(
+    name="skrl",
+    title="skrl's agents: DDPG, TD3, SAC (policy, critic_1, critic_2), PPO (policy, value)",
+    framework="torch",
+    components={
+        "policy": "actor",
+        "target_policy": "actor_target",
+        "critic": "critic/q1",
+        "critic_1": "critic/q1",
+        "critic_2": "critic/q2",
+        "target_critic": "critic_target/q1",
+        "target_critic_1": "critic_target/q1",
+        "target_critic_2": "critic_target/q2",
+        "value": "value",
+    },
+    optimizers={
+        "policy_optimizer": "actor_optimizer",
+        "critic_optimizer": "critic_optimizer",
+    },
+    counters={},
+    facts=Facts(
+        head="tanh",
+        hidden="relu",
+        epsilon=1e-5,
+        lacks=("the activations", "what the model makes of its last layer", "the action bounds"),
+    ),
+    optimizer=adam.from_torch,
+    branches=canonical.LOG_STD,
+    tensors={"policy/log_std_parameter": "actor/log_std"},
+    seen="written by skrl 1.0.0, 1.4.3 and 2.1.1: DDPG, TD3, SAC, PPO",
+)
+
+_STATISTICS = {"running_mean": "mean", "running_variance": "var", "current_count": "count"}
+# Since 2.0 a policy sees observations; before, what it saw was called the state.
+_PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
+_EVIDENCE = frozenset(
+    ("target_policy", "critic_1", "target_critic", "policy_optimizer", "value_preprocessor", *_PREPROCESSORS)
+)
+# One model for both roles (skrl/utils/model_instantiators/torch/shared.py): saved twice, under either name.
+_SHARED = "value_layer"
+
+
+def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the file's name says nothing
+    """Return the way to the canonical agent of a dict that has skrl's names."""
+    top = {path[0].value for path in tree if len(path) > 1}
+    top |= {alias.path[0].value for others in tree.aliases.values() for alias in others}
+    if "policy" not in top or not (top & _EVIDENCE or {"value", "optimizer"} <= top):
+        return None
+    table, seen = TABLE, next((p for p in _PREPROCESSORS if f"{p}/running_mean" in tree.names.values()), None)
+    if "value" in top:
+        table = replace(table, facts=table.facts._replace(head="identity", hidden="elu"))
+    if seen is not None:
+        tensors = {f"{seen}/{theirs}": f"normalizer/{ours}" for theirs, ours in _STATISTICS.items()}
+        table = replace(table, tensors={**table.tensors, **tensors})
+    if any(name.startswith(f"policy/{_SHARED}/") for name in tree.names.values()):
+        tree = _policy_alone(tree)
+    binding = bind(tree, table)
+    if binding is None or seen is None:
+        return binding
+    return replace(binding, facts=binding.facts.read(seen, norm=_norm(binding, tree)))
+
+
+def _policy_alone(tree: Tree) -> Tree:
+    """Return the tree without a shared model's other role: its layers are the policy's, but for the last."""
+    kept = {
+        path: leaf
+        for path, leaf in tree.items()
+        if path[0].value != "value" and not tree.names[path].startswith(f"policy/{_SHARED}/")
+    }
+    return Tree(kept, {}, tree.containers)
+
+
+def _norm(binding: Binding, tree: Tree) -> Norm | None:
+    found = {
+        move.target[1].value: leaf
+        for move in binding.moves.moves
+        if move.target[0] == attr(canonical.NORMALIZER) and isinstance(leaf := tree[move.source], Leaf)
+    }
+    mean, var = found.get("mean"), found.get("var")
+    return Norm(mean, var, epsilon=1e-8, clip=5.0, outside=True) if mean and var else None

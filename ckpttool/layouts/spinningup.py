@@ -1,0 +1,132 @@
+"""Spinning Up's agents: the whole actor-critic module of pyt_save/model.pt, or the SavedModel tf1_save.
+
+Sources in github.com/openai/spinningup: spinup/utils/logx.py (`_pytorch_simple_save`, `_tf_simple_save`);
+spinup/algos/pytorch/{ddpg,td3,sac}/core.py: an action is act_limit (the first upper bound) times tanh, and
+the module says its activations; ppo/core.py: the mean as it is. Neither targets nor optimizers are in it.
+spinup/algos/tf1/{ddpg,td3,sac}/core.py: the same networks as variables below main/ and target/, all of ReLU,
+SAC's two heads after each other in `pi`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttool.layouts import adam
+from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.table import Table, bind
+from ckpttool.layouts.whole_module import Whole, whole
+from ckpttool.leaf import Leaf
+from ckpttool.tree import Tree
+
+_TITLE = "Spinning Up's pyt_save/model.pt (a whole module) or tf1_save (DDPG, TD3, SAC; PPO)"
+_SEEN = "modules made by core.py's classes; the variables of TF1's graphs as TensorFlow 2.21 saves them"
+
+TABLE = Table(
+    name="spinningup",
+    title=_TITLE,
+    framework="torch",
+    components={"pi": "actor", "q": "critic/q1", "q1": "critic/q1", "q2": "critic/q2", "v": "value"},
+    optimizers={},
+    counters={},
+    facts=Facts(head="tanh", hidden="relu", epsilon=1e-5),
+    optimizer=adam.from_torch,
+    seen=_SEEN,
+    branches={"log_std_layer": "log_std"},
+    tensors={"pi/log_std": "actor/log_std"},
+)
+_TF1 = replace(
+    TABLE,
+    framework="tensorflow",
+    components={
+        **{f"main/{theirs}": ours for theirs, ours in TABLE.components.items()},
+        "target/pi": "actor_target",
+        "target/q": "critic_target/q1",
+        "target/q1": "critic_target/q1",
+        "target/q2": "critic_target/q2",
+        "target/v": "value_target",
+    },
+    optimizer=adam.from_keras,
+    facts=TABLE.facts._replace(lacks=("the action bounds",)),
+    tensors={},
+)
+_LARGEST = 1e30  # as large as no action is
+# The module below `pi` with the hidden layers, and its class: what makes an action of the last layer.
+_HIDDEN = {"pi.pi": "tanh", "pi.net": "tanh", "pi.mu_net": "identity", "pi.logits_net": "identity"}
+
+
+def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # model.pt says nothing
+    """Return the way to the canonical agent of a whole actor-critic, or of its variables by name."""
+    if any(each.startswith("main/pi/dense/") for each in tree.names.values()):
+        return _saved_model(tree)
+    module = whole(tree)
+    if module is None:
+        return None
+    hidden = next((name for name in _HIDDEN if f"{name}.0" in module.classes), None)
+    if hidden is None or not {"q", "q1", "v"} & module.classes.keys():
+        return None
+    binding = bind(module.state, TABLE)
+    return None if binding is None else _told(module.bound(binding), module, hidden)
+
+
+def _told(binding: Binding, module: Whole, hidden: str) -> Binding:
+    """Return the binding with what the module's attributes and classes say."""
+    names = [module.activation(each) for each in module.children(hidden) if _is_function(module, each)]
+    facts = binding.facts._replace(head=_HIDDEN[hidden], lacks=())
+    if hidden != "pi.net":
+        last = names.pop() if names else None
+        if last != {"tanh": "tanh", "identity": "linear"}[facts.head]:
+            names.append(None)  # another map of the output
+    strange = () if None not in names else ("activations that are not known",)
+    if hidden == "pi.logits_net":
+        strange = (*strange, "the choice among discrete actions")
+    known = tuple(name for name in names if name is not None)
+    if known:
+        facts = facts.read(hidden, activations=known)
+    limit = module.value("pi", "act_limit")
+    if isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < _LARGEST:
+        bounds = (float(limit),) * _actions(binding, module.tree)
+        facts = facts.read("act_limit", action_low=tuple(-bound for bound in bounds), action_high=bounds)
+    else:
+        facts = facts._replace(lacks=("the action bounds",))
+        strange = (*strange, "an act_limit that is no number") if module.has("pi", "act_limit") else strange
+    unplaced = dict(binding.unplaced)
+    if strange:
+        unplaced["actor"] = (*unplaced.get("actor", ()), *strange)
+    return replace(binding, facts=facts, unplaced=unplaced)
+
+
+def _is_function(module: Whole, name: str) -> bool:
+    return module.classes[name] != "torch.nn.modules.linear.Linear"
+
+
+def _actions(binding: Binding, tree: Tree) -> int:
+    """Return the number of actions: the outputs of the policy's last layer."""
+    shapes = [
+        leaf.shape
+        for move in binding.moves.moves
+        if move.target[0].value == "actor"
+        and move.target[-1].value == "kernel"
+        and isinstance(leaf := tree[move.source], Leaf)
+    ]
+    return shapes[-1][0] if shapes else 0
+
+
+def _saved_model(tree: Tree) -> Binding | None:
+    """Bind variables by name; SAC's policy has two heads, the second gives the standard deviations."""
+    branches: dict[str, str] = {}
+    shapes = _policy(tree)
+    if len(shapes) > 2:
+        (_, before), (last, shape) = shapes[-2:]
+        if before == shape and shapes[-3][1][1] == shape[0] != before[1]:
+            branches[last] = "log_std"
+    return bind(tree, replace(_TF1, branches=branches))
+
+
+def _policy(tree: Tree) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the policy's layers with their kernels' shapes [in, out], in the order of their numbers."""
+    found: list[tuple[str, tuple[int, ...]]] = []
+    for path, leaf in tree.tensors():
+        names = tree.names[path].split("/")
+        if names[:2] == ["main", "pi"] and names[3:] == ["kernel"] and len(leaf.shape) == 2:
+            found.append((names[2], leaf.shape))
+    return sorted(found, key=lambda layer: (len(layer[0]), layer[0]))

@@ -1,0 +1,157 @@
+"""TF-Agents: DDPG, TD3, SAC and PPO agents, and the policies that PolicySaver exports.
+
+Sources in github.com/tensorflow/agents: tf_agents/utils/common.py (`Checkpointer`, `scale_to_spec`: an action
+is the middle of the bounds plus half their distance times tanh), tf_agents/agents/ddpg/actor_network.py and
+critic_network.py (lists of layers as private attributes; the action joins what `_observation_layers` give),
+tf_agents/agents/{ddpg,td3,sac,ppo}/ (the attributes of an agent), tf_agents/networks/
+actor_distribution_network.py, normal_projection_network.py (a mean with tanh and scaled, a deviation that is
+a bias or a layer), tf_agents/agents/sac/tanh_normal_projection_network.py (one layer for both, the mean
+first; `SquashToSpecNormal.mode` is tanh, scaled), tf_agents/policies/policy_saver.py (`_all_assets`). Every
+network's default activation is ReLU, and no file names another one. PPO's policy sees observations through
+tf_agents/utils/tensor_normalizer.py: epsilon 1e-3 inside the root, then limited to [-5, 5]; PPO's own
+examples have tanh. A Sequential (agents/ddpg/examples/v2/train_eval.py) has the same layers under
+`_sequential_layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ckpttool.layouts import adam, tf_agents_specs
+from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.table import Table, bind
+from ckpttool.leaf import Leaf, Path, display
+from ckpttool.tree import Tree
+
+_POLICIES = {"_actor_network": "actor", "_actor_net": "actor", "_target_actor_network": "actor_target"}
+_CRITICS = {
+    f"{prefix}_critic_network{number}": f"{ours}/{head}"
+    for prefix, ours in (("", "critic"), ("_target", "critic_target"))
+    for number, head in (("", "q1"), ("_1", "q1"), ("_2", "q2"))
+}
+_VALUES = {"_value_net": "value", "_value_network": "value"}
+# A policy that adds noise, or takes the mode, has the other one inside.
+_INSIDE = ("", "_wrapped_policy/")
+_JOINED = "_projection_layer"
+# Critics that are no chain. A Sequential of the examples flattens a dict: the action comes first.
+_CANNOT = {
+    "_action_layers": "layers of the action's own",
+    "_sequential_layers": "the order in which a Sequential joins observation and action",
+}
+# keras/src/saving/legacy/saved_model/layer_serialization.py: lists of variables beside the attributes.
+_KERAS = frozenset(("keras_api", "variables", "trainable_variables", "regularization_losses"))
+
+
+def _chains() -> dict[str, str]:
+    """Return each network's layers by its class's attributes, and last its whole, for what is left."""
+    found: dict[str, str] = {}
+    for theirs, ours in (_POLICIES | _VALUES).items():
+        last = "_postprocessing_layers" if ours == "value" else "_projection_networks"
+        for inside in _INSIDE:
+            name = inside + theirs
+            found |= {f"{name}/{layers}": ours for layers in ("_mlp_layers", "_sequential_layers")}
+            found[f"{name}/_encoder+{name}/{last}"] = ours
+    for name, ours in _CRITICS.items():
+        parts = ("_observation_layers", "_action_layers", "_joint_layers")
+        found["+".join(f"{name}/{part}" for part in parts)] = ours
+        found[f"{name}/_sequential_layers"] = ours
+    wholes = {inside + name: ours for name, ours in (_POLICIES | _VALUES).items() for inside in _INSIDE}
+    return {**found, **wholes, **_CRITICS}
+
+
+TABLE = Table(
+    name="tf_agents",
+    title="TF-Agents: Checkpointer's or PolicySaver's DDPG, TD3, SAC, PPO",
+    framework="tensorflow",
+    components=_chains(),
+    optimizers={
+        "_actor_optimizer": "actor_optimizer",
+        "_critic_optimizer": "critic_optimizer",
+        "_alpha_optimizer": "temperature_optimizer",
+    },
+    counters={"_train_step_counter": "total_it", "train_step": "total_it", "save_counter": "save_counter"},
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-3, lacks=("the action bounds",)),
+    optimizer=adam.from_keras,
+    rooted=True,
+    seen="DDPG, TD3, SAC, PPO saved by 0.19.0 under TensorFlow 2.15: checkpoints and exported policies",
+    branches={"_stddev_projection_layer": "std"},
+    tensors={
+        "_log_alpha": "temperature/log_alpha",
+        **{
+            f"{inside}{name}/_projection_networks/_bias/bias": f"{ours}/std_bias"
+            for name, ours in _POLICIES.items()
+            for inside in _INSIDE
+        },
+    },
+)
+
+_NORMALIZER = "_observation_normalizer"
+
+
+def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # a prefix's name says nothing
+    """Return the way to the canonical agent if a policy stands under TF-Agents' private attributes."""
+    tree = _plainly(tree)
+    names = {each: path for path, each in _names(tree)}
+    segments = [tuple(each.split("/")) for each in names]
+    if not any({"_actor_network", "_actor_net"} & set(each[1:3]) for each in segments):
+        return None
+    halved = any(each[-2:-1] == (_JOINED,) for each in segments)
+    binding = bind(tree, replace(TABLE, joined=halved))
+    if binding is None:
+        return None
+    for segment, left in _CANNOT.items():
+        if any(segment in each[2:-2] for each in segments if set(_CRITICS) & set(each[:2])):
+            found = (*binding.unplaced.get("critic", ()), left)
+            binding = replace(binding, unplaced={**binding.unplaced, "critic": found})
+    if any("_value_net" in each[1:2] for each in segments):
+        binding = replace(
+            binding, facts=binding.facts._replace(lacks=(*binding.facts.lacks, "the activations"))
+        )
+    return _normalised(binding, names, tree)
+
+
+def _plainly(tree: Tree) -> Tree:
+    """Return an exported policy's tree without the names that Keras gives every variable once more."""
+    plain = {
+        path: kept
+        for path, others in tree.aliases.items()
+        if (kept := tuple(alias for alias in others if not _KERAS & {step.value for step in alias.path}))
+    }
+    return Tree(tree.leaves, plain, tree.containers)
+
+
+def _names(tree: Tree) -> Iterator[tuple[Path, str]]:
+    """Go through the tensors by all their names."""
+    for path, _ in tree.tensors():
+        yield path, tree.names[path]
+        yield from ((path, display(alias.path)) for alias in tree.aliases.get(path, ()))
+
+
+def _normalised(binding: Binding, names: Mapping[str, Path], tree: Tree) -> Binding:
+    """Return the binding with the statistics through which a policy sees observations."""
+    places = [each.partition(f"/{_NORMALIZER}/")[0] for each in names if f"/{_NORMALIZER}/" in each]
+    if not places:
+        return binding
+    found = {
+        each.split("/")[-2]: leaf
+        for each, path in names.items()
+        if each.startswith(f"{places[0]}/{_NORMALIZER}/")
+        and each.endswith("/0")
+        and isinstance(leaf := tree[path], Leaf)
+    }
+    norm = tf_agents_specs.statistics(found)
+    if norm is None:
+        lacks = (*binding.facts.lacks, "the observation statistics")
+        return replace(binding, facts=binding.facts._replace(lacks=lacks))
+    return replace(binding, facts=binding.facts.read(_NORMALIZER, norm=norm))
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the specs that PolicySaver writes beside its graph, for the folder or a file in it."""
+    return tf_agents_specs.companions(location)
+
+
+def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
+    """Return the binding with the bounds of the action that the specs tell."""
+    return tf_agents_specs.told_by(binding, file, tree)

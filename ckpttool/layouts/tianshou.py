@@ -1,0 +1,133 @@
+"""Tianshou's policies: policy.state_dict() of 0.4 to 1.x, the algorithm's of 2.x, or {"model", "obs_rms"}.
+
+Sources in github.com/thu-ml/tianshou: tianshou/utils/net/continuous.py: Actor gives max_action * tanh,
+ActorProb's mean is unbounded in every example, and SAC takes tanh of it (policy/modelfree/sac.py).
+policy/base.py (2.x: algorithm/algorithm_base.py), `map_action`: then the action is limited to [-1, 1]
+("clip"; SAC's lies there already) and scaled to [low, high]. Hidden layers are ReLU (utils/net/common.py).
+utils/statistics.py, RunningMeanStd.norm: the observations' statistics, epsilon inside the root. In 2.x
+`algorithm.state_dict()` adds the optimizers in the order policy, critic, critic2.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ckpttool.layouts import adam
+from ckpttool.layouts.canonical import NORMALIZER, Binding, Facts, Norm
+from ckpttool.layouts.table import Table, bind
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, key
+from ckpttool.mapping.report import Move
+from ckpttool.mapping.rules import KEEP, ToTensor
+from ckpttool.tree import Tree
+
+_LACKS = ("the action bounds", "the actor's max_action (taken as the first upper bound)")
+_SIGMA = {"sigma/model/0": "log_std"}
+_CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
+
+TABLE = Table(
+    name="tianshou",
+    title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and its kin)",
+    framework="torch",
+    components={
+        "policy/actor": "actor",
+        "actor": "actor",
+        "actor_old/module": "actor_target",
+        "actor_old": "actor_target",
+        **{theirs: f"critic/{q}" for theirs, q in _CRITICS.items()},
+        **{f"{theirs}_old/module": f"critic_target/{q}" for theirs, q in _CRITICS.items()},
+        **{f"{theirs}_old": f"critic_target/{q}" for theirs, q in _CRITICS.items()},
+    },
+    optimizers={
+        "_optimizers/0": "actor_optimizer",
+        "_optimizers/1": "critic_optimizer/q1",
+        "_optimizers/2": "critic_optimizer/q2",
+    },
+    counters={},
+    facts=Facts(head="tanh_clip_affine", hidden="relu", epsilon=1e-5, lacks=_LACKS),
+    optimizer=adam.from_torch,
+    rooted=True,
+    seen="TD3 and TD3+BC on Pendulum of public runs; all of them as 0.4.11, 0.5.1, 1.2.0 and 2.0.1 save",
+    branches=_SIGMA,
+    tensors={"alpha/_log_alpha": "temperature/log_alpha"},
+)
+_SAC = replace(TABLE, facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=_LACKS[:1]))
+# PPO, A2C, NPG, TRPO: the critic is a value of the state, the mean is limited to [-1, 1].
+_ON_POLICY = replace(
+    TABLE,
+    components={"policy/actor": "actor", "actor": "actor", "critic": "value"},
+    optimizers={},
+    facts=Facts(head="clip_affine", hidden="relu", epsilon=1e-5, lacks=_LACKS[:1]),
+    branches={},
+    tensors={"actor/sigma_param": "actor/log_std", "policy/actor/sigma_param": "actor/log_std"},
+)
+
+# A key of a state_dict: the same networks as dicts of their own are another layout's.
+_ACTOR = re.compile(r"(?:policy\.)?actor\.(preprocess|last|mu)\..*")
+_EPSILON = 2.0**-23  # RunningMeanStd's default: that of float32
+_LARGEST = 1 << 62
+_OBS_RMS = key("obs_rms")
+
+
+def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # policy.pth says nothing
+    """Return the way to the canonical agent of a policy whose actor is `preprocess` and a last layer."""
+    found = {match[1] for path in tree if path and (match := _ACTOR.fullmatch(str(path[-1].value)))}
+    if "preprocess" not in found or len(found) < 2:
+        return None
+    narrow, wide = _inputs(tree, "actor"), _inputs(tree, "critic") or _inputs(tree, "critic1")
+    on_policy = wide is not None and wide == narrow
+    binding = bind(tree, _ON_POLICY if on_policy else _SAC if "mu" in found else TABLE)
+    if binding is None:
+        return None
+    if on_policy and "mu" not in found:
+        return _discrete(binding)
+    return _with_statistics(binding, tree)
+
+
+def _inputs(tree: Tree, component: str) -> int | None:
+    """Return the number of inputs of a component's first matrix."""
+    for path, leaf in tree.tensors():
+        name = f"/{tree.names[path]}"
+        if f"/{component}/" in name and name.endswith("/weight") and len(leaf.shape) == 2:
+            return leaf.shape[1]
+    return None
+
+
+def _discrete(binding: Binding) -> Binding:
+    """Return the binding of an agent that chooses among actions: it is listed, and not run as another one."""
+    choice = "the choice among discrete actions"
+    return replace(
+        binding,
+        unplaced={**binding.unplaced, "actor": (*binding.unplaced.get("actor", ()), choice)},
+        evidence=f"{binding.evidence} of discrete actions",
+    )
+
+
+def _with_statistics(binding: Binding, tree: Tree) -> Binding:
+    """Return the binding with the observations' statistics, where a checkpoint dict keeps them."""
+    places = {name: (_OBS_RMS, attr(name)) for name in ("mean", "var", "count", "eps", "clip_max")}
+    mean, var = (tree.get(places[name]) for name in ("mean", "var"))
+    if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
+        lacks = (*binding.facts.lacks, "the observation statistics, if it was trained with VectorEnvNormObs")
+        return replace(binding, facts=binding.facts._replace(lacks=lacks))
+    epsilon, clip = _number(tree, places["eps"]), _number(tree, places["clip_max"])
+    norm = Norm(mean, var, epsilon=_EPSILON if epsilon is None else epsilon, clip=clip or None)
+    moves = [Move(places[name], (attr(NORMALIZER), attr(name)), KEEP) for name in ("mean", "var")]
+    count = tree.get(places["count"])
+    if isinstance(count, ValueLeaf) and type(count.value) is int and 0 <= count.value < _LARGEST:
+        moves.append(Move(places["count"], (attr(NORMALIZER), attr("count")), ToTensor("int64")))
+    return replace(
+        binding,
+        moves=replace(binding.moves, moves=(*binding.moves.moves, *moves)),
+        facts=binding.facts.read("obs_rms", norm=norm),
+        consumed=binding.consumed | {places[name] for name in ("eps", "clip_max") if places[name] in tree},
+    )
+
+
+def _number(tree: Tree, path: Path) -> float | None:
+    """Return a plain number, None for anything else and for one that is none of an agent's."""
+    leaf = tree.get(path)
+    value = leaf.value if isinstance(leaf, ValueLeaf) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _LARGEST:
+        return None
+    return float(value)

@@ -1,0 +1,116 @@
+"""A torch module that was pickled whole, read as its state_dict: names of tensors, classes of its parts.
+
+Source: torch/nn/modules/module.py, Module.__setstate__: a module's attributes are its state; its parts stand
+in `_modules`, its tensors in `_parameters` and `_buffers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, key
+from ckpttool.tree import Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckpttool.layouts.canonical import Binding
+
+_MODULES = attr("_modules")
+_TENSORS = (attr("_parameters"), attr("_buffers"))
+# torch/nn/modules/activation.py; an argument that would make it another function, and its default.
+_ACTIVATIONS = {
+    "ReLU": "relu",
+    "Tanh": "tanh",
+    "Sigmoid": "sigmoid",
+    "SiLU": "silu",
+    "ELU": "elu",
+    "LeakyReLU": "leaky_relu",
+    "GELU": "gelu",
+    "Softplus": "softplus",
+}
+_ARGUMENTS = {
+    "ELU": ("alpha", 1.0),
+    "LeakyReLU": ("negative_slope", 0.01),
+    "GELU": ("approximate", "none"),
+    "Softplus": ("beta", 1.0),
+}
+_ACTIVATION, _IDENTITY = "torch.nn.modules.activation.", "torch.nn.modules.linear.Identity"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole module: its `state` under a state_dict's keys, their paths in the file, classes by module."""
+
+    tree: Tree
+    state: Tree
+    sources: Mapping[Path, Path]
+    classes: Mapping[str, str]
+
+    def value(self, module: str, name: str) -> object:
+        """Return a plain attribute of the module (`pi`, `pi.net.1`), None where it has none."""
+        leaf = self.tree.get((*_place(module), attr(name)))
+        return leaf.value if isinstance(leaf, ValueLeaf) else None
+
+    def has(self, module: str, name: str) -> bool:
+        """Say whether the module has an attribute, a buffer or a parameter of that name."""
+        ways = ((attr(name),), *((kind, key(name)) for kind in _TENSORS))
+        places = [(*_place(module), *way) for way in ways]
+        return any(path[: len(place)] == place for path in self.tree for place in places)
+
+    def children(self, module: str) -> list[str]:
+        """Return the names of a Sequential's parts, in the order of their numbers."""
+        names = [name for name in self.classes if name.rpartition(".")[0] == module]
+        return sorted(names, key=lambda name: (len(name), name))
+
+    def activation(self, module: str) -> str | None:
+        """Return the canonical name of the activation that the module is, None for anything else."""
+        found = self.classes.get(module, "")
+        if found == _IDENTITY:
+            return "linear"
+        short = found.removeprefix(_ACTIVATION)
+        argument, default = _ARGUMENTS.get(short, ("", None))
+        if argument and self.value(module, argument) != default:
+            return None
+        return _ACTIVATIONS.get(short) if found.startswith(_ACTIVATION) else None
+
+    def bound(self, binding: Binding) -> Binding:
+        """Return a binding of the state as one of the file: what is no tensor of it says how it was built."""
+        moves = tuple(replace(move, source=self.sources[move.source]) for move in binding.moves.moves)
+        plain = frozenset(path for path, leaf in self.tree.items() if isinstance(leaf, ValueLeaf))
+        of = {self.sources[slot]: self.sources[owner] for slot, owner in binding.of.items()}
+        consumed = frozenset(self.sources[path] for path in binding.consumed) | plain
+        return replace(binding, moves=replace(binding.moves, moves=moves), consumed=consumed, of=of)
+
+
+def _place(module: str) -> Path:
+    return tuple(step for part in module.split(".") for step in (_MODULES, key(part)))
+
+
+def whole(tree: Tree) -> Whole | None:
+    """Return the tree as a whole module, None if it is none."""
+    sources: dict[Path, Path] = {(key(name),): path for path in tree if (name := _name(path)) is not None}
+    if not sources:
+        return None
+    state = Tree({place: tree[path] for place, path in sources.items() if isinstance(tree[path], Leaf)})
+    classes = {
+        ".".join(names): container.name
+        for path, container in tree.containers.items()
+        if container.name and (names := _modules(path))
+    }
+    return Whole(tree, state, sources, classes)
+
+
+def _name(path: Path) -> str | None:
+    """Return a tensor's name in the state_dict: `pi.net.0.weight` for its path among modules' attributes."""
+    if len(path) < 2 or path[-2] not in _TENSORS:
+        return None
+    above = _modules(path[:-2])
+    return None if above is None else ".".join((*above, str(path[-1].value)))
+
+
+def _modules(path: Path) -> list[str] | None:
+    if len(path) % 2 or any(step != _MODULES for step in path[::2]):
+        return None
+    return [str(step.value) for step in path[1::2]]

@@ -1,0 +1,135 @@
+"""What RL-Zoo, Stable-Baselines' callbacks and the hub put beside an agent: statistics, arguments, settings.
+
+Sources in github.com/DLR-RM/rl-baselines3-zoo: rl_zoo3/exp_manager.py (`_save_config`, `save_trained_model`:
+`<folder>/<env>/vecnormalize.pkl`, `config.yml`, `args.yml`), rl_zoo3/utils.py (`get_saved_hyperparams`: what
+`normalize` means). stable_baselines3/common/callbacks.py, CheckpointCallback (`_checkpoint_path`);
+common/vec_env/vec_normalize.py for how statistics are used. On the hub the file is called vec_normalize.pkl.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ckpttool.layouts.canonical import Binding, Facts, Norm
+from ckpttool.leaf import Leaf, ValueLeaf
+from ckpttool.tree import Tree
+
+_STATISTICS = ("vecnormalize.pkl", "vec_normalize.pkl", "obs_rms.pkl")
+_SETTINGS = ("config.yml", "args.yml")
+_STEPS = re.compile(r"(.*)_(\d+_steps)")
+_RUN = re.compile(r"(.+)_\d+")
+# A plain id of an environment: what stands before a colon would be imported.
+_ENV = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+")
+_MISSING = "the observation statistics that training used (config.yml says normalize)"
+
+
+def companions(location: str) -> list[str]:
+    """Return the files that may tell more, the nearest first; statistics before what asks for them."""
+    folder, name = os.path.split(os.path.normpath(location))
+    stem = os.path.splitext(name)[0]
+    steps = _STEPS.fullmatch(stem)
+    own = [os.path.join(folder, f"{steps[1]}_vecnormalize_{steps[2]}.pkl")] if steps else []
+    folders = list(_folders(folder, stem))
+    names = (*_STATISTICS, *_SETTINGS)
+    return [*own, *(os.path.join(each, file) for file in names for each in folders)]
+
+
+def _folders(folder: str, stem: str) -> Iterator[str]:
+    yield os.path.join(folder, stem)
+    # logs/td3/Pendulum-v1_3/best_model.zip: statistics lie in .../Pendulum-v1_3/Pendulum-v1.
+    run = _RUN.fullmatch(os.path.basename(os.path.abspath(folder)))
+    if run is not None and run[1] != stem:
+        yield os.path.join(folder, run[1])
+    yield folder
+
+
+def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
+    """Return the binding with what one of the files says; the same object when it says nothing new."""
+    name = os.path.basename(file)
+    if name == _SETTINGS[0]:
+        return _configured(binding, tree)
+    if name == _SETTINGS[1]:
+        return _arguments(binding, tree)
+    return _normalised(binding, tree, name)
+
+
+def _normalised(binding: Binding, tree: Tree, name: str) -> Binding:
+    """Take the running statistics; `norm_obs` may say that observations were left as they are."""
+    if "norm" in binding.facts.said:
+        return binding
+    found = {shown: tree[path] for path, shown in tree.names.items()}
+    mean, var = (found.get(f"{at}{n}") for at, n in (("obs_rms/", "mean"), ("obs_rms/", "var")))
+    if mean is None and not any(shown.startswith(("obs_rms", "ret_rms")) for shown in found):
+        mean, var = found.get("mean"), found.get("var")
+    if _plain(found, "norm_obs") is False:
+        return _with(binding, binding.facts.read(name, norm=None))
+    if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
+        if any(shown.startswith("obs_rms/") for shown in found):
+            lacks = "how the parts of a Dict observation are normalised"
+            return _with(binding, binding.facts._replace(lacks=(*binding.facts.lacks, lacks)))
+        return binding
+    epsilon, clip = _plain(found, "epsilon"), _plain(found, "clip_obs")
+    norm = Norm(
+        mean,
+        var,
+        epsilon=float(epsilon) if isinstance(epsilon, int | float) else 1e-8,
+        clip=float(clip) if isinstance(clip, int | float) else 10.0,
+    )
+    return _with(binding, binding.facts.read(name, norm=norm))
+
+
+def _configured(binding: Binding, tree: Tree) -> Binding:
+    """Take from the hyperparameters whether statistics are needed, and what wraps the environment."""
+    found = {shown: tree[path] for path, shown in tree.names.items()}
+    lacks = list(binding.facts.lacks)
+    if _asks_for_statistics(found) and "norm" not in binding.facts.said:
+        lacks.append(_MISSING)
+    wrappers = [
+        leaf.value
+        for shown, leaf in found.items()
+        if shown.split("/")[0] == "env_wrapper" and isinstance(leaf, ValueLeaf) and leaf.value is not None
+    ]
+    lacks += [f"what training's wrapper {str(wrapper)[:80]} does to the environment" for wrapper in wrappers]
+    if lacks == list(binding.facts.lacks):
+        return binding
+    return _with(binding, binding.facts._replace(lacks=tuple(lacks)))
+
+
+def _asks_for_statistics(found: dict[str, Leaf | ValueLeaf]) -> bool:
+    # `normalize` is a truth value, or the text of a dict of VecNormalize's arguments.
+    told = _plain(found, "normalize")
+    if isinstance(told, str):
+        return re.search(r"norm_obs['\"]?\s*[:=]\s*False", told) is None
+    quiet = _plain(found, "normalize_kwargs/norm_obs") is False
+    return bool(told) and not quiet
+
+
+def _arguments(binding: Binding, tree: Tree) -> Binding:
+    """Take the environment's plain id; one that asks for an import, or for arguments, is not used."""
+    found = {shown: tree[path] for path, shown in tree.names.items()}
+    env = _plain(found, "env")
+    more = any(
+        shown.split("/")[0] == "env_kwargs" and isinstance(leaf, ValueLeaf) and leaf.value is not None
+        for shown, leaf in found.items()
+    )
+    if not isinstance(env, str) or _ENV.fullmatch(env) is None:
+        return binding
+    if more:
+        lacks = (
+            *binding.facts.lacks,
+            f"the environment: args.yml gives {env} arguments, which are not taken from a file",
+        )
+        return _with(binding, binding.facts._replace(lacks=lacks))
+    return _with(binding, binding.facts.read("args.yml", env=env))
+
+
+def _plain(found: dict[str, Leaf | ValueLeaf], name: str) -> object:
+    leaf = found.get(name)
+    return leaf.value if isinstance(leaf, ValueLeaf) else None
+
+
+def _with(binding: Binding, facts: Facts) -> Binding:
+    return replace(binding, facts=facts)

@@ -1,0 +1,92 @@
+"""What tests of RL libraries' layouts have in common: Adam's state, observations, the actions we make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ckpttool.agents.backends import numpy as backend
+from ckpttool.agents.components import policy_network, q_network, value_network, widths
+from ckpttool.ops.restore import Agent, restore
+from ckpttool.ops.wiring import Bounds, wire
+
+
+def mlp(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Linear layers with the activation between them."""
+    layers: list[nn.Module] = []
+    for n_in, n_out in pairwise(sizes):
+        layers += [nn.Linear(n_in, n_out), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def adam(parameters: Iterable[torch.Tensor], step: int = 7) -> dict[str, Any]:
+    """Return the state_dict of an Adam over the parameters, as torch.optim.Adam writes it."""
+    mine = list(parameters)
+    state = {
+        number: {
+            "step": torch.tensor(float(step)),
+            "exp_avg": torch.full_like(each, number),
+            "exp_avg_sq": torch.full_like(each, number + 0.5),
+        }
+        for number, each in enumerate(mine)
+    }
+    settings = {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
+    return {"state": state, "param_groups": [{**settings, "params": list(range(len(mine)))}]}
+
+
+def saved(folder: Path, name: str, value: Any) -> str:
+    """Save with torch and return the path."""
+    folder.mkdir(exist_ok=True, parents=True)
+    torch.save(value, folder / name)
+    return str(folder / name)
+
+
+def observations(size: int) -> np.ndarray:
+    """Return 120 observations [120, size]: ordinary, large, zero."""
+    generator = np.random.default_rng(5)
+    ordinary, large = generator.normal(size=(100, size)), 10 * generator.normal(size=(19, size))
+    return np.concatenate([ordinary, large, np.zeros((1, size))]).astype("f4")
+
+
+def seen(obs: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(obs)
+
+
+def opened(path: str, high: float = 1.0) -> tuple[Agent, Any]:
+    """Return the agent and its wiring, with an environment's bounds of +-high."""
+    agent = restore(path)
+    part = agent.part("actor") or agent.binding.parts[0]
+    size = widths(agent.tree, part)[1]
+    return agent, wire(agent, Bounds([-high] * size, [high] * size, "the test's"))[0]
+
+
+def actions(path: str, obs: np.ndarray, high: float = 1.0) -> np.ndarray:
+    """Return the actions that the checkpoint's policy takes."""
+    agent, wiring = opened(path, high)
+    part = agent.runnable("actor")
+    assert part is not None
+    return np.asarray(backend.build(policy_network(agent.tree, part, wiring)).step(obs)[0])
+
+
+def values(path: str, title: str, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
+    """Return what a critic or a value gives."""
+    agent, wiring = opened(path)
+    part = agent.runnable(title)
+    assert part is not None
+    if action is None:
+        return np.asarray(backend.build(value_network(agent.tree, part, wiring)).step(obs)[0])
+    network = q_network(agent.tree, part, wiring, obs.shape[1], action.shape[1])
+    return np.asarray(backend.build(network).step({"obs": obs, "action": action})[0])
+
+
+def close(found: np.ndarray, wanted: torch.Tensor, scale: float = 1.0) -> None:
+    """Demand equality to 1e-6 of the scale (that of the actions; of the outputs where they are larger)."""
+    expected = wanted.detach().numpy()
+    bound = 1e-6 * max(scale, float(np.abs(expected).max()))
+    assert np.abs(found.reshape(expected.shape) - expected).max() < bound

@@ -1,0 +1,81 @@
+"""Runs a checkpoint's networks with numpy, to be compared with the code of whoever wrote it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from ckpttool.agents.backends import numpy as backend
+from ckpttool.agents.components import Wiring, policy_network, q_network
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.recognise import recognise
+from ckpttool.ops.restore import Agent, restore
+from ckpttool.ops.wiring import Bounds, wire
+
+LOW, HIGH = (-2.0, -1.0), (2.0, 3.0)
+
+
+def observations(width: int = 3) -> np.ndarray:
+    """Zeros, ordinary and large observations, float32 [120, width]."""
+    generator = np.random.default_rng(0)
+    rows = [
+        np.zeros((1, width)),
+        generator.standard_normal((99, width)),
+        30 * generator.standard_normal((20, width)),
+    ]
+    return np.concatenate(rows).astype(np.float32)
+
+
+def wiring(agent: Agent, low: Sequence[float] = LOW, high: Sequence[float] = HIGH) -> Wiring:
+    return wire(agent, Bounds(low, high, "the test"))[0]
+
+
+def actions(path: object, low: Sequence[float] = LOW, high: Sequence[float] = HIGH) -> np.ndarray:
+    """Return the restored policy's actions on the observations; the bounds count if no file tells any."""
+    agent = restore(str(path))
+    part = agent.runnable("actor")
+    assert part is not None
+    return np.asarray(
+        backend.build(policy_network(agent.tree, part, wiring(agent, low, high))).step(observations())[0]
+    )
+
+
+def q_values(path: object, title: str = "critic/q1", width: int = 2) -> np.ndarray:
+    """Return the restored Q-function's values on the observations and on `chosen` actions, [120]."""
+    agent = restore(str(path))
+    part = agent.runnable(title)
+    assert part is not None
+    network = q_network(agent.tree, part, wiring(agent), 3, width)
+    found, _ = backend.build(network).step({"obs": observations(), "action": chosen(width)})
+    return np.asarray(found).reshape(-1)
+
+
+def chosen(width: int = 2) -> np.ndarray:
+    """Actions for Q-functions, float32 [120, width]."""
+    return np.random.default_rng(1).uniform(-1, 1, (120, width)).astype(np.float32)
+
+
+def same(one: np.ndarray, other: object) -> None:
+    """Assert that two results agree to 1e-6 of their scale."""
+    wanted = np.asarray(other)
+    np.testing.assert_allclose(
+        one, wanted.reshape(one.shape), rtol=0, atol=1e-6 * max(1.0, float(np.abs(wanted).max()))
+    )
+
+
+def recognised(path: object) -> Binding:
+    checkpoint = open_checkpoint(str(path))
+    binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path))
+    assert binding is not None
+    return binding
+
+
+def without_a_way(path: object) -> list[str]:
+    """Return the names of the leaves that the layout neither maps nor knows as saying nothing more."""
+    tree = open_checkpoint(str(path)).tree
+    binding = recognised(path)
+    used = {move.source for move in binding.moves.moves} | binding.consumed
+    return [tree.names[each] for each in tree if each not in used]

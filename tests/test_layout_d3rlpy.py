@@ -1,0 +1,344 @@
+"""d3rlpy's agents: files built as versions 2.0 and 2.8 save them, acted as plain torch acts."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ckpttool.errors import UnsupportedError, UsageError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts import td3_torch
+from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.recognise import recognise
+from ckpttool.leaf import display
+from ckpttool.mapping.plan import build
+from ckpttool.ops.restore import canonical_tree, restore
+from ckpttool.tree import Tree
+from tests.library_agents import actions, adam, close, observations, saved, seen, values
+from tests.test_format_d3rlpy import archive, written
+from tests.test_layouts import LayoutContract, networks, same
+
+OBS, ACT = 5, 3
+NONE = {"type": "none", "params": {}}
+ENCODER = {"type": "default", "params": {"activation": "relu"}}
+
+
+class Encoder(nn.Module):
+    """`VectorEncoder` of d3rlpy/models/torch/encoders.py: `_layers` since 2.3, `_fcs` before."""
+
+    def __init__(self, sizes: list[int], *, old: bool, act: nn.Module, norm: bool) -> None:
+        super().__init__()
+        pairs = list(pairwise(sizes))
+        if old:
+            self._fcs = nn.ModuleList([nn.Linear(*pair) for pair in pairs])
+        else:
+            layers = [[nn.Linear(*pair), act, *([nn.LayerNorm(pair[1])] if norm else [])] for pair in pairs]
+            self._layers = nn.Sequential(*(layer for each in layers for layer in each))
+        self.act = act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if hasattr(self, "_layers"):
+            return self._layers(x)  # type: ignore[no-any-return]
+        for layer in self._fcs:
+            x = self.act(layer(x))
+        return x
+
+
+class Head(nn.Module):
+    """A policy, a Q-function or a value: an encoder, and one layer after it."""
+
+    def __init__(self, inputs: int, outputs: int, last: str = "_fc", **how: Any) -> None:
+        super().__init__()
+        hidden = how.pop("hidden", [16, 8])
+        how = {"old": False, "act": nn.ReLU(), "norm": False, **how}
+        self._encoder = Encoder([inputs, *hidden], **how)
+        setattr(self, last, nn.Linear(hidden[-1], outputs))
+        if last == "_mu":
+            self._logstd = nn.Linear(hidden[-1], outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last = self._fc if hasattr(self, "_fc") else self._mu
+        return last(self._encoder(x))  # type: ignore[no-any-return]
+
+
+def critics(count: int = 2, outputs: int = 1, **how: Any) -> nn.ModuleList:
+    return nn.ModuleList([Head(OBS + ACT, outputs, **how) for _ in range(count)])
+
+
+def td3(*, old: bool = False, outputs: int = 1, **how: Any) -> tuple[dict[str, Any], Head, nn.ModuleList]:
+    """Return the state_dicts of a TD3 agent, its policy and its Q-functions."""
+    torch.manual_seed(0)
+    policy, target = Head(OBS, ACT, old=old, **how), Head(OBS, ACT, old=old, **how)
+    qs, slow = critics(outputs=outputs, old=old, **how), critics(outputs=outputs, old=old, **how)
+    optimizers = {"actor_optim": adam(policy.parameters()), "critic_optim": adam(qs.parameters())}
+    if old:
+        wrapped = {f"_{n}": {f"_q_funcs.{k}": v for k, v in m.state_dict().items()} for n, m in
+                   {"q_func": qs, "targ_q_func": slow}.items()}  # fmt: skip
+        named = {"_policy": policy.state_dict(), "_targ_policy": target.state_dict(), **wrapped}
+        return named | {f"_{name}": state for name, state in optimizers.items()}, policy, qs
+    modules = {"policy": policy, "targ_policy": target, "q_funcs": qs, "targ_q_funcs": slow}
+    later = {name: {"optim": state, "lr_scheduler": None} for name, state in optimizers.items()}
+    return {name: module.state_dict() for name, module in modules.items()} | later, policy, qs
+
+
+def config(kind: str = "td3", encoders: Any = (ENCODER, ENCODER), **params: Any) -> dict[str, Any]:
+    actor, critic = encoders
+    both = {"actor_encoder_factory": actor, "critic_encoder_factory": critic}
+    scalers = dict.fromkeys(("observation_scaler", "action_scaler", "reward_scaler"), NONE)
+    found = {**scalers, **both, **params}
+    return {"observation_shape": [OBS], "action_size": ACT, "config": {"type": kind, "params": found}}
+
+
+def d3(folder: Path, state: dict[str, Any], said: dict[str, Any]) -> str:
+    return written(folder / "agent.d3", torch=archive(state), config=json.dumps(said))
+
+
+class TestNew(LayoutContract):
+    name = "d3rlpy"
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Tree:
+        return open_checkpoint(saved(tmp_path, "model_100.pt", td3()[0])).tree
+
+
+class TestOld(LayoutContract):
+    name = "d3rlpy"
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Tree:
+        return open_checkpoint(saved(tmp_path, "model_100.pt", td3(old=True)[0])).tree
+
+
+def actor_of(binding: Binding) -> list[str]:
+    return networks(binding)["actor"]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_without_scalers_an_action_is_tanh(old: bool, tmp_path: Path) -> None:
+    state, policy, qs = td3(old=old)
+    path = d3(tmp_path, state, config())
+    obs = observations(OBS)
+    # Whatever the environment's bounds are: the file says that nothing scales.
+    close(actions(path, obs, high=5.0), torch.tanh(policy(seen(obs))))
+    action = np.random.default_rng(1).uniform(-1, 1, (len(obs), ACT)).astype("f4")
+    for number, q in enumerate(qs, start=1):
+        close(values(path, f"critic/q{number}", obs, action), q(torch.cat([seen(obs), seen(action)], 1)))
+    assert not restore(path).binding.facts.lacks
+
+
+MEAN, STD = [0.5, -1.0, 20.0, 0.0, 3.0], [1.0, 2.0, 0.5, 0.1, 4.0]
+LOW, HIGH = [-2.0, -1.0, 0.0], [2.0, 3.0, 0.5]
+
+
+@pytest.mark.parametrize("kind", ["standard", "min_max", "pixel"])
+def test_scalers_are_those_of_the_configuration(kind: str, tmp_path: Path) -> None:
+    state, policy, _ = td3()
+    params: dict[str, Any] = {
+        "standard": {"mean": MEAN, "std": STD, "eps": 1e-3},
+        "min_max": {"minimum": [-1.0] * OBS, "maximum": [4.0, 2.0, 3.0, 9.0, 1.5]},
+        "pixel": {},
+    }[kind]
+    scaler = {"type": "min_max", "params": {"minimum": LOW, "maximum": HIGH}}
+    path = d3(
+        tmp_path, state, config(observation_scaler={"type": kind, "params": params}, action_scaler=scaler)
+    )
+    obs = observations(OBS)
+    x = seen(obs)
+    if kind == "standard":
+        x = (x - torch.tensor(MEAN)) / (torch.tensor(STD) + 1e-3)
+    elif kind == "min_max":
+        low, high = (torch.tensor(params[name]) for name in ("minimum", "maximum"))
+        x = (x - low) / (high - low) * 2 - 1
+    else:
+        x = x / 255
+    low, high = torch.tensor(LOW), torch.tensor(HIGH)
+    close(actions(path, obs), (high - low) * ((torch.tanh(policy(x)) + 1) / 2) + low, 3.0)
+    known = restore(path).known
+    assert {known.provenance[name] for name in ("action_low", "obs_norm", "activations")} == {
+        "read from config"
+    }
+
+
+def test_a_params_json_says_as_much(tmp_path: Path) -> None:
+    state, policy, _ = td3()
+    path = saved(tmp_path, "model_100.pt", state)
+    assert restore(path).binding.facts.lacks == ("the action scaler", "the observation scaler")
+    scaler = {"type": "min_max", "params": {"minimum": LOW, "maximum": HIGH}}
+    (tmp_path / "params.json").write_text(json.dumps(config(action_scaler=scaler)))
+    agent = restore(path)
+    assert agent.notes == ("params.json was read",)
+    assert agent.known.action_high == HIGH
+    (tmp_path / "params.json").write_text('{"algorithm": "TD3", "scaler": null}')
+    assert not any("params.json" in note for note in restore(path).notes)
+    obs = observations(OBS)
+    close(actions(path, obs), torch.tanh(policy(seen(obs))))
+
+
+ACTIVATIONS = {
+    "tanh": ({"activation": "tanh"}, [torch.tanh, torch.tanh]),
+    "swish": ({"activation": "swish"}, [nn.functional.silu, nn.functional.silu]),
+    "last": ({"activation": "relu", "last_activation": "tanh"}, [torch.relu, torch.tanh]),
+    "none last": ({"activation": "relu", "exclude_last_activation": True}, [torch.relu, lambda x: x]),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_those_of_the_configuration(name: str, tmp_path: Path) -> None:
+    params, functions = ACTIVATIONS[name]
+    encoder = {"type": "vector", "params": {"hidden_units": [16, 8], **params}}
+    state, policy, _ = td3()
+    path = d3(tmp_path, state, config(encoders=(encoder, encoder)))
+    obs = observations(OBS)
+    first, second = (policy._encoder._layers[n] for n in (0, 2))
+    hidden = functions[1](second(functions[0](first(seen(obs)))))
+    close(actions(path, obs), torch.tanh(policy._fc(hidden)))
+
+
+def test_critics_with_other_activations_are_not_run_as_the_policy(tmp_path: Path) -> None:
+    other = {"type": "vector", "params": {"activation": "tanh"}}
+    agent = restore(d3(tmp_path, td3()[0], config(encoders=(ENCODER, other))))
+    assert agent.runnable("actor") is not None
+    with pytest.raises(UnsupportedError, match="tanh"):
+        agent.runnable("critic/q1")
+
+
+def sac(**more: Any) -> dict[str, Any]:
+    torch.manual_seed(1)
+    policy, qs = Head(OBS, ACT, "_mu"), critics()
+    state = {"policy": policy, "q_funcs": qs, "targ_q_funcs": critics()}
+    return {name: module.state_dict() for name, module in state.items()} | {
+        "log_temp": {"_parameter": torch.full((1, 1), -0.3)},
+        "actor_optim": adam(policy.parameters()),
+        "temp_optim": adam([torch.zeros(1, 1)]),
+        **more,
+    }
+
+
+def test_sac_acts_by_the_tanh_of_its_mean(tmp_path: Path) -> None:
+    state = sac()
+    path = d3(tmp_path, state, config("sac"))
+    obs = observations(OBS)
+    torch.manual_seed(1)
+    close(actions(path, obs), torch.tanh(Head(OBS, ACT, "_mu")(seen(obs))))
+    tree = open_checkpoint(path).tree
+    binding = recognise(tree, "agent.d3")
+    assert binding is not None
+    names = {display(move.target) for move in binding.moves.moves}
+    moment = "temperature_optimizer/m/log_alpha"
+    assert names >= {
+        "temperature/log_alpha",
+        "actor/log_std/kernel",
+        moment,
+        "actor_optimizer/v/log_std/bias",
+    }
+    assert not [name for name in binding.moves.assumed if "samples" in name]
+    canonical = canonical_tree(tree, binding.moves)
+    written_ = build(canonical, td3_torch.plan(binding, canonical, {}))
+    again = recognise(written_, "x.pt")
+    assert again is not None
+    back = canonical_tree(written_, again.moves)
+    assert all(same(back[p], leaf) for p, leaf in canonical.items() if p in back)
+    assert {p for p in canonical if p not in back} == set()
+
+
+def test_iql_has_a_value_and_one_deviation(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    policy, value = Head(OBS, ACT, "_mu"), Head(OBS, 1)
+    state = {k: v for k, v in policy.state_dict().items() if not k.startswith("_logstd")}
+    file = {
+        "policy": {"_logstd": torch.zeros(1, ACT), **state},
+        "q_funcs": critics().state_dict(),
+        "targ_q_funcs": critics().state_dict(),
+        "value_func": value.state_dict(),
+    }
+    path = d3(tmp_path, file, config("iql", value_encoder_factory=ENCODER))
+    obs = observations(OBS)
+    close(values(path, "value", obs), value(seen(obs)))
+    assert "actor/log_std" in {display(m.target) for m in restore(path).binding.moves.moves}
+
+
+@pytest.mark.parametrize("last", ["_fc", "_mu"])
+def test_an_imitator_alone_is_a_policy(last: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    policy = Head(OBS, ACT, last)
+    file = {
+        "imitator": policy.state_dict(),
+        "optim": {"optim": adam(policy.parameters()), "lr_scheduler": None},
+    }
+    said = config("bc", encoder_factory=ENCODER)
+    path = d3(tmp_path, file, said)
+    obs = observations(OBS)
+    close(actions(path, obs), torch.tanh(policy(seen(obs))))
+
+
+def test_who_samples_actions_is_said_to(tmp_path: Path) -> None:
+    # CRR: a target of a Gaussian policy, no temperature. BEAR: a decoder beside a Gaussian policy.
+    state = sac()
+    crr = {name: each for name, each in state.items() if name not in ("log_temp", "temp_optim")}
+    for more in (
+        {**crr, "targ_policy": sac()["policy"]},
+        {**state, "vae_decoder": Head(7, ACT).state_dict()},
+    ):
+        assumed = restore(saved(tmp_path, "m.pt", more)).binding.moves.assumed
+        assert assumed == (
+            "the policy's mean acts: d3rlpy samples actions and takes the one of the highest value",
+        )
+
+
+def test_a_policy_before_a_decoder_is_no_actor(tmp_path: Path) -> None:
+    state, _, _ = td3()
+    path = saved(tmp_path, "m.pt", {**state, "vae_decoder": Head(7, ACT).state_dict()})
+    with pytest.raises(UnsupportedError, match="decoder"):
+        restore(path).runnable("actor")
+
+
+def test_discrete_actions_are_no_agent(tmp_path: Path) -> None:
+    state, _, _ = td3()
+    state["q_funcs"] = nn.ModuleList([Head(OBS, ACT)]).state_dict()
+    assert recognise(open_checkpoint(saved(tmp_path, "m.pt", state)).tree, "m.pt") is None
+    path = d3(tmp_path, td3()[0], config("discrete_bc"))
+    with pytest.raises(UsageError, match="no layout"):
+        restore(path)
+
+
+@pytest.mark.parametrize("outputs", [OBS + ACT, 4])
+def test_quantiles_are_no_value_and_stay_apart(outputs: int, tmp_path: Path) -> None:
+    tree = open_checkpoint(saved(tmp_path, "m.pt", td3(outputs=outputs)[0])).tree
+    binding = recognise(tree, "m.pt")
+    assert binding is not None
+    assert f"critic/q1 gives {outputs} numbers of a distribution, not a value" in binding.moves.notes
+    agent = canonical_tree(tree, binding.moves)
+    again = recognise(build(agent, td3_torch.plan(binding, agent, {})), "x.pt")
+    assert again is not None
+    assert [part.title for part in again.parts] == [part.title for part in binding.parts]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "_encoder._cnn_layers.0.weight",
+        "_encoder._layers.2.running_mean",
+        "_encoder._layers.1._layers.0.weight",
+    ],
+)
+def test_networks_of_other_kinds_are_not_run(extra: str, tmp_path: Path) -> None:
+    state, _, _ = td3()
+    state["policy"][extra] = torch.zeros((4, 3, 8, 8) if "cnn" in extra else (16,))
+    with pytest.raises(UnsupportedError, match=r"convolutions|batch norm|residual"):
+        restore(saved(tmp_path, "m.pt", state)).runnable("actor")
+
+
+def test_a_norm_after_the_activation_is_not_run_before_it(tmp_path: Path) -> None:
+    state, _, _ = td3()
+    state["q_funcs"] = critics(norm=True).state_dict()
+    agent = restore(saved(tmp_path, "m.pt", state))
+    assert agent.runnable("actor") is not None
+    with pytest.raises(UnsupportedError, match="layer norm after"):
+        agent.runnable("critic/q1")

@@ -1,0 +1,127 @@
+"""ElegantRL's networks: whole modules and state_dicts with its statistics, acted as plain torch acts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ckpttool.errors import UnsupportedError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts.recognise import recognise
+from ckpttool.leaf import display
+from ckpttool.ops.restore import restore
+from tests.library_agents import actions, close, mlp, observations, saved, seen
+from tests.pickles import importable
+
+OBS, ACT = 4, 2
+
+
+class _Network(nn.Module):
+    """`ActorBase` and `CriticBase` of elegantrl/agents/net.py."""
+
+    def __init__(self, *, value: bool = False) -> None:
+        super().__init__()
+        self.state_avg = nn.Parameter(torch.tensor([0.5, -1, 2, 0]), requires_grad=False)
+        self.state_std = nn.Parameter(torch.tensor([1, 2, 0.5, 3]), requires_grad=False)
+        if value:
+            self.value_avg = nn.Parameter(torch.zeros(1), requires_grad=False)
+            self.value_std = nn.Parameter(torch.ones(1), requires_grad=False)
+
+
+class Actor(_Network):
+    def __init__(self, activation: type[nn.Module] = nn.ReLU) -> None:
+        super().__init__()
+        self.net = mlp(OBS, 16, 8, ACT, activation=activation)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.net((obs - self.state_avg) / self.state_std))
+
+
+class ActorPPO(Actor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_std_log = nn.Parameter(torch.zeros(1, ACT))
+
+
+class ActorDiscretePPO(Actor):
+    pass
+
+
+class ActorSAC(_Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net_s = nn.Sequential(*mlp(OBS, 16, 8), nn.ReLU())
+        self.net_a = nn.Linear(8, 2 * ACT)
+
+
+class Critic(_Network):
+    def __init__(self, inputs: int) -> None:
+        super().__init__(value=True)
+        self.net = mlp(inputs, 8, 1)
+
+
+for _kind in (Actor, ActorPPO, ActorDiscretePPO, ActorSAC, Critic):
+    _kind.__module__, _kind.__qualname__ = "elegantrl.agents.net", _kind.__name__
+
+
+def whole(folder: Path, module: nn.Module, name: str = "act.pth") -> str:
+    with importable(type(module)):
+        return saved(folder, name, module)
+
+
+@pytest.mark.parametrize("kind", [Actor, ActorPPO])
+def test_an_actor_is_normalised_and_squashed(kind: type[Actor], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    actor = kind()
+    obs = observations(OBS)
+    for path in (whole(tmp_path, actor), saved(tmp_path, "sd.pth", actor.state_dict())):
+        close(actions(path, obs), actor(seen(obs)))
+        assert restore(path).binding.layout == "elegantrl"
+        assert restore(path).binding.facts.lacks == ("the action bounds",)
+
+
+def test_the_module_says_its_activations(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    actor = Actor(nn.SiLU)
+    path = whole(tmp_path, actor, "actor__000000001024.pt")
+    obs = observations(OBS)
+    close(actions(path, obs), actor(seen(obs)))
+    assert restore(path).known.provenance["activations"] == "read from net"
+
+
+def test_every_tensor_of_a_policy_has_a_place(tmp_path: Path) -> None:
+    tree = open_checkpoint(whole(tmp_path, ActorPPO())).tree
+    binding = recognise(tree, "act.pth")
+    assert binding is not None
+    moved = {move.source for move in binding.moves.moves}
+    assert set(tree) == moved | binding.consumed
+    assert {display(move.target) for move in binding.moves.moves} >= {
+        "normalizer/mean",
+        "normalizer/std",
+        "actor/log_std",
+    }
+
+
+@pytest.mark.parametrize(("inputs", "title"), [(OBS + ACT, "critic/q1"), (OBS, "value")])
+def test_a_critic_is_known_by_its_inputs(inputs: int, title: str, tmp_path: Path) -> None:
+    path = whole(tmp_path, Critic(inputs), "cri.pth")
+    agent = restore(path)
+    assert [part.title for part in agent.binding.parts] == [title]
+    with pytest.raises(UnsupportedError, match="value_avg"):
+        agent.runnable(title)
+
+
+@pytest.mark.parametrize("module", [ActorSAC, ActorDiscretePPO])
+def test_what_is_made_of_the_last_layer_otherwise_is_not_played(
+    module: type[nn.Module], tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match="cannot be run"):
+        restore(whole(tmp_path, module())).runnable("actor")
+
+
+def test_a_sequential_alone_is_nobodys(tmp_path: Path) -> None:
+    path = saved(tmp_path, "actor.pth", {f"net.{k}": v for k, v in mlp(OBS, 8, ACT).state_dict().items()})
+    assert recognise(open_checkpoint(path).tree, "actor.pth") is None

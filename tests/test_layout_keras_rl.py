@@ -1,0 +1,126 @@
+"""keras-rl's DDPG: two files under one name, or one of them, HDF5 or a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import NotFoundError, UnsupportedError, UsageError
+from ckpttool.formats import keras_rl
+from ckpttool.formats.probe import Probe
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.ops.evaluate import Protocol, evaluate
+from ckpttool.ops.restore import restore
+from tests import restored
+from tests.conftest import CORPUS
+from tests.restored import observations, q_values, recognised, same, without_a_way
+from tests.tensorflow_agents import Arrays, layers, run, tensorflow_tree, written
+from tests.test_formats import FormatContract
+
+h5py = pytest.importorskip("h5py")
+REAL = CORPUS / "tf" / "keras_h5" / "yosider_kerasrl"
+
+ACTOR, CRITIC = (3, 16, 16, 2), (5, 8, 8, 1)
+
+
+def names(widths: tuple[int, ...], kind: str) -> list[str]:
+    first = {"dense_{}": 1 if widths is ACTOR else 4, "layer_with_weights-{}": 0}[kind]
+    return [kind.format(first + number) for number in range(len(widths) - 1)]
+
+
+def hdf5(arrays: Arrays, path: Path) -> None:
+    """Write the weights as Keras 2 does, `dense_1/dense_1/kernel:0`."""
+    with h5py.File(path, "w") as file:
+        by_layer: dict[str, list[str]] = {}
+        for name in arrays:
+            by_layer.setdefault(name.split("/")[0], []).append(f"{name}:0")
+        file.attrs["layer_names"] = [layer.encode() for layer in by_layer]
+        for layer, mine in by_layer.items():
+            group = file.create_group(layer)
+            group.attrs["weight_names"] = [name.encode() for name in mine]
+            for name in mine:
+                group[name] = arrays[name.removesuffix(":0")]
+
+
+def agent(folder: Path, kind: str = "dense_{}") -> tuple[str, Arrays]:
+    """Write both files, as HDF5 or as tf.keras does; return the name that `save_weights` was given."""
+    found: Arrays = {}
+    for member, widths in (("actor", ACTOR), ("critic", CRITIC)):
+        arrays = layers(names(widths, kind), widths)
+        path = folder / f"ddpg_weights_{member}.h5f"
+        if kind == "dense_{}":
+            hdf5(arrays, path)
+        else:
+            written(tensorflow_tree(arrays), path)
+        found |= {f"{member}/{name}": array for name, array in arrays.items()}
+    return str(folder / "ddpg_weights.h5f"), found
+
+
+class TestKerasRl(FormatContract):
+    module = keras_rl
+
+    def make(self, folder: Path) -> str:
+        return agent(folder, "layer_with_weights-{}")[0]
+
+
+@pytest.mark.parametrize("kind", ["dense_{}", "layer_with_weights-{}"])
+def test_the_actors_output_is_the_action(kind: str, tmp_path: Path) -> None:
+    path, arrays = agent(tmp_path, kind)
+    last = run(arrays, [f"actor/{name}" for name in names(ACTOR, kind)], observations())
+    for place in (path, path.removesuffix(".h5f"), path.replace(".h5f", "_actor.h5f")):
+        same(restored.actions(place), last)
+        assert without_a_way(place) == []
+        assert restore(place).notes == (
+            "nothing tells the activations",
+            "nothing tells what the model makes of its last layer",
+        )
+    found = {part.title: [layer.kind for layer in part.layers] for part in recognised(path).parts}
+    assert found == {"actor": ["dense"] * 3, "critic/q1": ["dense"] * 3}
+
+
+def test_a_critic_is_not_run(tmp_path: Path) -> None:
+    path, _ = agent(tmp_path)
+    for place in (path, path.replace(".h5f", "_critic.h5f")):
+        with pytest.raises(
+            UnsupportedError, match="the order in which the model joins observation and action"
+        ):
+            q_values(place)
+
+
+def test_one_file_alone_is_no_set(tmp_path: Path) -> None:
+    path, _ = agent(tmp_path)
+    Path(path.replace(".h5f", "_critic.h5f")).unlink()
+    assert keras_rl.claims(Probe(path)) is None
+    with pytest.raises(NotFoundError):
+        open_checkpoint(path)
+
+
+def test_a_file_of_that_name_wins(tmp_path: Path) -> None:
+    path, _ = agent(tmp_path)
+    hdf5(layers(["dense"], (3, 2)), Path(path))
+    assert open_checkpoint(path).format == "keras_h5"
+
+
+def test_a_folder_is_no_member(tmp_path: Path) -> None:
+    path, _ = agent(tmp_path)
+    critic = Path(path.replace(".h5f", "_critic.h5f"))
+    critic.unlink()
+    critic.mkdir()
+    assert keras_rl.claims(Probe(path)) is None
+
+
+def test_files_called_otherwise_are_nobodys(tmp_path: Path) -> None:
+    hdf5(layers(names(ACTOR, "dense_{}"), ACTOR), tmp_path / "model.h5f")
+    with pytest.raises(UsageError, match="no layout"):
+        restore(str(tmp_path / "model.h5f"))
+
+
+@pytest.mark.corpus
+def test_an_agent_of_a_public_run_plays() -> None:
+    path = str(REAL / "ddpg_Pendulum-v0_weights.h5f")
+    assert len(open_checkpoint(path).tree) == 16
+    found = evaluate(path, "Pendulum-v1", Protocol(episodes=10))
+    # The example's agent: a random one has -1200, a good one -150.
+    assert np.mean(found.rollout.returns) > -300

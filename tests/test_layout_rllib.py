@@ -1,0 +1,132 @@
+"""RLlib's new API stack: the networks of an RLModule in a checkpoint's folder, and what its arguments say."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.agents.backends import numpy as backend
+from ckpttool.agents.components import Wiring, policy_network
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts import rllib
+from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.recognise import recognise
+from ckpttool.ops.restore import networks
+from ckpttool.tree import Tree
+from tests.test_layouts import LayoutContract, torch_tree
+from tests.trees import torch_dense
+
+OBS, ACT, HIDDEN = 3, 2, 8
+MODULE = "learner_group/learner/rl_module/default_policy"
+
+
+def module(layers: dict[str, tuple[int, int]], *, head: int = 0) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(1)
+    found: dict[str, np.ndarray] = {}
+    for name, sizes in layers.items():
+        found |= torch_dense(generator, name, *sizes)
+    if head:
+        found["pi.log_std_clip_param_const"] = np.full(1, 20, np.float32)
+    return {f"{MODULE}/{name}": array for name, array in found.items()}
+
+
+def mlp(name: str, inputs: int) -> dict[str, tuple[int, int]]:
+    return {f"{name}.net.mlp.0": (inputs, HIDDEN), f"{name}.net.mlp.2": (HIDDEN, HIDDEN)}
+
+
+def sac() -> Tree:
+    layers = {**mlp("pi_encoder", OBS), "pi.net.mlp.0": (HIDDEN, 2 * ACT)}
+    for q in ("qf", "qf_twin", "target_qf", "target_qf_twin"):
+        layers |= {**mlp(f"{q}_encoder", OBS + ACT), f"{q}.net.mlp.0": (HIDDEN, 1)}
+    return torch_tree({**module(layers, head=1), "algorithm_state/training_iteration": 3})
+
+
+def ppo(*, shared: bool = False) -> Tree:
+    actor = "encoder.encoder" if shared else "encoder.actor_encoder"
+    layers = {**mlp(actor, OBS), "pi.net.mlp.0": (HIDDEN, 2 * ACT)}
+    if not shared:
+        layers |= {**mlp("encoder.critic_encoder", OBS), "vf.net.mlp.0": (HIDDEN, 1)}
+    return torch_tree({**module(layers)})
+
+
+class TestSac(LayoutContract):
+    name = "rllib"
+
+    @pytest.fixture
+    def tree(self) -> Tree:
+        return sac()
+
+
+class TestPpo(LayoutContract):
+    name = "rllib"
+
+    @pytest.fixture
+    def tree(self) -> Tree:
+        return ppo()
+
+
+def bound(tree: Tree) -> Binding:
+    binding = recognise(tree, "folder")
+    assert binding is not None
+    return binding
+
+
+def played(tree: Tree, obs: np.ndarray) -> np.ndarray:
+    binding = bound(tree)
+    facts = binding.facts
+    part = next(part for part in binding.parts if part.acts)
+    wiring = Wiring(facts.activations or (facts.hidden,), facts.head, 1e-5, (-2.0, 0.0), (2.0, 3.0))
+    actions, _ = backend.build(policy_network(networks(tree, binding), part, wiring)).step(obs)
+    return actions
+
+
+@pytest.mark.parametrize("tree", [sac(), ppo(), ppo(shared=True)], ids=["sac", "ppo", "shared encoder"])
+def test_the_mean_is_the_first_half_of_the_last_layer(tree: Tree) -> None:
+    arrays = {tree.names[path].removeprefix(f"{MODULE}/"): found.array() for path, found in tree.tensors()}
+    obs = np.random.default_rng(0).normal(size=(20, OBS)).astype(np.float32) * 3
+    x, names = obs, list(dict.fromkeys(n.rpartition("/")[0] for n in arrays))
+    first, second = (
+        n for n in names if "encoder" in n and n.startswith(("pi_enc", "encoder/a", "encoder/e"))
+    )
+    for name in (first, second):
+        x = np.tanh(x @ arrays[f"{name}/weight"].T + arrays[f"{name}/bias"])
+    mean = (x @ arrays["pi/net/mlp/0/weight"].T + arrays["pi/net/mlp/0/bias"])[:, :ACT]
+    squashed = np.tanh(mean) if any("pi_encoder" in n for n in names) else np.clip(mean, -1, 1)
+    low, high = np.asarray([-2.0, 0.0]), np.asarray([2.0, 3.0])
+    np.testing.assert_allclose(played(tree, obs), low + (squashed + 1) / 2 * (high - low), atol=1e-5)
+
+
+def test_hidden_layers_of_the_head_are_relu() -> None:
+    layers = {**mlp("pi_encoder", OBS), "pi.net.mlp.0": (HIDDEN, HIDDEN), "pi.net.mlp.2": (HIDDEN, 2 * ACT)}
+    assert bound(torch_tree(module(layers))).facts.activations == ("tanh", "tanh", "relu")
+
+
+def test_the_arguments_tell_bounds_and_activation(tmp_path: Path) -> None:
+    folder = tmp_path.joinpath(*MODULE.split("/"))
+    folder.mkdir(parents=True)
+    space = {"low": np.asarray([-2, 0], np.float32), "high": np.asarray([2, 3], np.float32)}
+    said = {"kwargs": {"action_space": space, "model_config": {"fcnet_activation": "silu"}}}
+    (file := folder / "class_and_ctor_args.pkl").write_bytes(pickle.dumps(said, 2))
+    assert rllib.companions(str(tmp_path)) == [str(file)]
+    binding = rllib.told_by(bound(sac()), str(file), open_checkpoint(str(file)).tree)
+    assert (binding.facts.action_low, binding.facts.action_high) == ((-2.0, 0.0), (2.0, 3.0))
+    assert (binding.facts.hidden, binding.facts.said["hidden"]) == ("silu", "class_and_ctor_args.pkl")
+
+
+def test_arguments_that_say_nothing_change_nothing() -> None:
+    binding = bound(sac())
+    assert rllib.told_by(binding, "x", torch_tree({"a": 1})) is binding
+    assert rllib.companions("/nowhere") == ()
+
+
+def test_several_modules_are_no_single_agent() -> None:
+    tree = sac()
+    more = {path: replace(leaf, key=f"2{leaf.key}") for path, leaf in tree.tensors()}
+    other = torch_tree(
+        {name.replace("default_policy", "other"): np.zeros(1, "f4") for name in tree.names.values()}
+    )
+    assert recognise(Tree({**more, **other.leaves}), "folder") is None

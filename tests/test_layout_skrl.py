@@ -1,0 +1,161 @@
+"""skrl's agents: files built as skrl saves them, acted as plain torch acts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts.recognise import recognise
+from ckpttool.ops.restore import restore
+from ckpttool.tree import Tree
+from tests.library_agents import actions, adam, close, mlp, observations, saved, seen, values
+from tests.test_layouts import LayoutContract, networks
+
+OBS, ACT, HIGH = 5, 2, 2.0
+
+
+class Policy(nn.Module):
+    """The deterministic model of skrl's examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear_layer_1 = nn.Linear(OBS, 16)
+        self.linear_layer_2 = nn.Linear(16, 8)
+        self.action_layer = nn.Linear(8, ACT)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.linear_layer_2(torch.relu(self.linear_layer_1(obs))))
+        return HIGH * torch.tanh(self.action_layer(hidden))
+
+
+class Critic(nn.Module):
+    def __init__(self, inputs: int = OBS + ACT, activation: type[nn.Module] = nn.ReLU) -> None:
+        super().__init__()
+        self.net = mlp(inputs, 12, 6, 1, activation=activation)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.net(torch.cat(inputs, dim=1))  # type: ignore[no-any-return]
+
+
+class Gaussian(nn.Module):
+    """What skrl's model instantiators make; with `value` the shared model of both roles."""
+
+    def __init__(self, *, value: bool = False) -> None:
+        super().__init__()
+        self.net_container = nn.Sequential(nn.Linear(OBS, 16), nn.ELU(), nn.Linear(16, 8), nn.ELU())
+        self.policy_layer = nn.Linear(8, ACT)
+        self.log_std_parameter = nn.Parameter(torch.full((ACT,), -0.5))
+        if value:
+            self.value_layer = nn.Linear(8, 1)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.policy_layer(self.net_container(obs))  # type: ignore[no-any-return]
+
+
+def scaler(size: int = OBS) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return {
+        "running_mean": torch.randn(size, generator=generator, dtype=torch.float64),
+        "running_variance": torch.rand(size, generator=generator, dtype=torch.float64) * 3 + 0.1,
+        "current_count": torch.tensor(512.0, dtype=torch.float64),
+    }
+
+
+def scaled(obs: np.ndarray) -> torch.Tensor:
+    """RunningStandardScaler._compute of skrl/resources/preprocessors/torch/running_standard_scaler.py."""
+    of = scaler()
+    deviation = torch.sqrt(of["running_variance"].float()) + 1e-8
+    return torch.clamp((seen(obs) - of["running_mean"].float()) / deviation, -5.0, 5.0)
+
+
+def td3(*, ddpg: bool = False) -> tuple[dict[str, Any], dict[str, nn.Module]]:
+    torch.manual_seed(0)
+    numbers = [""] if ddpg else ["_1", "_2"]
+    models: dict[str, nn.Module] = {"policy": Policy(), "target_policy": Policy()}
+    models |= {f"{which}critic{n}": Critic() for which in ("", "target_") for n in numbers}
+    trained = [p for n in numbers for p in models[f"critic{n}"].parameters()]
+    optimizers = {"policy_optimizer": adam(models["policy"].parameters()), "critic_optimizer": adam(trained)}
+    return {name: model.state_dict() for name, model in models.items()} | optimizers, models
+
+
+def ppo(model: nn.Module, value: nn.Module) -> dict[str, Any]:
+    return {
+        "policy": model.state_dict(),
+        "value": value.state_dict(),
+        "optimizer": adam([*model.parameters(), *value.parameters()]),
+        "value_preprocessor": scaler(1),
+    }
+
+
+class TestTD3(LayoutContract):
+    name = "skrl"
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Tree:
+        return open_checkpoint(saved(tmp_path, "agent_100.pt", td3()[0])).tree
+
+
+class TestDDPG(LayoutContract):
+    name = "skrl"
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Tree:
+        return open_checkpoint(saved(tmp_path, "best_agent.pt", td3(ddpg=True)[0])).tree
+
+
+@pytest.mark.parametrize("preprocessor", [None, "state_preprocessor", "observation_preprocessor"])
+def test_td3_acts_and_judges_as_torch_does(preprocessor: str | None, tmp_path: Path) -> None:
+    file, models = td3()
+    obs = observations(OBS)
+    given = seen(obs)
+    if preprocessor is not None:
+        file[preprocessor], given = scaler(), scaled(obs)
+    path = saved(tmp_path, "agent_100.pt", file)
+    close(actions(path, obs, HIGH), models["policy"](given), HIGH)
+    action = np.random.default_rng(1).uniform(-HIGH, HIGH, (len(obs), ACT)).astype("f4")
+    for number in (1, 2):
+        wanted = models[f"critic_{number}"](given, seen(action))
+        close(values(path, f"critic/q{number}", obs, action), wanted)
+
+
+def test_ppo_acts_by_its_mean(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model, value = Gaussian(), Critic(OBS, nn.ELU)
+    path = saved(tmp_path, "agent.pt", ppo(model, value) | {"state_preprocessor": scaler()})
+    obs = observations(OBS)
+    close(actions(path, obs), model(scaled(obs)))
+    close(values(path, "value", obs), value(scaled(obs)))
+    agent = restore(path)
+    assert agent.known.head == "identity"
+    assert "what the model makes of its last layer" in agent.binding.facts.lacks
+    assert str(agent.known.provenance["head"]).startswith("assumed")
+
+
+def test_one_model_of_both_roles_is_its_policy(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    model = Gaussian(value=True)
+    path = saved(tmp_path, "agent.pt", ppo(model, model))
+    obs = observations(OBS)
+    close(actions(path, obs), model(seen(obs)))
+    binding = restore(path).binding
+    assert networks(binding) == {"actor": ["net_container/0", "net_container/2", "policy_layer"]}
+
+
+def test_the_deviation_and_statistics_are_carried(tmp_path: Path) -> None:
+    path = saved(tmp_path, "agent.pt", ppo(Gaussian(), Critic(OBS)) | {"observation_preprocessor": scaler()})
+    tree = open_checkpoint(path).tree
+    binding = recognise(tree, "agent.pt")
+    assert binding is not None
+    targets = {"/".join(str(step.value) for step in move.target) for move in binding.moves.moves}
+    assert targets >= {"actor/log_std", "normalizer/mean", "normalizer/var", "normalizer/count"}
+
+
+def test_names_alone_are_no_agent_of_skrl(tmp_path: Path) -> None:
+    path = saved(tmp_path, "x.pt", {"policy": Policy().state_dict(), "steps": 3})
+    assert recognise(open_checkpoint(path).tree, "x.pt") is None

@@ -1,0 +1,244 @@
+"""Spinning Up's whole modules and TF1 saves: read without their classes, run as these run."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import UnsupportedError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts import spinningup
+from ckpttool.leaf import display
+from ckpttool.ops.convert import convert
+from ckpttool.ops.restore import canonical_tree, restore
+from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way
+from tests.trees import dense, tensorflow_tree
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+LIMIT = np.float32(2.0)
+
+
+def mlp(sizes: list[int], activation: Any, output: Any = nn.Identity) -> Any:
+    """As in core.py of every algorithm: Linear and activation by turns, the output's too."""
+    steps = []
+    for number, (n_in, n_out) in enumerate(pairwise(sizes)):
+        steps += [nn.Linear(n_in, n_out), activation() if number < len(sizes) - 2 else output()]
+    return nn.Sequential(*steps)
+
+
+class MLPActor(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self, activation: Any, output: Any = nn.Tanh) -> None:
+        super().__init__()
+        self.pi = mlp([3, 16, 8, 2], activation, output)
+        self.act_limit = LIMIT
+
+    def forward(self, obs: Any) -> Any:
+        return self.act_limit * self.pi(obs)
+
+
+class SquashedGaussianMLPActor(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.net = mlp([3, 16, 8], activation, activation)
+        self.mu_layer, self.log_std_layer = nn.Linear(8, 2), nn.Linear(8, 2)
+        self.act_limit = LIMIT
+
+    def forward(self, obs: Any) -> Any:
+        return self.act_limit * torch.tanh(self.mu_layer(self.net(obs)))
+
+
+class MLPGaussianActor(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.log_std = nn.Parameter(torch.full((2,), -0.5))
+        self.mu_net = mlp([3, 16, 8, 2], activation)
+
+    def forward(self, obs: Any) -> Any:
+        return self.mu_net(obs)
+
+
+class MLPCategoricalActor(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.logits_net = mlp([3, 16, 8, 4], activation)
+
+
+class MLPQFunction(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.q = mlp([5, 16, 8, 1], activation)
+
+    def forward(self, obs: Any, act: Any) -> Any:
+        return self.q(torch.cat([obs, act], dim=-1)).squeeze(-1)
+
+
+class MLPCritic(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.v_net = mlp([3, 16, 8, 1], activation)
+
+
+class MLPActorCritic(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self, pi: Any, **critics: Any) -> None:
+        super().__init__()
+        self.pi = pi
+        for name, critic in critics.items():
+            setattr(self, name, critic)
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The classes as those of a package that nobody has when the file is read."""
+    name = "spinup.algos.pytorch.td3.core"
+    packages = [name.rsplit(".", cut)[0] for cut in range(5)]
+    for package in packages:
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    for made in (
+        MLPActor,
+        SquashedGaussianMLPActor,
+        MLPGaussianActor,
+        MLPCategoricalActor,
+        MLPQFunction,
+        MLPCritic,
+        MLPActorCritic,
+    ):
+        monkeypatch.setattr(made, "__module__", name)
+        setattr(sys.modules[name], made.__name__, made)
+    return name
+
+
+def saved(run_folder: Path, agent: Any, *, old: bool = False) -> Path:
+    """As logx.py saves it, below a run's folder with what lies beside it."""
+    path = run_folder / "pyt_save" / "model.pt"
+    path.parent.mkdir(parents=True)
+    with warnings.catch_warnings():
+        # The stream keeps the classes' source where it finds it.
+        warnings.simplefilter("ignore", UserWarning)
+        torch.save(agent, path, _use_new_zipfile_serialization=not old)
+    (run_folder / "config.json").write_text('{"exp_name": "test"}')
+    return path
+
+
+def run(module: Any, *inputs: np.ndarray) -> Any:
+    with torch.no_grad():
+        return module(*map(torch.as_tensor, inputs))
+
+
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "stream"])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.ELU, nn.SiLU, nn.LeakyReLU])
+@pytest.mark.parametrize("policy", [MLPActor, SquashedGaussianMLPActor])
+def test_a_whole_module_acts_as_its_classes_do(
+    tmp_path: Path, policy: Any, activation: Any, old: bool
+) -> None:
+    torch.manual_seed(0)
+    agent = MLPActorCritic(policy(activation), q1=MLPQFunction(activation), q2=MLPQFunction(activation))
+    path = saved(tmp_path, agent, old=old)
+    assert recognised(path).layout == "spinningup"
+    assert not without_a_way(path)
+    same(actions(path), run(agent.pi, observations()))
+    same(q_values(path, "critic/q2"), run(agent.q2, observations(), chosen()))
+    known = restore(str(path)).known
+    assert known.provenance["action_high"] == "read from act_limit"
+    assert known.provenance["activations"].startswith("read from pi.")
+    assert known.action_high == [2.0, 2.0]
+
+
+@pytest.mark.usefixtures("core")
+def test_the_folder_of_a_run_stands_for_its_model(tmp_path: Path) -> None:
+    path = saved(tmp_path, MLPActorCritic(MLPActor(nn.ReLU), q=MLPQFunction(nn.ReLU)))
+    for place in (tmp_path, path.parent, path):
+        assert open_checkpoint(str(place)).path == str(path)
+
+
+@pytest.mark.usefixtures("core")
+def test_a_ppo_agent_acts_by_its_mean(tmp_path: Path) -> None:
+    agent = MLPActorCritic(MLPGaussianActor(nn.Tanh), v=MLPCritic(nn.Tanh))
+    path = saved(tmp_path, agent)
+    assert not without_a_way(path)
+    same(actions(path), run(agent.pi, observations()))
+    assert [part.title for part in recognised(path).parts] == ["actor", "value"]
+
+
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize(
+    "policy",
+    [
+        MLPCategoricalActor(nn.Tanh),
+        MLPActor(nn.PReLU),
+        MLPActor(nn.ReLU, nn.Sigmoid),
+        MLPActor(lambda: nn.ELU(0.5)),
+    ],
+    ids=["discrete", "prelu", "another output", "elu of another slope"],
+)
+def test_what_cannot_be_run_is_said(tmp_path: Path, policy: Any) -> None:
+    path = saved(tmp_path, MLPActorCritic(policy, q=MLPQFunction(nn.ReLU)))
+    with pytest.raises(UnsupportedError, match="cannot be run yet"):
+        actions(path)
+
+
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize("limit", [torch.ones(2), [1.0, 2.0], -1.0, float("inf"), 10**400, "2"], ids=repr)
+def test_a_limit_that_is_no_number_is_said(tmp_path: Path, limit: object) -> None:
+    policy = MLPActor(nn.ReLU)
+    policy.act_limit = limit
+    path = saved(tmp_path, MLPActorCritic(policy, q=MLPQFunction(nn.ReLU)))
+    with pytest.raises(UnsupportedError, match="no number"):
+        actions(path)
+
+
+@pytest.mark.usefixtures("core")
+def test_it_becomes_a_plain_agent(tmp_path: Path) -> None:
+    agent = MLPActorCritic(MLPActor(nn.ELU), q1=MLPQFunction(nn.ELU), q2=MLPQFunction(nn.ELU))
+    path = saved(tmp_path, agent)
+    assert convert(str(path), str(tmp_path / "a.pt"), layout="spinningup").report.complete
+    same(actions(tmp_path / "a.pt"), run(agent.pi, observations()))
+    # The authors' classes are of ReLU, and the set's sidecar says what this agent's are.
+    done = convert(str(path), str(tmp_path / "set"), to="fujimoto")
+    assert any("ReLU after hidden layers" in note for note in done.report.notes)
+    same(actions(tmp_path / "set"), run(agent.pi, observations()))
+
+
+# --- TF1: variables by name ------------------------------------------------------------------------------
+
+
+def variables(policy: list[tuple[int, int]], critics: tuple[str, ...]) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    found: dict[str, np.ndarray] = {}
+    for scope in ("main", "target"):
+        for name, sizes in {"pi": policy, **{q: [(5, 16), (16, 8), (8, 1)] for q in critics}}.items():
+            for number, size in enumerate(sizes):
+                layer = f"dense_{number}" if number else "dense"
+                found |= dense(generator, f"{scope}/{name}/{layer}", *size)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("policy", "critics", "titles"),
+    [
+        ([(3, 16), (16, 8), (8, 2)], ("q",), {"actor", "critic/q1"}),
+        ([(3, 16), (16, 8), (8, 2)], ("q1", "q2"), {"actor", "critic/q1", "critic/q2"}),
+        ([(3, 16), (16, 8), (8, 2), (8, 2)], ("q1", "q2"), {"actor", "critic/q1", "critic/q2"}),
+    ],
+    ids=["ddpg", "td3", "sac"],
+)
+def test_variables_of_tensorflow_1(
+    policy: list[tuple[int, int]], critics: tuple[str, ...], titles: set[str]
+) -> None:
+    tree = tensorflow_tree(variables(policy, critics))
+    binding = spinningup.recognise(tree, "tf1_save")
+    assert binding is not None
+    targets = {title.replace("actor", "actor_target").replace("critic", "critic_target") for title in titles}
+    assert {part.title for part in binding.parts} == titles | targets
+    assert {move.source for move in binding.moves.moves} == set(tree)
+    agent = {display(path) for path in canonical_tree(tree, binding.moves)}
+    assert ("actor/log_std/kernel" in agent) is (len(policy) == 4)
+    assert "actor/3/kernel" not in agent

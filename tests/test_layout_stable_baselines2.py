@@ -1,0 +1,325 @@
+"""Stable-Baselines 2's agents: where every variable goes, the actions of NumPy by hand and of the library."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool import plugins
+from ckpttool.agents.components import policy_network, q_network
+from ckpttool.errors import UnsupportedError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts.recognise import recognise
+from ckpttool.leaf import display
+from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest_of
+from ckpttool.ops.restore import Agent, canonical_tree, restore
+from ckpttool.ops.wiring import Bounds, wire
+from ckpttool.tree import Tree
+from tests import sb3_files
+from tests import test_format_stable_baselines2 as sb2
+from tests.conftest import ROOT
+from tests.pickles import instance, stand_in
+from tests.test_layouts import LayoutContract
+
+ZOO = ROOT / ".." / "shared" / "corpus" / "tf" / "sb2" / "zoo"
+OBS, LOW, HIGH = 3, np.array([-1.0, 0.0], "f4"), np.array([2.0, 0.5], "f4")
+ACT = len(LOW)
+HIDDEN = ("fc0", "fc1")
+
+
+def network(
+    place: str, sizes: tuple[int, ...], last: tuple[str, ...], *, norm: bool = False
+) -> dict[str, Any]:
+    """Return a perceptron's variables in the order in which common/tf_layers.py, mlp, makes them."""
+    generator = np.random.default_rng(zlib.crc32(place.encode()))
+    made: dict[str, Any] = {}
+
+    def dense(name: str, rows: int, columns: int) -> None:
+        made[f"{place}/{name}/kernel:0"] = generator.normal(size=(rows, columns)).astype("f4")
+        made[f"{place}/{name}/bias:0"] = generator.normal(size=columns).astype("f4")
+
+    for number in range(len(sizes) - 2):
+        dense(f"fc{number}", sizes[number], sizes[number + 1])
+        if norm:
+            scope = f"{place}/LayerNorm{f'_{number}' if number else ''}"
+            made[f"{scope}/beta:0"] = generator.normal(size=sizes[number + 1]).astype("f4")
+            made[f"{scope}/gamma:0"] = generator.normal(size=sizes[number + 1]).astype("f4")
+    for name in last:
+        dense(name, sizes[-2], sizes[-1])
+    return made
+
+
+def td3(*, norm: bool = False) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for top in ("model", "target"):
+        made |= network(f"{top}/pi", (OBS, 5, 4, ACT), ("dense",), norm=norm)
+        for q in ("qf1", "qf2"):
+            made |= network(f"{top}/values_fn/{q}", (OBS + ACT, 5, 4, 1), (q,), norm=norm)
+    return made
+
+
+def sac() -> dict[str, Any]:
+    made = network("model/pi", (OBS, 5, 4, ACT), ("dense", "dense_1"))
+    made |= network("model/values_fn/vf", (OBS, 5, 4, 1), ("vf",))
+    for q in ("qf1", "qf2"):
+        made |= network(f"model/values_fn/{q}", (OBS + ACT, 5, 4, 1), (q,))
+    made["model/log_ent_coef:0"] = np.float32(-1.5)
+    return made | network("target/values_fn/vf", (OBS, 5, 4, 1), ("vf",))
+
+
+def ddpg(**more: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for top in ("model", "target"):
+        made |= network(f"{top}/pi", (OBS, 5, 4, ACT), ("pi",))
+        critic = network(f"{top}/qf", (OBS, 5, 4, 1), ("qf_output",))
+        # The action joins what the first layer gives.
+        critic[f"{top}/qf/fc1/kernel:0"] = np.full((5 + ACT, 4), 0.1, "f4")
+        made |= critic
+    return made | more
+
+
+POLICIES = {name: stand_in(f"stable_baselines.{name}.policies.MlpPolicy") for name in ("sac", "ddpg")}
+POLICIES["td3"] = sb2.POLICY
+
+
+def settings(kind: str, **more: Any) -> dict[str, Any]:
+    ends = {"low": LOW, "high": HIGH}
+    return {
+        "policy": POLICIES[kind],
+        "policy_kwargs": {"layers": [5, 4]},
+        "observation_space": sb2.box(OBS, 8.0),
+        "action_space": instance(sb2.BOX, dtype=np.dtype("f4"), shape=(ACT,), **ends),
+        "gamma": 0.99,
+        "_vectorize_action": False,
+        **more,
+    }
+
+
+def put(folder: Path, variables: Mapping[str, Any], kind: str, **more: Any) -> str:
+    with sb2.importable(sb2.BOX, *POLICIES.values()):
+        data = sb2.serialized(settings(kind, **more))
+    return sb2.put(folder, sb2.zipped(dict(variables), data))
+
+
+def forward(variables: Mapping[str, Any], place: str, last: str, x: np.ndarray) -> np.ndarray:
+    """Return a perceptron's output in float64, with layer norms where there are some."""
+    for name in HIDDEN:
+        x = x @ variables[f"{place}/{name}/kernel:0"].astype("f8") + variables[f"{place}/{name}/bias:0"]
+        scope = f"{place}/LayerNorm{'_1' if name == 'fc1' else ''}"
+        if f"{scope}/gamma:0" in variables:
+            x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+            x = x * variables[f"{scope}/gamma:0"] + variables[f"{scope}/beta:0"]
+        x = np.maximum(x, 0)
+    return np.asarray(
+        x @ variables[f"{place}/{last}/kernel:0"].astype("f8") + variables[f"{place}/{last}/bias:0"]
+    )
+
+
+def observations() -> np.ndarray:
+    """Return 150 observations [150, OBS], ordinary, large, and zeros."""
+    rng = np.random.default_rng(0)
+    found = [rng.normal(size=(120, OBS)), 20 * rng.normal(size=(29, OBS)), np.zeros((1, OBS))]
+    return np.concatenate(found).astype("f4")
+
+
+def played(agent: Agent, obs: np.ndarray, title: str = "actor") -> np.ndarray:
+    part = agent.runnable(title)
+    assert part is not None
+    wiring, _ = wire(agent, Bounds((), (), "nobody"))
+    backend: Any = plugins.find("backends", "numpy").load()
+    return np.asarray(backend.build(policy_network(agent.tree, part, wiring), "cpu").step(obs)[0])
+
+
+def close(found: np.ndarray, last: np.ndarray) -> None:
+    wanted = LOW + 0.5 * (np.tanh(last) + 1) * (HIGH - LOW)
+    assert (np.abs(found - wanted) / (HIGH - LOW)).max() < 2e-6
+
+
+class Contract(LayoutContract):
+    name = "stable_baselines2"
+
+    def test_moments_have_their_weights_shape(self, tree: Tree) -> None:
+        assert not any(leaf.role == "slot" for _, leaf in tree.tensors())
+
+
+class TestTD3(Contract):
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Tree:
+        return open_checkpoint(put(tmp_path, td3(), "td3")).tree
+
+
+class TestDDPG(Contract):
+    def test_canonical_kernels_are_in_by_out_and_connected(self, tree: Tree) -> None:
+        binding = recognise(tree, "agent")
+        assert binding is not None
+        agent = canonical_tree(tree, binding.moves)
+        kernels = {display(path): leaf.shape for path, leaf in agent.tensors() if path[-1].value == "kernel"}
+        # The action joins at the second layer.
+        assert [kernels[f"critic/q1/{n}/kernel"] for n in range(3)] == [(OBS, 5), (5 + ACT, 4), (4, 1)]
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Tree:
+        return open_checkpoint(put(tmp_path, ddpg(), "ddpg")).tree
+
+
+class TestSAC(Contract):
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Tree:
+        return open_checkpoint(put(tmp_path, sac(), "sac")).tree
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "layer norm"])
+def test_td3_acts_as_by_hand(norm: bool, tmp_path: Path) -> None:
+    variables = td3(norm=norm)
+    agent = restore(put(tmp_path, variables, "td3"))
+    obs = observations()
+    close(played(agent, obs), forward(variables, "model/pi", "dense", obs))
+    close(played(agent, obs, "actor_target"), forward(variables, "target/pi", "dense", obs))
+    titles = [part.title for part in agent.binding.parts]
+    assert titles == [
+        "actor",
+        "actor_target",
+        "critic/q1",
+        "critic/q2",
+        "critic_target/q1",
+        "critic_target/q2",
+    ]
+    assert agent.binding.unplaced == {}
+
+
+def test_the_second_critic_is_itself(tmp_path: Path) -> None:
+    variables = td3(norm=True)
+    agent = restore(put(tmp_path, variables, "td3"))
+    part = agent.part("critic/q2")
+    assert part is not None
+    wiring, _ = wire(agent, Bounds((), (), "nobody"))
+    backend: Any = plugins.find("backends", "numpy").load()
+    network = backend.build(q_network(agent.tree, part, wiring, OBS, ACT), "cpu")
+    obs, action = observations(), np.tanh(observations()[:, :ACT])
+    found = network.step({"obs": obs, "action": action})[0]
+    wanted = forward(variables, "model/values_fn/qf2", "qf2", np.concatenate([obs, action], -1))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_sac_acts_by_its_squashed_mean(tmp_path: Path) -> None:
+    variables = sac()
+    agent = restore(put(tmp_path, variables, "sac"))
+    obs = observations()
+    close(played(agent, obs), forward(variables, "model/pi", "dense", obs))
+    assert [part.title for part in agent.binding.parts][-2:] == ["value", "value_target"]
+
+
+def test_ddpg_limits_observations(tmp_path: Path) -> None:
+    variables = ddpg()
+    agent = restore(
+        put(tmp_path, variables, "ddpg", observation_range=(-5.0, 5.0), normalize_observations=False)
+    )
+    obs = observations()
+    assert np.abs(obs).max() > 5
+    close(played(agent, obs), forward(variables, "model/pi", "pi", np.clip(obs, -5, 5)))
+    assert agent.known.provenance["obs_norm"] == "read from data/observation_range"
+
+
+def test_ddpg_keeps_statistics_of_its_own(tmp_path: Path) -> None:
+    sums = {"runningsum": np.array([10.0, -20.0, 0.0]), "runningsumsq": np.array([300.0, 90.0, 1e-3])}
+    variables = ddpg(**{f"input/obs_rms/{name}:0": array for name, array in sums.items()})
+    variables["input/obs_rms/count:0"] = np.float64(100)
+    more = {"observation_range": (-5.0, 5.0), "normalize_observations": True}
+    agent = restore(put(tmp_path, variables, "ddpg", **more))
+    mean = sums["runningsum"] / 100
+    std = np.sqrt(np.maximum(sums["runningsumsq"] / 100 - mean**2, 1e-2))
+    obs = observations()
+    seen = np.clip((obs - mean) / std, -5, 5)
+    close(played(agent, obs), forward(variables, "model/pi", "pi", seen))
+    assert agent.known.provenance["obs_norm"] == "read from input/obs_rms"
+
+
+def test_statistics_of_the_environment_come_before_ddpgs_limits(tmp_path: Path) -> None:
+    variables = ddpg()
+    path = put(tmp_path, variables, "ddpg", observation_range=(-2.0, 2.0), normalize_observations=False)
+    sb3_files.statistics(tmp_path / "vec_normalize.pkl")
+    obs = observations()
+    seen = (obs - np.linspace(-1, 1, OBS)) / np.sqrt(np.linspace(0.5, 2, OBS) + 1e-8)
+    close(played(restore(path), obs), forward(variables, "model/pi", "pi", np.clip(seen, -2, 2)))
+
+
+def unnamed(folder: Path, variables: Mapping[str, Any], kind: str, times: int = 1, **more: Any) -> str:
+    with sb2.importable(sb2.BOX, *POLICIES.values()):
+        data = sb2.pickle.dumps((settings(kind, **more), list(variables.values()) * times), 4)
+    return sb2.put(folder, data, "agent.pkl")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_variables_without_names_are_in_the_order_of_the_policy(times: int, tmp_path: Path) -> None:
+    variables = sac()
+    del variables["model/log_ent_coef:0"]
+    agent = restore(unnamed(tmp_path, variables, "sac", times))
+    obs = observations()
+    close(played(agent, obs), forward(variables, "model/pi", "dense", obs))
+    assert any("have no names" in line for line in agent.binding.moves.assumed)
+    moved = {move.source for move in agent.binding.moves.moves} | agent.binding.consumed
+    assert moved == set(agent.checkpoint.tree)
+
+
+@pytest.mark.parametrize("change", ["another number of layers", "one more", "another copy", "another policy"])
+def test_lists_that_do_not_fit_the_policy_are_no_agent(change: str, tmp_path: Path) -> None:
+    variables = td3()
+    if change == "another number of layers":
+        path = unnamed(tmp_path, variables, "td3", policy_kwargs={"layers": [5]})
+    elif change == "one more":
+        path = unnamed(tmp_path, {**variables, "more": np.zeros(2, "f4")}, "td3")
+    elif change == "another copy":
+        more = {f"{name} again": array + 1 for name, array in variables.items()}
+        path = unnamed(tmp_path, {**variables, **more}, "td3")
+    else:
+        path = unnamed(tmp_path, variables, "ddpg")
+    assert recognise(open_checkpoint(path).tree, "agent.pkl") is None
+
+
+def test_a_conversion_keeps_every_tensor(tmp_path: Path) -> None:
+    source = put(tmp_path, sac(), "sac")
+    done = convert(source, str(tmp_path / "a.pt"), to="torch")
+    assert done.written, done.report
+    before, after = restore(source).tree, restore(str(tmp_path / "a.pt")).tree
+    assert before.keys() == after.keys()
+    for path, leaf in before.tensors():
+        np.testing.assert_array_equal(after[path].array(), leaf.array())  # type: ignore[union-attr]
+
+
+def test_ddpg_critics_have_no_place_in_stable_baselines3(tmp_path: Path) -> None:
+    source = put(tmp_path, ddpg(), "ddpg")
+    with pytest.raises(UnsupportedError, match="at the first layer"):
+        convert(source, str(tmp_path / "a.zip"), to="sb3", force=True)
+
+
+# What the library itself answers: stable_baselines 2.10.2, TensorFlow 1.14, `Class.load(file).predict(obs)`.
+SEEN = np.array([[1, 0, 0], [0.6, -0.8, 2.5], [-1, 0, -7], [0, 1, 0.25], [0.28, 0.96, -0.5]], "f4")
+LIBRARY = {
+    "td3_Pendulum-v0.pkl": (-1.0997148752, 1.9770431519, -1.9999960661, 1.9999971390, 1.7697291374),
+    "sac_Pendulum-v0.pkl": (-0.7383061647, 1.9588541985, -1.6213335991, 1.7416508198, 1.3813169003),
+    "ddpg_Pendulum-v0.pkl": (1.9999475479, 1.9999973774, -1.9999904633, 1.2236385345, -1.8099150658),
+}
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", LIBRARY)
+def test_real_agents_act_as_the_library_does(name: str) -> None:
+    agent = restore(str(ZOO / name))
+    found = played(agent, SEEN).reshape(-1)
+    np.testing.assert_allclose(found, LIBRARY[name], atol=4e-6)
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(
+    "name", ["acer_CartPole-v1.pkl", "dqn_CartPole-v1.pkl", "ppo2_CartPoleBulletEnv-v1.zip"]
+)
+def test_other_algorithms_are_listed_and_no_agents(name: str) -> None:
+    found = open_checkpoint(str(ZOO / name))
+    assert recognise(found.tree, name) is None
+    assert digest_of(found).tensors

@@ -1,0 +1,466 @@
+"""Stable-Baselines3's agents: where every leaf goes, the same actions as plain torch, companions, writing."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ckpttool import plugins
+from ckpttool.agents.components import policy_network
+from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError, UsageError
+from ckpttool.formats import yaml_settings
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.formats.stable_baselines3 import write
+from ckpttool.layouts import stable_baselines3
+from ckpttool.layouts.recognise import recognise
+from ckpttool.leaf import Leaf, display
+from ckpttool.mapping.plan import build
+from ckpttool.ops.convert import convert
+from ckpttool.ops.restore import Agent, canonical_tree, restore
+from ckpttool.ops.wiring import Bounds, wire
+from ckpttool.tree import Tree
+from tests import sb3_files as sb3
+from tests.conftest import ROOT, ckpttool
+from tests.test_layouts import LayoutContract
+
+ZOO = ROOT / ".." / "shared" / "corpus" / "torch" / "sb3_zoo" / "ddpg"
+NOBODY = Bounds((), (), "nobody")
+
+
+def observations(size: int = sb3.OBS) -> np.ndarray:
+    """Return 202 observations [202, size]: ordinary ones, large ones, zeros."""
+    rng = np.random.default_rng(0)
+    found = [rng.normal(size=(150, size)), 100 * rng.normal(size=(50, size)), np.zeros((2, size))]
+    return np.concatenate(found).astype("f4")
+
+
+def played(agent: Agent, obs: np.ndarray) -> np.ndarray:
+    part = agent.runnable("actor")
+    assert part is not None
+    wiring, _ = wire(agent, NOBODY)
+    backend: Any = plugins.find("backends", "numpy").load()
+    return np.asarray(backend.build(policy_network(agent.tree, part, wiring), "cpu").step(obs)[0])
+
+
+def scaled(squashed: torch.Tensor) -> np.ndarray:
+    """Return `BasePolicy.unscale_action` of common/policies.py."""
+    low, high = (np.array(end, "f4") for end in (sb3.LOW, sb3.HIGH))
+    return low + 0.5 * (squashed.detach().numpy() + 1.0) * (high - low)
+
+
+def close(found: np.ndarray, wanted: np.ndarray) -> None:
+    scale = np.array(sb3.HIGH) - np.array(sb3.LOW)
+    assert (np.abs(found - wanted) / scale).max() < 1e-6
+
+
+class TestTD3(LayoutContract):
+    name = "stable_baselines3"
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Tree:
+        return open_checkpoint(sb3.td3_agent(tmp_path / "agent.zip")).tree
+
+
+class TestDDPG(LayoutContract):
+    name = "stable_baselines3"
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Tree:
+        return open_checkpoint(sb3.td3_agent(tmp_path / "agent.zip", n_critics=1)).tree
+
+
+class TestSAC(LayoutContract):
+    name = "stable_baselines3"
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Tree:
+        return open_checkpoint(sb3.sac_agent(tmp_path / "agent.zip")).tree
+
+
+def agent_of(tmp_path: Path, module: nn.Module, policy: type, **more: Any) -> Agent:
+    found = {"policy": module.state_dict()}
+    return restore(sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(policy, **more))))
+
+
+def test_td3_acts_as_torch_does(tmp_path: Path) -> None:
+    module = sb3.td3(activation=nn.Tanh)
+    kwargs = {"net_arch": [5, 4], "activation_fn": nn.Tanh}
+    agent = agent_of(tmp_path, module, sb3.TD3_POLICY, policy_kwargs=kwargs)
+    obs = observations()
+    close(played(agent, obs), scaled(module.actor.mu(torch.from_numpy(obs))))  # type: ignore[operator,union-attr]
+    assert agent.known.provenance["activations"] == "read from data/policy_kwargs"
+    assert agent.known.provenance["action_low"] == "read from data/action_space"
+
+
+@pytest.mark.parametrize("gsde", [False, True], ids=["plain", "gSDE"])
+def test_sac_acts_by_its_squashed_mean(gsde: bool, tmp_path: Path) -> None:
+    module: Any = sb3.sac(gsde=gsde)
+    agent = agent_of(tmp_path, module, sb3.SAC_POLICY)
+    obs = observations()
+    mean = module.actor.mu(module.actor.latent_pi(torch.from_numpy(obs)))
+    assert (mean.abs() == 2).any() == gsde
+    close(played(agent, obs), scaled(mean.tanh()))
+
+
+def test_another_limit_of_the_mean_is_not_played(tmp_path: Path) -> None:
+    kwargs = {"net_arch": [5, 4], "clip_mean": 3.0}
+    agent = agent_of(tmp_path, sb3.sac(gsde=True), sb3.SAC_POLICY, policy_kwargs=kwargs)
+    with pytest.raises(UnsupportedError, match=r"cannot be run yet.*limited to 3\.0"):
+        agent.runnable("actor")
+
+
+def test_ppo_acts_by_its_limited_mean(tmp_path: Path) -> None:
+    module: Any = sb3.ppo()
+    with torch.no_grad():
+        module.action_net.weight *= 4
+    agent = agent_of(tmp_path, module, sb3.ON_POLICY)
+    obs = observations()
+    mean = module.action_net(module.mlp_extractor.policy_net(torch.from_numpy(obs)))
+    wanted = np.clip(mean.detach().numpy(), sb3.LOW, sb3.HIGH)
+    close(played(agent, obs), wanted)
+    assert [part.title for part in agent.binding.parts] == ["actor", "value"]
+
+
+def test_discrete_actions_are_listed_and_no_agent(tmp_path: Path) -> None:
+    space = sb3.instance(sb3.DISCRETE, n=2, shape=())
+    found = {"policy": sb3.ppo(act=2).state_dict()}
+    path = sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(sb3.ON_POLICY, action_space=space)))
+    assert recognise(open_checkpoint(path).tree, "a.zip") is None
+    with pytest.raises(UsageError, match=r"no layout recognises.*ActorCriticPolicy: a policy for discrete"):
+        restore(path)
+
+
+def test_quantile_critics_have_a_place(tmp_path: Path) -> None:
+    found = {"policy": sb3.sac(outputs=25).state_dict()}
+    tree = open_checkpoint(sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(sb3.SAC_POLICY)))).tree
+    binding = recognise(tree, "a.zip")
+    assert binding is not None
+    assert {part.title for part in binding.parts} >= {"critic/q1", "critic/q2", "critic_target/q2"}
+    agent = canonical_tree(tree, binding.moves)
+    shapes = {display(path): leaf.shape for path, leaf in agent.tensors()}
+    assert shapes["critic/q2/1/kernel"] == (6, 25)
+
+
+def test_images_are_not_played(tmp_path: Path) -> None:
+    image = sb3.instance(sb3.BOX, dtype=np.dtype("u1"), _shape=(1, 1, 3), low=np.zeros((1, 1, 3), "u1"))
+    agent = agent_of(tmp_path, sb3.td3(), sb3.TD3_POLICY, observation_space=image)
+    with pytest.raises(UnsupportedError, match="images"):
+        agent.runnable("actor")
+    module: Any = sb3.td3()
+    module.actor.features_extractor = sb3.owner(cnn=nn.Sequential(nn.Conv2d(1, 2, 3)))
+    agent = agent_of(tmp_path, module, sb3.TD3_POLICY)
+    with pytest.raises(UnsupportedError, match="features_extractor"):
+        agent.runnable("actor")
+
+
+@pytest.mark.parametrize("policy", [sb3.TD3_POLICY, sb3.ON_POLICY], ids=["TD3", "PPO"])
+def test_a_features_extractor_of_dense_layers_is_not_guessed(policy: type, tmp_path: Path) -> None:
+    module: Any = sb3.td3() if policy is sb3.TD3_POLICY else sb3.ppo()
+    owner = module.actor if policy is sb3.TD3_POLICY else module
+    owner.features_extractor = sb3.mlp((sb3.OBS, sb3.OBS), nn.ReLU)
+    agent = agent_of(tmp_path, module, policy)
+    with pytest.raises(UnsupportedError, match="features_extractor"):
+        agent.runnable("actor")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "known"),
+    [
+        ("[-1.  0.]", "[2.  0.5]", True),
+        ("[-1. ... 0.]", "[2. ... 0.5]", False),
+        ("[-inf -inf]", "[inf inf]", False),
+        ("[[-1.\n  0.]]", "[[2.\n  0.5]]", True),
+        ("low", "high", False),
+    ],
+)
+def test_bounds_are_read_as_text_too(low: str, high: str, known: bool, tmp_path: Path) -> None:
+    made = sb3.members({"policy": sb3.td3().state_dict()}, None)
+    space = {":type:": "<class 'gymnasium.spaces.box.Box'>", "low": low, "high": high, "shape": [2]}
+    made["data"] = json.dumps({"action_space": space}).encode()
+    binding = recognise(open_checkpoint(sb3.put(tmp_path / "a.zip", made)).tree, "a.zip")
+    assert binding is not None
+    bounds = (binding.facts.action_low, binding.facts.action_high)
+    assert bounds == ((sb3.LOW, sb3.HIGH) if known else (None, None))
+
+
+def test_counters_and_entropy_are_carried(tmp_path: Path) -> None:
+    tree = open_checkpoint(sb3.sac_agent(tmp_path / "a.zip")).tree
+    binding = recognise(tree, "a.zip")
+    assert binding is not None
+    agent = {display(path): leaf for path, leaf in canonical_tree(tree, binding.moves).items()}
+    for name, wanted in (("total_it", 250), ("num_timesteps", 1_000), ("temperature/log_alpha", -0.25)):
+        leaf = agent[name]
+        assert isinstance(leaf, Leaf)
+        assert leaf.array().reshape(-1).tolist() == [wanted]
+    assert "actor/log_std/kernel" in agent
+    assert "temperature_optimizer/step" in agent
+    assert any("stay behind" in note for note in binding.moves.notes)
+
+
+ORDERED = "!!python/object/apply:collections.OrderedDict\n- "
+
+
+def beside(folder: Path, name: str, **settings: object) -> None:
+    """Write a file of RL-Zoo, a dump of an OrderedDict."""
+    pairs = "\n  ".join(f"- - {key}\n    - {json.dumps(value)}" for key, value in settings.items())
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"{ORDERED}{pairs}\n")
+
+
+PLACES: dict[str, tuple[str, str]] = {
+    "zoo": ("Pendulum-v1_3/Pendulum-v1.zip", "Pendulum-v1_3/Pendulum-v1/vecnormalize.pkl"),
+    "zoo, best model": ("Pendulum-v1_3/best_model.zip", "Pendulum-v1_3/Pendulum-v1/vecnormalize.pkl"),
+    "callback": ("rl_model_500_steps.zip", "rl_model_vecnormalize_500_steps.pkl"),
+    "hub": ("sac-pendulum.zip", "vec_normalize.pkl"),
+}
+
+
+@pytest.mark.parametrize(("agent_file", "statistics"), PLACES.values(), ids=PLACES)
+def test_statistics_are_found_where_they_are_put(agent_file: str, statistics: str, tmp_path: Path) -> None:
+    for name in (agent_file, statistics):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    module: Any = sb3.td3()
+    sb3.put(tmp_path / agent_file, sb3.members(sb3.states(module), sb3.settings(sb3.TD3_POLICY)))
+    sb3.statistics(tmp_path / statistics)
+    agent = restore(str(tmp_path / agent_file))
+    obs = observations()
+    mean, var = np.linspace(-1, 1, sb3.OBS), np.linspace(0.5, 2, sb3.OBS)
+    seen = np.clip((obs - mean) / np.sqrt(var + 1e-8), -5, 5).astype("f4")
+    close(played(agent, obs), scaled(module.actor.mu(torch.from_numpy(seen))))
+    name = Path(statistics).name
+    assert agent.known.provenance["obs_norm"] == f"read from {name}"
+    assert any(note.endswith(f"{name} was read") for note in agent.notes)
+
+
+def test_statistics_that_were_not_used(tmp_path: Path) -> None:
+    path = sb3.td3_agent(tmp_path / "agent.zip")
+    sb3.statistics(tmp_path / "vec_normalize.pkl", norm_obs=False)
+    beside(tmp_path / "agent", "config.yml", normalize=True)
+    agent = restore(path)
+    assert agent.known.obs_norm is None
+    assert not any("nothing tells" in note for note in agent.notes)
+
+
+def test_statistics_of_dict_observations_are_said(tmp_path: Path) -> None:
+    path = sb3.td3_agent(tmp_path / "agent.zip")
+    rms = sb3.instance(sb3.MEAN_STD, mean=np.zeros(2), var=np.ones(2), count=1.0)
+    sb3.statistics(tmp_path / "vec_normalize.pkl", obs_rms={"goal": rms})
+    agent = restore(path)
+    assert agent.known.obs_norm is None
+    assert "nothing tells how the parts of a Dict observation are normalised" in agent.notes
+
+
+@pytest.mark.parametrize(
+    ("normalize", "missing"),
+    [
+        (True, True),
+        (False, False),
+        ("{'norm_obs': False, 'norm_reward': True}", False),
+        ("dict(gamma=1)", True),
+    ],
+)
+def test_missing_statistics_are_said(normalize: object, missing: bool, tmp_path: Path) -> None:
+    path = sb3.td3_agent(tmp_path / "agent.zip")
+    beside(tmp_path / "agent", "config.yml", normalize=normalize, n_timesteps=20_000)
+    notes = restore(path).notes
+    assert any("config.yml says normalize" in note for note in notes) == missing
+
+
+@pytest.mark.parametrize(
+    ("told", "env"),
+    [
+        ({"env": "Pendulum-v1", "env_kwargs": None}, "Pendulum-v1"),
+        ({"env": "seals/Hopper-v1"}, "seals/Hopper-v1"),
+        ({"env": "somebody.code:Thing-v0"}, None),
+        ({"env": "Pendulum-v1", "env_kwargs": {"g": 2}}, None),
+        ({"env": 3}, None),
+    ],
+)
+def test_an_environment_is_a_plain_id_or_nothing(
+    told: dict[str, object], env: str | None, tmp_path: Path
+) -> None:
+    path = sb3.td3_agent(tmp_path / "agent.zip")
+    beside(tmp_path / "agent", "args.yml", **told)
+    known = restore(path).known
+    assert known.env == ({"id": env} if env is not None else None)
+
+
+def test_yaml_is_data_whatever_its_tags(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    text = (
+        f"{ORDERED}- - a\n    - !!python/object/apply:os.system ['touch {marker}']\n"
+        "  - - b\n    - !!python/name:os.getcwd\n  - - c\n    - [1, 2.5, yes, null, text]\n"
+    )
+    (tmp_path / "config.yml").write_text(text)
+    tree = yaml_settings.read(str(tmp_path / "config.yml"))
+    values = {display(path): leaf.value for path, leaf in tree.plain()}
+    assert values == {
+        "a/0": f"touch {marker}",
+        "b": "",
+        "c/0": 1,
+        "c/1": 2.5,
+        "c/2": True,
+        "c/3": None,
+        "c/4": "text",
+    }
+    assert not marker.exists()
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(b)}: &{chr(b)} [{', '.join([f'*{chr(b - 1)}'] * 10)}]\n" for b in range(ord("b"), ord("j"))
+)
+BAD_YAML = {
+    "aliases of aliases": BOMB,
+    "an alias of itself": "a: &a [*a]",
+    "deep": "[" * 5_000,
+    "deep and closed": "[" * 500 + "]" * 500,
+    "no YAML": "a: [1",
+    "large": "a: 1\n" * 100_000,
+    "a number that is none": "a: !!int x",
+    "a pair whose key is a list": "? [1, 2]\n: 3\n",
+}
+
+
+@pytest.mark.parametrize("text", BAD_YAML.values(), ids=BAD_YAML)
+def test_hostile_yaml_ends_soon(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.yml").write_text(text)
+    try:
+        tree = yaml_settings.read(str(tmp_path / "x.yml"))
+    except FormatError as error:
+        assert error.file == str(tmp_path / "x.yml")  # noqa: PT017  # either outcome is right
+    else:
+        assert len(tree) <= 1
+
+
+# Writing, which the library itself does.
+
+needs_library = pytest.mark.skipif(
+    not __import__("importlib.util").util.find_spec("stable_baselines3"), reason="stable_baselines3 is absent"
+)
+# The library loads what we wrote, acts, and shows that its optimizers have their state.
+REFEREE = """
+import sys, json, numpy, stable_baselines3
+answers = {}
+for name, kind, path in json.loads(sys.argv[1]):
+    model = getattr(stable_baselines3, kind).load(path, device="cpu")
+    obs = numpy.load(sys.argv[2])
+    state = model.critic.optimizer.state_dict()["state"]
+    answers[name] = {
+        "actions": model.predict(obs, deterministic=True)[0].tolist(),
+        "steps": [int(each["step"]) for each in state.values()],
+        "updates": model._n_updates,
+        "timesteps": model.num_timesteps,
+        "log_alpha": float(model.log_ent_coef) if kind == "SAC" else None,
+    }
+print(json.dumps(answers))
+"""
+
+
+@needs_library
+def test_the_library_loads_what_was_written(tmp_path: Path) -> None:
+    asked = []
+    for name, kind, make in (("td3", "TD3", sb3.td3_agent), ("sac", "SAC", sb3.sac_agent)):
+        source = make(tmp_path / f"{name}.zip")
+        # By way of PyTorch's own form, so that nothing of the source file is left.
+        convert(source, str(tmp_path / f"{name}.pt"), to="torch")
+        done = convert(str(tmp_path / f"{name}.pt"), str(tmp_path / f"{name}_again.zip"), to="sb3")
+        assert done.written, done.report
+        asked.append((name, kind, str(tmp_path / f"{name}_again.zip")))
+        before, after = (restore(path).tree for path in (source, asked[-1][2]))
+        assert before.keys() == after.keys()
+        for path, leaf in before.tensors():
+            other = after[path]
+            assert isinstance(other, Leaf)
+            assert bytes(leaf.read()) == bytes(other.read()), display(path)
+    convert(str(tmp_path / "sac.pt"), str(tmp_path / "sac_twice.zip"), to="sb3")
+    assert (tmp_path / "sac_again.zip").read_bytes() == (tmp_path / "sac_twice.zip").read_bytes()
+    obs = observations()
+    np.save(tmp_path / "obs.npy", obs)
+    command = [sys.executable, "-W", "ignore", "-c", REFEREE, json.dumps(asked), str(tmp_path / "obs.npy")]
+    answers = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    for name, _, path in asked:
+        answer = answers[name]
+        close(played(restore(path), obs), np.array(answer["actions"]))
+        assert (set(answer["steps"]), answer["updates"], answer["timesteps"]) == ({7}, 250, 1_000)
+    assert answers["sac"]["log_alpha"] == -0.25
+
+
+@pytest.mark.parametrize(("n_critics", "algorithm"), [(1, "DDPG"), (2, "TD3"), (3, "TD3")])
+def test_one_critic_is_ddpg(n_critics: int, algorithm: str, tmp_path: Path) -> None:
+    tree = open_checkpoint(sb3.td3_agent(tmp_path / "a.zip", n_critics=n_critics)).tree
+    binding = recognise(tree, "a.zip")
+    assert binding is not None
+    agent = canonical_tree(tree, binding.moves)
+    built = build(agent, stable_baselines3.plan(binding, agent, {}))
+    request = write.request(built)
+    assert (request["algorithm"], request["n_critics"]) == (algorithm, n_critics)
+    assert (request["net_arch"], request["obs_dim"]) == ({"pi": [5, 4], "qf": [6]}, sb3.OBS)
+    assert (request["low"], request["high"]) == (list(sb3.LOW), list(sb3.HIGH))
+
+
+def test_without_the_library_a_sentence_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    source = sb3.td3_agent(tmp_path / "a.zip")
+    with pytest.raises(CkpttoolError, match="stable_baselines3, which is not installed") as caught:
+        convert(source, str(tmp_path / "b.zip"), to="sb3")
+    assert caught.value.hint == "pip install 'ckpttool[sb3]'"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.zip"]
+
+
+def refused(tmp_path: Path, module: nn.Module, policy: type, **more: Any) -> str:
+    found = {"policy": module.state_dict()}
+    source = sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(policy, **more)))
+    with pytest.raises(CkpttoolError) as caught:
+        convert(source, str(tmp_path / "b.zip"), to="sb3", allow_missing=True)
+    return str(caught.value)
+
+
+def test_what_the_library_cannot_hold_is_refused(tmp_path: Path) -> None:
+    assert "give one number" in refused(tmp_path, sb3.sac(outputs=25), sb3.SAC_POLICY)
+    assert "maps tanh" in refused(tmp_path, sb3.sac(gsde=True), sb3.SAC_POLICY)
+    assert "one actor and Q-functions" in refused(tmp_path, sb3.ppo(), sb3.ON_POLICY)
+    unbounded = sb3.box((-np.inf,) * 2, (np.inf,) * 2)
+    assert "action bounds" in refused(tmp_path, sb3.td3(), sb3.TD3_POLICY, action_space=unbounded)
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", ["Pendulum-v1", "MountainCarContinuous-v0"])
+def test_real_agents_return_what_they_did(name: str) -> None:
+    path = ZOO / f"{name}_1" / f"{name}.zip"
+    ran = ckpttool("eval", path, "--episodes", 6, "--seed", 1000, "--json")
+    found = ran.json()
+    assert found["env"] == name
+    rows = json.loads((ZOO.parents[2] / "RETURNS.json").read_text())["runs"]
+    row = next(r for r in rows if r["agent"].endswith(f"{name}.zip") and "sb3_zoo" in r["agent"])
+    np.testing.assert_allclose(found["returns"], row["returns"][:6], atol=0.02)
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", ["Pendulum-v1", "MountainCarContinuous-v0", "LunarLanderContinuous-v2"])
+def test_real_agents_act_as_torch_does(name: str) -> None:
+    path = ZOO / f"{name}_1" / f"{name}.zip"
+    with zipfile.ZipFile(path) as archive:
+        weights = torch.load(io.BytesIO(archive.read("policy.pth")), weights_only=True)
+    agent = restore(str(path))
+    obs = observations(weights["actor.mu.0.weight"].shape[1])
+    x, largest = torch.from_numpy(obs), 1.0
+    for number in (0, 2, 4):
+        x = nn.functional.linear(x, *(weights[f"actor.mu.{number}.{part}"] for part in ("weight", "bias")))
+        largest = max(largest, float(x.abs().max()))
+        x = x.relu() if number < 4 else x.tanh()
+    low, high = (np.array(getattr(agent.known, f"action_{end}")) for end in ("low", "high"))
+    wanted = low + 0.5 * (x.numpy() + 1.0) * (high - low)
+    # A sum of thousands is rounded by more than tanh's whole slope: the scale is that of the largest sum.
+    assert (np.abs(played(agent, obs) - wanted) / (high - low)).max() < 1e-6 * largest

@@ -1,0 +1,290 @@
+"""TF-Agents: agents and exported policies by the names of its attributes, and their actions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats import text_proto
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts import td3_torch
+from ckpttool.layouts.recognise import recognise
+from ckpttool.leaf import Leaf, display
+from ckpttool.mapping.plan import build
+from ckpttool.ops.restore import canonical_tree, restore
+from ckpttool.tree import Alias, Tree
+from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
+from tests.tensorflow_agents import Arrays, aliased, layers, optimized, run, tensorflow_tree, written
+from tests.test_layouts import LayoutContract
+from tests.trees import attributes, leaf
+
+LAYERS = [f"agent/_actor_network/_mlp_layers/{number}" for number in (1, 2, 3)]
+ENCODER = [f"agent/_actor_network/_encoder/_postprocessing_layers/{number}" for number in (1, 2)]
+PROJECTION = "agent/_actor_network/_projection_networks"
+Q_FUNCTIONS = [
+    f"agent/{name}" for name in ("_critic_network_1", "_critic_network_2", "_target_critic_network_1")
+]
+
+
+def joint(name: str) -> list[str]:
+    return [f"{name}/_joint_layers/{number}" for number in (1, 2, 3)]
+
+
+def critics() -> Arrays:
+    return {key: array for name in Q_FUNCTIONS for key, array in layers(joint(name), (5, 8, 6, 1)).items()}
+
+
+def scaled(squashed: np.ndarray) -> np.ndarray:
+    """Return `scale_to_spec` of tf_agents/utils/common.py."""
+    low, high = np.array(LOW, "f4"), np.array(HIGH, "f4")
+    return (high + low) / 2 + (high - low) / 2 * squashed
+
+
+def td3() -> Arrays:
+    return layers(LAYERS, (3, 16, 12, 2)) | critics()
+
+
+def sac() -> Arrays:
+    """The one layer that is two: TanhNormalProjectionNetwork."""
+    arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, 4)) | critics()
+    return arrays | {"agent/_log_alpha": np.float32(0.5).reshape(())}
+
+
+def whole(arrays: Arrays) -> Tree:
+    """Return what `common.Checkpointer(agent=, policy=, global_step=)` saves."""
+    actor = ["agent/_actor_network"]
+    tree = optimized(
+        tensorflow_tree(arrays), {"agent/_actor_optimizer": actor, "agent/_critic_optimizer": Q_FUNCTIONS[:2]}
+    )
+    counter = leaf(np.array(9, np.int64), "agent/_train_step_counter", role="counter")
+    tree = Tree({**tree.leaves, attributes("agent/_train_step_counter"): counter})
+    return aliased(tree, {"agent/_actor_network": "policy/_actor_network"})
+
+
+class TestTd3(LayoutContract):
+    name = "tf_agents"
+
+    @pytest.fixture
+    def tree(self) -> Tree:
+        return whole(td3())
+
+
+class TestSac(LayoutContract):
+    name = "tf_agents"
+
+    @pytest.fixture
+    def tree(self) -> Tree:
+        return whole(sac())
+
+
+def test_actions_and_values_are_its_networks(tmp_path: Path) -> None:
+    arrays = td3()
+    path = written(whole(arrays), tmp_path / "ckpt-3")
+    same(actions(path), scaled(np.tanh(run(arrays, LAYERS, observations()))))
+    seen = np.concatenate([observations(), chosen()], 1)
+    for number, name in enumerate(Q_FUNCTIONS[:2], start=1):
+        same(q_values(path, f"critic/q{number}"), run(arrays, joint(name), seen))
+    assert without_a_way(path) == []
+    assert recognised(path).facts.lacks == ("the action bounds",)
+
+
+def test_the_mean_is_the_first_half(tmp_path: Path) -> None:
+    arrays = sac()
+    path = written(whole(arrays), tmp_path / "ckpt-3")
+    both = run(arrays, [*ENCODER, f"{PROJECTION}/_projection_layer"], observations())
+    same(actions(path), scaled(np.tanh(both[:, :2])))
+    tree = open_checkpoint(path).tree
+    agent = {display(p): f for p, f in canonical_tree(tree, recognised(path).moves).items()}
+    kernel = arrays[f"{PROJECTION}/_projection_layer/kernel"]
+    for name, half in (("2", slice(0, 2)), ("log_std", slice(2, 4))):
+        weight, moment = agent[f"actor/{name}/kernel"], agent[f"actor_optimizer/v/{name}/kernel"]
+        assert isinstance(weight, Leaf)
+        assert isinstance(moment, Leaf)
+        assert np.array_equal(weight.array(), kernel[:, half])
+        assert np.array_equal(moment.array(), np.arange(48, dtype="f4").reshape(12, 4)[:, half])
+    assert "temperature/log_alpha" in agent
+
+
+def test_a_deviation_of_its_own_layer_is_a_branch(tmp_path: Path) -> None:
+    mean, std = (f"{PROJECTION}/_{name}_projection_layer" for name in ("means", "stddev"))
+    arrays = layers([*ENCODER, mean], (3, 16, 12, 2)) | layers([std], (12, 2))
+    path = written(whole(arrays), tmp_path / "ckpt-3")
+    same(actions(path), scaled(np.tanh(run(arrays, [*ENCODER, mean], observations()))))
+    binding = recognised(path)
+    assert [name for name, _ in binding.parts[0].branches] == ["std"]
+    agent = canonical_tree(open_checkpoint(path).tree, binding.moves)
+    again = recognise(build(agent, td3_torch.plan(binding, agent, {})), "agent.pt")
+    assert again is not None
+    assert [name for name, _ in again.parts[0].branches] == ["std"]
+
+
+def test_the_action_joins_encoded_observations(tmp_path: Path) -> None:
+    critic = ["agent/_critic_network/_observation_layers/1", *joint("agent/_critic_network")[:2]]
+    arrays = layers(LAYERS, (3, 16, 12, 2)) | layers(critic[:1], (3, 8)) | layers(critic[1:], (10, 6, 1))
+    path = written(whole(arrays), tmp_path / "ckpt-3")
+    encoded = np.maximum(run(arrays, critic[:1], observations()), 0)
+    same(q_values(path), run(arrays, critic[1:], np.concatenate([encoded, chosen()], 1)))
+
+
+@pytest.mark.parametrize(
+    ("critic", "widths"),
+    [
+        (["_observation_layers/1", "_action_layers/1", "_joint_layers/1"], [(3, 2), (2, 5), (7, 1)]),
+        (["_sequential_layers/4/_sequential_layers/0", "_sequential_layers/5"], [(5, 8), (8, 1)]),
+    ],
+    ids=["action layers", "sequential"],
+)
+def test_critics_that_are_no_chain_are_not_run(
+    critic: list[str], widths: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    arrays = layers(LAYERS, (3, 16, 12, 2))
+    for name, sizes in zip(critic, widths, strict=True):
+        arrays |= layers([f"agent/_critic_network/{name}"], sizes)
+    path = written(whole(arrays), tmp_path / "ckpt-3")
+    assert actions(path).shape == (120, 2)
+    with pytest.raises(UnsupportedError, match=r"cannot be run yet"):
+        q_values(path)
+
+
+def test_images_are_not_run(tmp_path: Path) -> None:
+    conv = {"agent/_actor_network/_mlp_layers/0/kernel": np.zeros((3, 3, 3, 4), "f4")}
+    path = written(whole(td3() | conv), tmp_path / "ckpt-3")
+    with pytest.raises(UnsupportedError, match="_mlp_layers/0/kernel"):
+        actions(path)
+
+
+def test_moments_without_a_list_of_variables_go_by_name(tmp_path: Path) -> None:
+    # Keras 2.11 to 2.15 numbers them, and TF-Agents hands its critics' variables over as a set.
+    tree = tensorflow_tree(td3())
+    named = {path: f.name or tree.names[path].removeprefix("agent/_") for path, f in tree.tensors()}
+    leaves = {p: leaf(f.array(), f.key, name=named[p]) for p, f in tree.tensors()}
+    mine = [path for path in leaves if tree.names[path].startswith(tuple(Q_FUNCTIONS[:2]))]
+    for number, path in enumerate(reversed(mine)):
+        name = f"agent/_critic_optimizer/_momentums/{number}"
+        moment = np.full(leaves[path].shape, number, "f4")
+        leaves[attributes(name)] = leaf(moment, name, role="slot", slot="m", name=f"Adam/m/{named[path]}")
+    binding = recognise(Tree(leaves), "ckpt-3")
+    assert binding is not None
+    owners = {binding.of[path] for path in binding.of}
+    assert owners == set(mine)
+    assert all(leaves[slot].shape == leaves[of].shape for slot, of in binding.of.items())
+
+
+def normalizer(arrays: Arrays) -> Arrays:
+    generator = np.random.default_rng(4)
+    top = "agent/_observation_normalizer"
+    return arrays | {
+        f"{top}/_count/0": np.full(3, 64, "f4"),
+        f"{top}/_avg/0": generator.normal(size=3).astype("f4"),
+        f"{top}/_m2/0": generator.uniform(10, 900, size=3).astype("f4"),
+        f"{top}/_m2_carry/0": np.zeros(3, "f4"),
+    }
+
+
+def test_ppo_sees_normalised_observations(tmp_path: Path) -> None:
+    names = [
+        name.replace("_actor_network", "_actor_net")
+        for name in (*ENCODER, f"{PROJECTION}/_means_projection_layer")
+    ]
+    values = [
+        f"agent/_value_net/{name}" for name in ("_encoder/_postprocessing_layers/1", "_postprocessing_layers")
+    ]
+    arrays = normalizer(layers(names, (3, 16, 12, 2)) | layers(values, (3, 8, 1)))
+    path = written(tensorflow_tree(arrays), tmp_path / "ckpt-3")
+    mean, m2 = (arrays[f"agent/_observation_normalizer/{name}/0"].astype("f8") for name in ("_avg", "_m2"))
+    seen = np.clip((observations() - mean) / np.sqrt(m2 / 64 + 1e-3), -5, 5).astype("f4")
+    same(actions(path), scaled(np.tanh(run(arrays, names, seen))))
+    binding = recognised(path)
+    assert {part.title: len(part.layers) for part in binding.parts} == {"actor": 3, "value": 2}
+    assert "the activations" in binding.facts.lacks
+
+
+def test_moving_averages_are_statistics_too_and_others_are_missed(tmp_path: Path) -> None:
+    top = "agent/_observation_normalizer"
+    moving = {f"{top}/_{name}_moving_avg/0": np.full(3, 2, "f4") for name in ("mean", "var")}
+    path = written(tensorflow_tree(td3() | moving), tmp_path / "ckpt-3")
+    seen = np.clip((observations() - 2) / np.sqrt(2 + 1e-3), -5, 5).astype("f4")
+    same(actions(path), scaled(np.tanh(run(td3(), LAYERS, seen))))
+    binding = recognise(tensorflow_tree(td3() | {f"{top}/_scale/0": np.ones(3, "f4")}), "ckpt-3")
+    assert binding is not None
+    assert "the observation statistics" in binding.facts.lacks
+
+
+SPECS = r"""
+dict_value {
+  fields {
+    key: "collect_data_spec"
+    value { named_tuple_value { name: "Trajectory"
+      values { key: "action" value { bounded_tensor_spec_value {
+        name: "action"  # a comment
+        shape { dim { size: 2 } } dtype: DT_FLOAT
+        minimum { dtype: DT_FLOAT tensor_shape { dim { size: 2 } } MINIMUM }
+        maximum: < dtype: DT_FLOAT; tensor_shape { dim { size: 2 } }
+                   tensor_content: "\000\000\000@\000\000@@" >
+      } } }
+    } }
+  }
+}
+"""
+
+
+def exported(folder: Path, minimum: str) -> str:
+    """Write a policy as PolicySaver does: variables as a list, and its own attributes below `_all_assets`."""
+    arrays = {
+        name.replace("agent/", "_all_assets/"): array for name, array in td3().items() if "critic" not in name
+    }
+    tree = tensorflow_tree(arrays)
+    lists = {
+        path: (Alias(attributes(f"_all_assets/_actor_network/variables/{n}"), None),)
+        for n, path in enumerate(tree)
+    }
+    path = written(Tree(tree.leaves, lists), folder / "variables" / "variables")
+    (folder / "policy_specs.pbtxt").write_text(SPECS.replace("MINIMUM", minimum))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("minimum", "low"),
+    [
+        (r'tensor_content: "\000\000\000\300\000\000\200\277"', (-2.0, -1.0)),
+        ("float_val: -2.5 float_val: -1", (-2.5, -1.0)),
+        ("float_val: -2", (-2.0, -2.0)),
+    ],
+)
+def test_the_specs_beside_a_policy_tell_the_bounds(
+    minimum: str, low: tuple[float, ...], tmp_path: Path
+) -> None:
+    path = exported(tmp_path / "policy", minimum)
+    agent = restore(path)
+    assert (agent.known.action_low, agent.known.action_high) == (list(low), [2.0, 3.0])
+    assert agent.known.provenance["action_high"] == "read from policy_specs.pbtxt"
+    assert agent.notes == ("../policy_specs.pbtxt was read",)
+    same(
+        actions(path, low, (2.0, 3.0))[:, 1:],
+        ((3 + low[1]) / 2 + (3 - low[1]) / 2 * np.tanh(run(td3(), LAYERS, observations())))[:, 1:],
+    )
+
+
+@pytest.mark.parametrize("minimum", ["float_val: inf", 'tensor_content: "abc"', "", 'float_val: "x"'])
+def test_specs_that_say_no_bounds_tell_none(minimum: str, tmp_path: Path) -> None:
+    agent = restore(exported(tmp_path / "policy", minimum))
+    assert agent.known.action_low is None
+
+
+@pytest.mark.parametrize(
+    "text", ["a {", "a: }", '"x"', "a: 'x", "a {" * 90, "\0", "a { b: 1 >>>", "x" * (1 << 21)], ids=range(8)
+)
+def test_what_is_no_text_of_a_message_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "policy_specs.pbtxt"
+    file.write_text(text)
+    with pytest.raises(FormatError):
+        text_proto.read(str(file))
+
+
+def test_a_message_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "x.pbtxt"
+    file.write_text('a: 1 a: -2.5 b { c: "\\x41\\102\\n" } d: TRUE e <> # done')
+    assert text_proto.read(str(file)) == {"a": [1, -2.5], "b": [{"c": ["AB\n"]}], "d": ["TRUE"], "e": [{}]}

@@ -1,0 +1,216 @@
+"""Tianshou's policies of every version's names: as plain torch code runs them, with its own action map."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import UnsupportedError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.ops.convert import convert
+from ckpttool.ops.evaluate import Protocol, evaluate
+from ckpttool.ops.restore import restore
+from ckpttool.tree import Tree
+from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
+from tests.test_layouts import LayoutContract
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+class Net(nn.Module):  # type: ignore[misc, name-defined]
+    """As utils/net/common.py: Net keeps an MLP, which keeps a Sequential, both called `model`."""
+
+    def __init__(self, width: int, *, norm: bool = False) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        steps = [nn.Linear(width, 16), *([nn.LayerNorm(16)] if norm else []), nn.ReLU()]
+        self.model.model = nn.Sequential(
+            *steps, nn.Linear(16, 8), *([nn.LayerNorm(8)] if norm else []), nn.ReLU()
+        )
+
+
+class Last(nn.Module):  # type: ignore[misc, name-defined]
+    """A preprocess net and one more layer for each of `heads`, as in utils/net/continuous.py."""
+
+    def __init__(
+        self, width: int, out: int, heads: tuple[str, ...] = ("last",), *, norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.preprocess = Net(width, norm=norm)
+        for head in heads:
+            setattr(self, head, nn.Module())
+            getattr(self, head).model = nn.Sequential(nn.Linear(8, out))
+
+    def forward(self, x: Any) -> Any:
+        head = self.last if hasattr(self, "last") else self.mu
+        return head.model(self.preprocess.model.model(x))
+
+
+def whole(networks: dict[str, Any]) -> Any:
+    """A policy (or algorithm) with the networks as attributes; dots lead into modules."""
+    top = nn.Module()
+    for name, network in networks.items():
+        *above, last = name.split(".")
+        owner = top
+        for part in above:
+            if not hasattr(owner, part):
+                setattr(owner, part, nn.Module())
+            owner = getattr(owner, part)
+        setattr(owner, last, network)
+    return top
+
+
+NAMES = {
+    "0.4": ("actor", "actor_old", "critic1", "critic1_old", "critic2", "critic2_old"),
+    "1.x": ("actor", "actor_old", "critic", "critic_old", "critic2", "critic2_old"),
+    "2.x": (
+        "policy.actor",
+        "actor_old.module",
+        "critic",
+        "critic_old.module",
+        "critic2",
+        "critic2_old.module",
+    ),
+}
+
+
+def td3(version: str, *, norm: bool = False) -> Any:
+    torch.manual_seed(0)
+    made = (Last(*((3, 2) if "actor" in name else (5, 1)), norm=norm) for name in NAMES[version])
+    return whole(dict(zip(NAMES[version], made, strict=True)))
+
+
+def mapped(raw: np.ndarray, bound: str | None) -> np.ndarray:
+    """policy.map_action: bound, then scale from [-1, 1]."""
+    low, high = np.float32(LOW), np.float32(HIGH)
+    if bound == "clip":
+        raw = np.clip(raw, -1, 1)
+    return low + (high - low) * (raw + 1) / 2
+
+
+def run(module: Any, *inputs: np.ndarray) -> Any:
+    with torch.no_grad():
+        return module(torch.as_tensor(np.concatenate(inputs, 1))).numpy()
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norms"])
+@pytest.mark.parametrize("version", NAMES)
+def test_td3_of_every_version(tmp_path: Path, version: str, norm: bool) -> None:
+    policy = td3(version, norm=norm)
+    path = tmp_path / "policy.pth"
+    torch.save(policy.state_dict(), path)
+    assert recognised(path).layout == "tianshou"
+    assert not without_a_way(path)
+    assert len(recognised(path).parts) == 6
+    actor = policy.policy.actor if version == "2.x" else policy.actor
+    # max_action is the first upper bound, 2: more than clipping lets through.
+    same(actions(path), mapped(2 * np.tanh(run(actor, observations())), "clip"))
+    same(q_values(path, "critic/q2"), run(policy.critic2, observations(), chosen()))
+    lacks = restore(str(path)).binding.facts.lacks
+    assert any("max_action" in each for each in lacks)
+    assert any("VectorEnvNormObs" in each for each in lacks)
+
+
+def test_sac_acts_by_tanh_of_its_mean(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    actor = Last(3, 2, ("mu", "sigma"))
+    critics = {name: Last(5, 1) for name in ("critic", "critic_old", "critic2", "critic2_old")}
+    torch.save(whole({"actor": actor, **critics}).state_dict(), tmp_path / "policy.pth")
+    assert not without_a_way(tmp_path / "policy.pth")
+    same(actions(tmp_path / "policy.pth"), mapped(np.tanh(run(actor, observations())), None))
+    # The second head is written under a name that every layout knows.
+    assert convert(str(tmp_path / "policy.pth"), str(tmp_path / "a.pt"), layout="tianshou").report.complete
+    branches = [part.branches for part in recognised(tmp_path / "a.pt").parts if part.title == "actor"]
+    assert [name for name, _ in branches[0]] == ["log_std"]
+
+
+def test_ppo_has_a_value_and_clips_its_mean(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    actor, critic = Last(3, 2, ("mu",)), Last(3, 1)
+    actor.sigma_param = nn.Parameter(torch.zeros(2, 1))
+    policy = whole(
+        {"actor": actor, "critic": critic, "_actor_critic.actor": actor, "_actor_critic.critic": critic}
+    )
+    torch.save(policy.state_dict(), tmp_path / "policy.pth")
+    assert [part.title for part in recognised(tmp_path / "policy.pth").parts] == ["actor", "value"]
+    assert not without_a_way(tmp_path / "policy.pth")
+    same(actions(tmp_path / "policy.pth"), mapped(run(actor, observations()), "clip"))
+
+
+def test_a_choice_among_actions_is_not_run(tmp_path: Path) -> None:
+    networks = {"actor": Last(3, 4), "critic": Last(3, 4), "critic2": Last(3, 4)}
+    torch.save(whole(networks).state_dict(), tmp_path / "policy.pth")
+    assert recognised(tmp_path / "policy.pth").evidence.endswith("of discrete actions")
+    with pytest.raises(UnsupportedError, match="cannot be run yet"):
+        actions(tmp_path / "policy.pth")
+
+
+class RunningMeanStd:
+    """As utils/statistics.py keeps it."""
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(4)
+        self.mean, self.var = generator.standard_normal(3), generator.uniform(0.5, 2, 3)
+        self.count, self.eps, self.clip_max = 100, np.finfo(np.float32).eps.item(), 1.5
+
+
+def test_a_checkpoint_keeps_the_statistics(tmp_path: Path) -> None:
+    policy, rms = td3("1.x"), RunningMeanStd()
+    torch.save({"model": policy.state_dict(), "obs_rms": rms}, tmp_path / "checkpoint.pth")
+    assert not without_a_way(tmp_path / "checkpoint.pth")
+    seen = np.clip((observations() - rms.mean) / np.sqrt(rms.var + rms.eps), -1.5, 1.5).astype(np.float32)
+    same(actions(tmp_path / "checkpoint.pth"), mapped(2 * np.tanh(run(policy.actor, seen)), "clip"))
+    known = restore(str(tmp_path / "checkpoint.pth")).known
+    assert known.provenance["obs_norm"] == "read from obs_rms"
+    done = convert(str(tmp_path / "checkpoint.pth"), str(tmp_path / "a.pt"), layout="tianshou")
+    assert done.report.complete
+    same(actions(tmp_path / "a.pt"), mapped(2 * np.tanh(run(policy.actor, seen)), "clip"))
+
+
+def trained() -> tuple[dict[str, Any], list[Any]]:
+    """The state of an algorithm of version 2 after one update, and its optimizers."""
+    algorithm = td3("2.x")
+    networks = (algorithm.policy, algorithm.critic, algorithm.critic2)
+    optimizers = [torch.optim.Adam(network.parameters(), lr=1e-3) for network in networks]
+    for network, optimizer in zip(networks, optimizers, strict=True):
+        sum((weight**2).sum() for weight in network.parameters()).backward()
+        optimizer.step()
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    return algorithm.state_dict() | {"_optimizers": states}, optimizers
+
+
+class TestTianshou(LayoutContract):
+    name = "tianshou"
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Tree:
+        torch.save(trained()[0], tmp_path / "policy.pth")
+        return open_checkpoint(str(tmp_path / "policy.pth")).tree
+
+
+def test_the_algorithm_of_version_2_keeps_its_optimizers(tmp_path: Path) -> None:
+    state, optimizers = trained()
+    torch.save(state, tmp_path / "policy.pth")
+    assert not without_a_way(tmp_path / "policy.pth")
+    assert convert(str(tmp_path / "policy.pth"), str(tmp_path / "a.pt"), layout="tianshou").report.complete
+    written = torch.load(tmp_path / "a.pt", weights_only=True)["critic_optimizer"]["state"]
+    first, second = (optimizer.state_dict()["state"] for optimizer in optimizers[1:])
+    assert torch.equal(written[0]["exp_avg"], first[0]["exp_avg"])
+    assert torch.equal(written[6]["exp_avg_sq"], second[0]["exp_avg_sq"])
+
+
+@pytest.mark.corpus
+def test_the_corpus_scores_what_it_scored(corpus: Path) -> None:
+    name = "tianshou/Pendulum-v1/td3/policy.pth"
+    known = next(r for r in json.loads((corpus / "RETURNS.json").read_text())["runs"] if r["agent"] == name)
+    found = evaluate(
+        str(corpus / "torch" / name), "Pendulum-v1", Protocol(episodes=100, seed=1000)
+    ).statistics
+    spread = known["std"] ** 2 / known["episodes"] + found.std**2 / 100
+    assert abs(found.mean - known["mean"]) <= 3 * spread**0.5
+    assert len(recognised(next((corpus / "torch/tianshou").rglob("td3_bc/*/policy.pth"))).parts) == 6

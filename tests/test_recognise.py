@@ -1,0 +1,67 @@
+"""An agent is recognised under wrappers of its modules, and inside a dict of other things."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpttool.errors import UsageError
+from ckpttool.layouts.recognise import recognise
+from ckpttool.leaf import Path, key
+from ckpttool.ops.restore import canonical_tree
+from ckpttool.tree import Tree
+from tests.test_layouts import canonical_names, gaussian_agent, same, torch_agent
+from tests.trees import torch_tree
+
+
+def wrapped(tree: Tree, prefix: str) -> Tree:
+    """The agent's networks as torch.compile or DataParallel names them."""
+
+    def named(path: Path) -> Path:
+        if path[0].value in ("actor", "actor_target") and len(path) == 2:
+            return (path[0], key(f"{prefix}{path[1].value}"))
+        return path
+
+    return Tree({named(path): leaf for path, leaf in tree.items()})
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_wrappers_of_modules_hide_nothing(prefix: str) -> None:
+    plain, tree = torch_agent(["l1", "l2", "l3"]), wrapped(torch_agent(["l1", "l2", "l3"]), prefix)
+    one, other = recognise(plain, "agent"), recognise(tree, "agent")
+    assert one is not None
+    assert other is not None
+    assert other.parts == one.parts
+    assert {move.source for move in other.moves.moves} <= set(tree)
+    assert set(tree) == {move.source for move in other.moves.moves} | other.consumed
+    names, others = canonical_names(plain, one), canonical_names(tree, other)
+    assert names.keys() == others.keys()
+    assert all(same(names[name], others[name]) for name in names)
+
+
+def test_an_agent_in_an_entry_is_found_and_the_rest_is_left() -> None:
+    agent = gaussian_agent()
+    rest = torch_tree({"epoch": 3})
+    tree = Tree({**{(key("model"), *path): leaf for path, leaf in agent.items()}, **rest.leaves})
+    binding, alone = recognise(tree, "agent"), recognise(agent, "agent")
+    assert binding is not None
+    assert alone is not None
+    assert binding.evidence.startswith("model/: ")
+    assert set(tree) - {move.source for move in binding.moves.moves} - binding.consumed == set(rest)
+    there, here = canonical_tree(tree, binding.moves), canonical_tree(agent, alone.moves)
+    assert there.keys() == here.keys()
+    assert all(same(there[path], here[path]) for path in here)
+
+
+def test_two_agents_side_by_side_are_no_single_one() -> None:
+    agent = torch_agent(["l1", "l2", "l3"])
+    both = {(key(top), *path): leaf for top in ("model", "ema") for path, leaf in agent.items()}
+    assert recognise(Tree(both), "agent") is None
+
+
+def test_a_layout_that_is_named_is_asked_alone_and_everywhere() -> None:
+    tree = wrapped(torch_agent(["l1", "l2", "l3"]), "module.")
+    binding = recognise(tree, "agent", "td3_torch")
+    assert binding is not None
+    assert binding.layout == "td3_torch"
+    with pytest.raises(UsageError, match="not of layout td3_tf"):
+        recognise(tree, "agent", "td3_tf")
