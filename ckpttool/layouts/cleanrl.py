@@ -39,7 +39,6 @@ TABLE = Table(
     optimizer=adam.from_torch,
     branches=canonical.LOG_STD,
     tensors={f"0/{name}": f"actor/{name}" for name in _MAP},
-    seen="tuples made by the classes of td3_continuous_action.py and sac_continuous_action.py",
 )
 _PPO = replace(
     TABLE,

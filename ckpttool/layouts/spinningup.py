@@ -19,7 +19,6 @@ from ckpttool.leaf import Leaf
 from ckpttool.tree import Tree
 
 _TITLE = "Spinning Up's pyt_save/model.pt (a whole module) or tf1_save (DDPG, TD3, SAC; PPO)"
-_SEEN = "modules made by core.py's classes; the variables of TF1's graphs as TensorFlow 2.21 saves them"
 
 TABLE = Table(
     name="spinningup",
@@ -30,7 +29,6 @@ TABLE = Table(
     counters={},
     facts=Facts(head="tanh", hidden="relu", epsilon=1e-5),
     optimizer=adam.from_torch,
-    seen=_SEEN,
     branches={"log_std_layer": "log_std"},
     tensors={"pi/log_std": "actor/log_std"},
 )
