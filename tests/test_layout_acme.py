@@ -10,7 +10,7 @@ import pytest
 
 from ckpttool.errors import UsageError
 from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import acme
+from ckpttool.layouts import acme, td3_torch
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, display
 from ckpttool.ops.restore import canonical_tree, restore
@@ -186,3 +186,13 @@ def test_other_sonnet_models_are_no_agents(tmp_path: Path) -> None:
     path = written(tensorflow_tree(layers(["model/_layers/0"], (3, 2), SONNET)), tmp_path / "ckpt-1")
     with pytest.raises(UsageError, match="no layout"):
         restore(path)
+
+
+def test_settings_that_no_file_holds_are_sonnets() -> None:
+    tree = learner(d4pg())
+    binding = recognise(tree, "agent")
+    assert binding is not None
+    plan = td3_torch.plan(binding, canonical_tree(tree, binding.moves), {})
+    assumed = [line for line in plan.assumed if "epsilon" in line or "eps" in line]
+    assert assumed
+    assert all("1e-08" in line and "Sonnet" in line for line in assumed)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpttool.layouts import adam
-from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.canonical import Binding, Default, Facts
 from ckpttool.layouts.distributions import distributions
 from ckpttool.layouts.table import Table, bind
 from ckpttool.tree import Tree
@@ -42,6 +42,11 @@ TABLE = Table(
     branches={"_scale_layer": "std"},
 )
 
+# sonnet/src/optimizers/adam.py, Adam.__init__.
+_SONNET = {
+    name: Default(value, "Sonnet")
+    for name, value in (("learning_rate", 0.001), ("beta_1", 0.9), ("beta_2", 0.999), ("epsilon", 1e-8))
+}
 _ROOTS = ("policy", "critic")
 _TARGETS = frozenset(("target_policy", "target_critic"))
 _SNAPSHOT = "_variables"
@@ -74,4 +79,4 @@ def _told(binding: Binding, segments: set[str]) -> Binding:
         facts = facts._replace(activations=("tanh", "elu"))
     if "_mean_layer" in segments:
         facts = facts._replace(head="clip_affine")
-    return replace(binding, facts=facts)
+    return replace(binding, facts=facts, defaults=_SONNET)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from ckpttool.layouts import canonical
+from ckpttool.layouts.canonical import Default
 from ckpttool.layouts.modules import Segments
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, index, key
@@ -17,13 +17,6 @@ from ckpttool.tree import Container, Tree
 # torch/optim/adam.py: names in `state`; the canonical slot names are TensorFlow's short ones.
 TORCH_SLOTS = {"exp_avg": "m", "exp_avg_sq": "v", "max_exp_avg_sq": "vhat"}
 TORCH_SETTINGS = {"lr": "learning_rate", "betas/0": "beta_1", "betas/1": "beta_2", "eps": "epsilon"}
-
-
-class Default(NamedTuple):
-    """A hyperparameter that no checkpoint of the other framework holds, and whose default it is."""
-
-    value: float | bool | None
-    whose: str
 
 
 # keras/src/optimizers/adam.py: only the learning rate is a variable; the rest are constructor defaults.
@@ -219,9 +212,18 @@ class ToTorch:
     """One canonical Adam as torch's state_dict; `weights` are its network's moves in parameter order."""
 
     def __init__(
-        self, name: str, weights: Sequence[Move], agent: Tree, told: Mapping[str, float | bool | None]
+        self,
+        name: str,
+        weights: Sequence[Move],
+        agent: Tree,
+        told: Mapping[str, float | bool | None],
+        defaults: Mapping[str, Default],
     ) -> None:
-        """Take the canonical optimizer `name` of the canonical `agent`; `told` are settings it may lack."""
+        """Take the canonical optimizer `name` of the canonical `agent`.
+
+        `told` are settings that it may lack, `defaults` those of its library.
+        """
+        self.defaults = {**KERAS_DEFAULTS, **TORCH_DEFAULTS, **defaults}
         self.name = name
         self.weights = weights
         self.told = told
@@ -330,7 +332,7 @@ class ToTorch:
             return self.told[ours]
         if ours == "amsgrad" and any(self._has("vhat", w) for w in self.weights):
             return True
-        return (KERAS_DEFAULTS | TORCH_DEFAULTS)[ours].value
+        return self.defaults[ours].value
 
     def _whose(self, ours: str) -> str:
-        return (KERAS_DEFAULTS | TORCH_DEFAULTS)[ours].whose
+        return self.defaults[ours].whose

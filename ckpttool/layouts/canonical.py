@@ -17,13 +17,14 @@ total_it, save_counter                counters of the agent and of its checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckpttool.leaf import Leaf, Path, attr, index
 from ckpttool.mapping.report import Moves
+from ckpttool.tree import Tree
 
 NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 VALUES = ("value", "value_target")
@@ -44,6 +45,11 @@ SLOTS = ("m", "v", "vhat")
 
 
 ALL_OPTIMIZED = {**OPTIMIZED, **OPTIMIZED_MORE}
+
+
+def settings_stay(count: int) -> str:
+    """Return the note that an agent's settings have no canonical place."""
+    return f"{count:,} settings and records of training stay behind"
 
 
 def mapped_by_sidecar(path: Path) -> bool:
@@ -88,6 +94,13 @@ class Part(NamedTuple):
         return f"{self.component}/{self.head}" if self.head else self.component
 
 
+class Default(NamedTuple):
+    """A hyperparameter that no checkpoint of the other framework holds, and whose default it is."""
+
+    value: float | bool | None
+    whose: str
+
+
 class Norm(NamedTuple):
     """Statistics of the observations: `mean` and `var` [obs_dim], unread, or `std` instead of `var`.
 
@@ -129,6 +142,16 @@ class Facts(NamedTuple):
         names = dict.fromkeys(facts, where)
         return self._replace(**facts, said=MappingProxyType({**self.said, **names}))
 
+    def lacking(self, what: str) -> Facts:
+        """Return the facts with one thing more that no file tells."""
+        return self._replace(lacks=(*self.lacks, what))
+
+    def bounded(self, where: str, low: Sequence[float], high: Sequence[float]) -> Facts | None:
+        """Return the facts with the action's bounds that the file says at `where`, None if it says none."""
+        if not low or len(low) != len(high):
+            return None
+        return self.read(where, action_low=tuple(low), action_high=tuple(high))
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -136,7 +159,8 @@ class Binding:
 
     `consumed` are leaves that carry no information of their own once the rest is mapped (indices);
     `unplaced` names, by component, the trained tensors that no known kind of layer took: such a network
-    can be listed, but running it without them would be running another one.
+    can be listed, but running it without them would be running another one. `defaults` are settings of the
+    optimizers that the library fills in where the program gave none, if they are not those of Keras or torch.
     """
 
     layout: str
@@ -147,6 +171,43 @@ class Binding:
     unplaced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     evidence: str = ""
     of: Mapping[Path, Path] = field(default_factory=dict)
+    defaults: Mapping[str, Default] = field(default_factory=dict)
+
+    def moved(self, place: Callable[[Path], Path]) -> Binding:
+        """Return the binding of the tree whose leaves lie at `place` of where this one's lie."""
+        moves = tuple(replace(move, source=place(move.source)) for move in self.moves.moves)
+        return replace(
+            self,
+            moves=replace(self.moves, moves=moves),
+            consumed=frozenset(map(place, self.consumed)),
+            of={place(slot): place(owner) for slot, owner in self.of.items()},
+        )
+
+    def noted(self, *notes: str) -> Binding:
+        """Return the binding with more for people to know of the mapping."""
+        return replace(self, moves=replace(self.moves, notes=(*self.moves.notes, *notes)))
+
+    def refused(self, component: str, *reasons: str) -> Binding:
+        """Return the binding with more reasons why a component's networks cannot be run."""
+        found = (*self.unplaced.get(component, ()), *reasons)
+        return replace(self, unplaced={**self.unplaced, component: found})
+
+    def without(self, left: Collection[str]) -> Binding:
+        """Return the binding without tensors, by name, that nothing which a network computes depends on."""
+        unplaced = {
+            component: kept
+            for component, names in self.unplaced.items()
+            if (kept := tuple(name for name in names if name not in left))
+        }
+        return replace(self, unplaced=unplaced)
+
+    def statistics(self, tree: Tree) -> dict[str, Leaf]:
+        """Return the tensors of the observations' statistics by their canonical names ("mean", "var")."""
+        return {
+            str(move.target[1].value): leaf
+            for move in self.moves.moves
+            if move.target[0] == attr(NORMALIZER) and isinstance(leaf := tree[move.source], Leaf)
+        }
 
 
 def apart(parts: Sequence[Part]) -> bool:

@@ -79,8 +79,7 @@ def _told(binding: Binding | None, name: str) -> Binding | None:
     """Return the binding with what the file's name says: TD3_BC's agents need statistics."""
     if binding is None or not name.startswith("TD3_BC"):
         return binding
-    lacks = (*binding.facts.lacks, _STATISTICS)
-    return replace(binding, facts=binding.facts._replace(lacks=lacks))
+    return replace(binding, facts=binding.facts.lacking(_STATISTICS))
 
 
 def _component(stored: list[str], name: str) -> str:
@@ -91,25 +90,11 @@ def _component(stored: list[str], name: str) -> str:
 
 
 def _single(tree: Tree, component: str) -> Binding | None:
-    top = key(component)
-
-    def under(path: Path) -> Path:
-        return (top, *path)
-
-    wrapped = Tree(
-        {under(path): leaf for path, leaf in tree.items()},
-        {
-            under(path): tuple(alias._replace(path=under(alias.path)) for alias in aliases)
-            for path, aliases in tree.aliases.items()
-        },
-    )
-    binding = bind(wrapped, TABLE)
+    binding = bind(tree.under((key(component),)), TABLE)
     if binding is None:
         return None
-    moves = tuple(replace(move, source=move.source[1:]) for move in binding.moves.moves)
-    return replace(
-        binding, moves=replace(binding.moves, moves=moves), evidence=f"one {component} file with l1, l2, ..."
-    )
+    evidence = f"one {component} file with l1, l2, ..."
+    return replace(binding.moved(lambda path: path[1:]), evidence=evidence)
 
 
 def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
@@ -138,7 +123,7 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
             numbers = range(first, first + len(part.layers))
             mine += named(part, agent, top, [f"l{number}" for number in numbers])
             first = numbers.stop
-        state = adam.ToTorch(name, mine, agent, told.get(name, {}))
+        state = adam.ToTorch(name, mine, agent, told.get(name, {}), binding.defaults)
         if any(path[0] == attr(name) for path in agent):
             moves += [*mine, *state.moves()]
             added |= state.added()

@@ -58,7 +58,7 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
         prefix = optimized.get(name)
         mine = temperature if prefix is None else [m for m in moves if _entry(m).startswith(prefix)]
         if any(path[0] == attr(name) for path in agent) and mine:
-            state = adam.ToTorch(name, mine, agent, told.get(name, {}))
+            state = adam.ToTorch(name, mine, agent, told.get(name, {}), binding.defaults)
             moves += [replace(move, target=_member(move.target, member)) for move in state.moves()]
             added |= {_member(path, member): leaf for path, leaf in state.added().items()}
             assumed += state.assumed()

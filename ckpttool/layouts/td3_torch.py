@@ -89,7 +89,7 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     for name, network in canonical.ALL_OPTIMIZED.items():
         weights = [move for move in moves if move.source[0] == attr(network)]
         if any(path[0] == attr(name) for path in agent):
-            state = adam.ToTorch(name, weights, agent, told.get(name, {}))
+            state = adam.ToTorch(name, weights, agent, told.get(name, {}), binding.defaults)
             moves += state.moves()
             added |= state.added()
             containers |= state.containers()
