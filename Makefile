@@ -20,7 +20,7 @@ types: $(VENV)/.installed
 	$(BIN)/mypy
 
 tests: $(VENV)/.installed
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadgroup
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

@@ -82,6 +82,17 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
     def _shown(self) -> frozenset[str]:
         return frozenset(self.names.values())
 
+    def under(self, prefix: Path) -> Tree:
+        """Return the tree as the subtree under `prefix` of one that has nothing else."""
+        return Tree(
+            {(*prefix, *p): leaf for p, leaf in self.leaves.items()},
+            {
+                (*prefix, *p): tuple(Alias((*prefix, *a.path), a.key) for a in rest)
+                for p, rest in self.aliases.items()
+            },
+            {(*prefix, *p): c for p, c in self.containers.items()},
+        )
+
     def below(self, prefix: Path) -> Tree:
         """Return the subtree under `prefix`, with paths that start there."""
         cut = len(prefix)

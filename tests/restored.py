@@ -33,13 +33,15 @@ def wiring(agent: Agent, low: Sequence[float] = LOW, high: Sequence[float] = HIG
     return wire(agent, Bounds(low, high, "the test"))[0]
 
 
-def actions(path: object, low: Sequence[float] = LOW, high: Sequence[float] = HIGH) -> np.ndarray:
+def actions(
+    path: object, low: Sequence[float] = LOW, high: Sequence[float] = HIGH, width: int = 3
+) -> np.ndarray:
     """Return the restored policy's actions on the observations; the bounds count if no file tells any."""
     agent = restore(str(path))
     part = agent.runnable("actor")
     assert part is not None
     return np.asarray(
-        backend.build(policy_network(agent.tree, part, wiring(agent, low, high))).step(observations())[0]
+        backend.build(policy_network(agent.tree, part, wiring(agent, low, high))).step(observations(width))[0]
     )
 
 

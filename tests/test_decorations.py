@@ -163,6 +163,15 @@ def test_lightnings_module_is_known_by_its_checkpoint(tmp_path):
 
 
 @pytest.mark.torch
+def test_lightnings_module_is_stripped_as_a_part_too(tmp_path):
+    held = {f"model.{name}": tensor for name, tensor in network().state_dict().items()}
+    saved(tmp_path / "a.ckpt", {"pytorch-lightning_version": "2.5.0", "state_dict": held, "epoch": 1})
+    ckpttool.convert(str(tmp_path / "a.ckpt"), str(tmp_path / "b.pt"), part="state_dict", strip=True)
+    tree = ckpttool.open(str(tmp_path / "b.pt")).tree
+    assert {leaf.key for _, leaf in tree.tensors()} == set(network().state_dict())
+
+
+@pytest.mark.torch
 def test_an_average_is_named_and_never_taken(tmp_path):
     saved(tmp_path / "a.pt", {"model": network().state_dict(), "ema": network().state_dict(), "epoch": 1})
     notes = summary(str(tmp_path / "a.pt")).notes

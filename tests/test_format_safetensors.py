@@ -261,9 +261,9 @@ def test_the_bytes_decide_and_not_the_suffix(tmp_path: Path) -> None:
     assert open_checkpoint(str(tmp_path / "x.safetensors")).format == "pytorch"
 
 
-def test_two_hundred_thousand_tensors_in_linear_time(tmp_path: Path) -> None:
+def test_many_tensors_are_listed_in_linear_time(tmp_path: Path) -> None:
     spent = []
-    for count in (50_000, 200_000):
+    for count in (15_000, 60_000):
         header = {f"layer.{n}.weight": entry(n, n + 1) for n in range(count)}
         file = put(tmp_path, header, bytes(count))
         start = time.process_time()

@@ -188,6 +188,17 @@ def test_an_agent_without_q_functions_is_refused(tmp_path: Path) -> None:
         convert(str(tmp_path / "ppo.pt"), str(tmp_path / "b.cleanrl_model"), allow_missing=True)
 
 
+@pytest.mark.parametrize("to", ["cleanrl", "fujimoto"])
+def test_q_functions_of_distributions_are_refused(tmp_path: Path, to: str) -> None:
+    actor, critic = (
+        nn.Sequential(nn.Linear(n, 8), nn.ReLU(), nn.Linear(8, out)) for n, out in ((3, 2), (5, 11))
+    )
+    agent = {"actor": actor.state_dict(), "critic": critic.state_dict(), "total_it": 3}
+    torch.save(agent, tmp_path / "a.pt")
+    with pytest.raises(UnsupportedError, match=r"Q-functions that give one number .*critic/q1 gives 11"):
+        convert(str(tmp_path / "a.pt"), str(tmp_path / "b"), to=to, allow_missing=True)
+
+
 @pytest.mark.parametrize(
     ("head", "low", "high", "it_is"),
     [

@@ -243,11 +243,11 @@ def test_networks_that_their_classes_cannot_be_are_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("agent_file", "env", "episodes"),
     [
-        ("BipedalWalker-v2/ONE/TD3_BipedalWalker-v2_0_solved_actor.pth", "BipedalWalker-v3", 20),
+        ("BipedalWalker-v2/ONE/TD3_BipedalWalker-v2_0_solved_actor.pth", "BipedalWalker-v3", 10),
         (
             "LunarLanderContinuous-v2/TD3_LunarLanderContinuous-v2_0_solved_actor.pth",
             "LunarLanderContinuous-v3",
-            100,
+            32,
         ),
     ],
 )

@@ -15,8 +15,10 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import rllib
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognise
+from ckpttool.ops.convert import convert
 from ckpttool.ops.restore import networks
 from ckpttool.tree import Tree
+from tests.restored import actions, recognised, same
 from tests.test_layouts import LayoutContract, torch_tree
 from tests.trees import torch_dense
 
@@ -130,3 +132,18 @@ def test_several_modules_are_no_single_agent() -> None:
         {name.replace("default_policy", "other"): np.zeros(1, "f4") for name in tree.names.values()}
     )
     assert recognise(Tree({**more, **other.leaves}), "folder") is None
+
+
+@pytest.mark.parametrize("to", ["torch", "tf"])
+@pytest.mark.parametrize("tree", [sac(), ppo()], ids=["sac", "ppo"])
+def test_a_folder_becomes_an_agent_of_either_framework(tmp_path: Path, tree: Tree, to: str) -> None:
+    folder = tmp_path.joinpath("agent", *MODULE.split("/"))
+    folder.mkdir(parents=True)
+    state = {leaf.key.removeprefix(f"{MODULE}/"): leaf.array() for _, leaf in tree.tensors()}
+    (folder / "module_state.pkl").write_bytes(pickle.dumps(state, 4))
+    (tmp_path / "agent" / "rllib_checkpoint.json").write_text('{"checkpoint_version": "2.1"}')
+    target = tmp_path / "written-1"
+    report = convert(str(tmp_path / "agent"), str(target), to=to).report
+    assert not report.missing
+    assert recognised(target).layout == f"td3_{to}"
+    same(actions(target), actions(tmp_path / "agent"))

@@ -207,6 +207,44 @@ def test_it_becomes_a_plain_agent(tmp_path: Path) -> None:
     same(actions(tmp_path / "set"), run(agent.pi, observations()))
 
 
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize("policy", [MLPActor, SquashedGaussianMLPActor])
+def test_its_state_dict_acts_as_its_sidecar_says(tmp_path: Path, policy: Any) -> None:
+    agent = MLPActorCritic(policy(nn.ELU), q1=MLPQFunction(nn.ELU), q2=MLPQFunction(nn.ELU))
+    path = saved(tmp_path, agent)
+    report = convert(str(path), str(tmp_path / "a.pt"), allow_missing=True).report
+    assert {line.target.replace("/", ".") for line in report.mapped} == set(agent.state_dict())
+    assert recognised(tmp_path / "a.pt").layout == "spinningup"
+    same(actions(tmp_path / "a.pt"), run(agent.pi, observations()))
+
+
+@pytest.mark.parametrize(
+    ("pi", "critics", "head", "hidden"),
+    [
+        (MLPActor(nn.ReLU), {"q": MLPQFunction(nn.ReLU)}, "tanh", "relu"),
+        (MLPGaussianActor(nn.Tanh), {"v": MLPCritic(nn.Tanh)}, "identity", "tanh"),
+    ],
+    ids=["ddpg", "ppo"],
+)
+def test_a_state_dict_alone_has_the_habits_of_core(
+    tmp_path: Path, pi: Any, critics: dict[str, Any], head: str, hidden: str
+) -> None:
+    agent = MLPActorCritic(pi, **critics)
+    torch.save(agent.state_dict(), tmp_path / "a.pt")
+    binding = recognised(tmp_path / "a.pt")
+    assert (binding.layout, binding.facts.head, binding.facts.hidden) == ("spinningup", head, hidden)
+    assert binding.facts.lacks == ("the action bounds",)
+    assert not binding.unplaced
+    assert not without_a_way(tmp_path / "a.pt")
+
+
+def test_a_state_dict_of_choices_is_not_run(tmp_path: Path) -> None:
+    agent = MLPActorCritic(MLPCategoricalActor(nn.Tanh), v=MLPCritic(nn.Tanh))
+    torch.save(agent.state_dict(), tmp_path / "a.pt")
+    with pytest.raises(UnsupportedError, match="the choice among discrete actions"):
+        actions(tmp_path / "a.pt")
+
+
 # --- TF1: variables by name ------------------------------------------------------------------------------
 
 
@@ -242,3 +280,13 @@ def test_variables_of_tensorflow_1(
     agent = {display(path) for path in canonical_tree(tree, binding.moves)}
     assert ("actor/log_std/kernel" in agent) is (len(policy) == 4)
     assert "actor/3/kernel" not in agent
+
+
+def test_moments_without_owners_are_no_layers() -> None:
+    weights = variables([(3, 16), (16, 8), (8, 2)], ("q",))
+    moments = {f"{name}/{slot}": value for name, value in weights.items() for slot in ("Adam", "Adam_1")}
+    tree = tensorflow_tree({**weights, **moments})
+    binding = spinningup.recognise(tree, "tf1_save")
+    assert binding is not None
+    assert not binding.unplaced
+    assert len(binding.moves.moves) == len(weights)

@@ -330,6 +330,27 @@ def test_layers_are_ordered_by_their_numbers_not_by_the_file() -> None:
     assert networks(binding) == {"actor": ["l1", "l2", "l10"]}
 
 
+def test_a_head_beside_numbered_layers_does_not_disturb_their_order() -> None:
+    generator = np.random.default_rng(0)
+    tree: dict[str, np.ndarray] = {}
+    for name, sizes in {"l3": (4, ACT), "log_std": (4, ACT), "l1": (OBS, 4), "l2": (4, 4)}.items():
+        tree |= torch_dense(generator, f"actor/{name}", *sizes)
+    tree |= torch_dense(generator, "critic/q.0", OBS + ACT, 1)
+    binding = recognise(torch_tree({**tree, "log_alpha": np.zeros(1, np.float32)}), "agent.pt")
+    assert binding is not None
+    assert networks(binding)["actor"] == ["l1", "l2", "l3"]
+    assert not binding.unplaced
+
+
+def test_a_policy_alone_is_an_agent_under_its_name() -> None:
+    generator = np.random.default_rng(0)
+    tree = torch_dense(generator, "actor/pi.0", OBS, 4) | torch_dense(generator, "actor/pi.2", 4, ACT)
+    binding = recognise(torch_tree(tree), "agent.pt")
+    assert binding is not None
+    assert binding.layout == "td3_torch"
+    assert networks(binding) == {"actor": ["pi/0", "pi/2"]}
+
+
 def test_the_action_may_enter_at_the_second_layer() -> None:
     # The DDPG wiring of the TD3 authors: l2 takes what l1 gives and the action.
     critic: dict[str, np.ndarray] = {}
@@ -684,6 +705,21 @@ def test_what_keras_cannot_do_is_left_over(settings: dict[str, object], lost: se
 def test_targets_that_were_not_saved_are_missed() -> None:
     _, plan = as_tensorflow(torch_tree(fujimoto_set()))  # type: ignore[arg-type]
     assert plan.missing == ("policy/actor_target", "policy/critic_target")
+
+
+def test_a_policy_that_trains_without_targets_misses_none() -> None:
+    generator = np.random.default_rng(0)
+    policy = torch_dense(generator, "actor/pi.0", OBS, 4) | torch_dense(generator, "actor/pi.2", 4, ACT)
+    _, plan = as_tensorflow(torch_tree(policy))  # type: ignore[arg-type]
+    assert not plan.missing
+    value = torch_dense(generator, "value/v.0", OBS, 1)
+    _, plan = as_tensorflow(torch_tree({**policy, **value}))
+    assert not plan.missing
+    # A Gaussian policy's own critic has one.
+    gaussian = {**policy, **torch_dense(generator, "actor/log_std", 4, ACT)}
+    gaussian |= torch_dense(generator, "critic/q.0", OBS + ACT, 1)
+    _, plan = as_tensorflow(torch_tree(gaussian))  # type: ignore[arg-type]
+    assert plan.missing == ("policy/critic_target",)
 
 
 def test_a_lost_moment_is_missed_in_tensorflow() -> None:

@@ -60,7 +60,7 @@ def test_order_and_shapes_decide(tmp_path, kind):
     assert {key.split(".")[2] for key in found} == {str(n) for n in range(6)}
     notes = ckpttool.open(str(tmp_path / "a.pt")).notes
     assert "optimizer: its state belongs to model, by the order and the shapes of the parameters" in notes
-    shown = conftest.ckpttool("inspect", tmp_path / "a.pt", "--json").json()["tensors"]
+    shown = ckpttool.summary(str(tmp_path / "a.pt")).document()["tensors"]
     assert {row["of"] for row in shown if row["role"] == "slot"} >= set(names)
 
 

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import hashlib
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,16 @@ from ckpttool.formats import pickle_file
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.digest import digest
+from tests.pickles import importable, stand_in
 
 FORMS: dict[str, Callable[[Any, Path], None]] = {
     "zip": torch.save,
     "zip, protocol 5": lambda value, path: torch.save(value, path, pickle_protocol=5),
     "stream": lambda value, path: torch.save(value, path, _use_new_zipfile_serialization=False),
     "cloudpickle in a zip": lambda value, path: torch.save(value, path, pickle_module=cloudpickle),
+    "cloudpickle in a stream": lambda value, path: torch.save(
+        value, path, pickle_module=cloudpickle, _use_new_zipfile_serialization=False
+    ),
     "pickle": lambda value, path: path.write_bytes(pickle.dumps(value)),
     "pickle, protocol 0": lambda value, path: path.write_bytes(pickle.dumps(value, 0)),
     "pickle, protocol 2": lambda value, path: path.write_bytes(pickle.dumps(value, 2)),
@@ -131,6 +136,7 @@ def test_slots_of_parameters_that_no_group_has_keep_their_labels(tmp_path: Path)
     assert len([key for key in keys if key.startswith("state.")]) == 12
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_damage_inside_a_storage_kept_as_text_names_the_place_in_the_file(tmp_path: Path) -> None:
     data = pickle.dumps(torch.ones(3), 2)
     at = data.index(b"storageq")
@@ -139,6 +145,37 @@ def test_damage_inside_a_storage_kept_as_text_names_the_place_in_the_file(tmp_pa
         open_checkpoint(str(tmp_path / "bad"))
     assert caught.value.offset is not None
     assert at < caught.value.offset < len(data)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["cloudpickle in a zip", "cloudpickle in a stream", "cloudpickle"])
+def test_a_class_by_value_has_its_instances_tensors(form: str, tmp_path: Path) -> None:
+    class Local(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(3, 2)
+            self.act = lambda x: x.relu()
+
+    net = Local()
+    FORMS[form](net, tmp_path / "whole.pkl")
+    listed = {t.key: (t.dtype, t.shape, t.sha256) for t in digest(str(tmp_path / "whole.pkl")).tensors}
+    assert listed == dict(tensors(net))
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_dills_arrays_are_arrays(tmp_path: Path) -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    call = stand_in("dill._dill._create_array")
+
+    class Dilled:
+        def __reduce__(self) -> Any:
+            return call, (*array.__reduce__(), None)
+
+    with importable(call):
+        (tmp_path / "net.pkl").write_bytes(pickle.dumps({"w": Dilled(), "t": torch.ones(2)}))
+    found = {t.key: t.sha256 for t in digest(str(tmp_path / "net.pkl")).tensors}
+    assert found["w"] == hashlib.sha256(array.tobytes()).hexdigest()
+    assert len(found) == 2
 
 
 OLD = {
@@ -182,3 +219,56 @@ def test_an_array_that_python_2_pickled_is_read_whether_its_bytes_are_text_or_no
     (found,) = digest(str(tmp_path / "old.pkl")).tensors
     assert (found.dtype, found.shape) == (str(array.dtype), array.shape)
     assert found.sha256 == hashlib.sha256(array.tobytes()).hexdigest()
+
+
+# Hostile files.
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_one_storage_is_not_taken_apart_again_and_again(tmp_path: Path) -> None:
+    """Each call of `_load_from_bytes` reads pickles; a hundred thousand of one storage must not."""
+    storage = torch.ones(3).storage().__reduce__()[1][0]
+    head = b"\x80\x04]ctorch.storage\n_load_from_bytes\n\x940\x8e" + len(storage).to_bytes(8, "little")
+    data = head + storage + b"\x940(" + b"h\x00h\x01\x85R0" * 100_000 + b"e."
+    (tmp_path / "many.pkl").write_bytes(data)
+    with pytest.raises(FormatError, match="again and again"):
+        open_checkpoint(str(tmp_path / "many.pkl"))
+
+
+@pytest.mark.parametrize(
+    ("of", "form"), [(torch.ones(2), "zip"), (np.ones(2), "pickle")], ids=["tensor", "array"]
+)
+def test_150000_paths_of_one_tensor_take_linear_time(of: Any, form: str, tmp_path: Path) -> None:
+    FORMS[form]([of] * 150_000, tmp_path / "aliases.pkl")
+    start = time.process_time()
+    tree = open_checkpoint(str(tmp_path / "aliases.pkl")).tree
+    # Some two seconds; if each alias were copied with all before it, more than twenty.
+    assert time.process_time() - start < 10
+    assert sum(map(len, tree.aliases.values())) == 149_999
+
+
+def test_an_array_at_two_places_beside_tensors_is_an_alias(tmp_path: Path) -> None:
+    array = np.arange(3.0)
+    torch.save({"a": array, "b": [array], "t": torch.ones(2)}, tmp_path / "x.pt")
+    found = open_checkpoint(str(tmp_path / "x.pt"))
+    assert {alias.key for others in found.tree.aliases.values() for alias in others} == {"b.0"}
+    assert {t.key for t in digest(str(tmp_path / "x.pt")).tensors} == {"a", "b.0", "t"}
+
+
+def test_attributes_that_shadow_the_readers_own_are_attributes(tmp_path: Path) -> None:
+    names = (
+        "__class__",
+        "__reduce__",
+        "__dict__",
+        "state",
+        "items",
+        "entries",
+        "function",
+        "name",
+        "args",
+        "read",
+    )
+    kind = stand_in("gone.Thing", __reduce__=lambda _: (kind, (), {n: torch.ones(2) for n in names}))
+    with importable(kind):
+        (tmp_path / "x.pkl").write_bytes(pickle.dumps(kind()))
+    assert [t.key for t in digest(str(tmp_path / "x.pkl")).tensors] == list(names)

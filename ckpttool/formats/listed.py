@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool.checkpoint import Integrity
+from ckpttool.checkpoint import Checkpoint, Integrity
 from ckpttool.leaf import Key, Leaf, Path, ValueLeaf
+from ckpttool.source import File
 from ckpttool.tree import Alias, Container, Tree
 
 
@@ -20,6 +21,19 @@ class Listed:
     integrity: Integrity = "none"
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    def checkpoint(self, location: str, name: str, *files: File) -> Checkpoint:
+        """Return it as the checkpoint at `location`, of the format of that name, read from these files."""
+        return Checkpoint(
+            path=location,
+            format=name,
+            tree=self.tree,
+            files=files,
+            writer=self.writer,
+            integrity=self.integrity,
+            notes=self.notes,
+            details=self.details,
+        )
 
 
 def joined(parts: Mapping[Key, Tree], name: Callable[[Key, str], str], top: Container) -> Tree:

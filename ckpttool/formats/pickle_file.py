@@ -39,15 +39,7 @@ def read(location: str) -> Checkpoint:
         found = _listed(file)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
-    return Checkpoint(
-        path=location,
-        format=NAME,
-        tree=found.tree,
-        files=(file,),
-        writer=found.writer,
-        notes=found.notes,
-        details=found.details,
-    )
+    return found.checkpoint(location, NAME, file)
 
 
 def _listed(file: File) -> Listed:

@@ -42,13 +42,4 @@ def read(location: str) -> Checkpoint:
         found = members.listed(file)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
-    return Checkpoint(
-        path=location,
-        format=NAME,
-        tree=found.tree,
-        files=(file,),
-        writer=found.writer,
-        integrity=found.integrity,
-        notes=found.notes,
-        details=found.details,
-    )
+    return found.checkpoint(location, NAME, file)

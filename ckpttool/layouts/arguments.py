@@ -30,6 +30,12 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
     """Return the binding with the environment that the arguments name, the same one if they name none."""
     for name in _KEYS:
         leaf = tree.get((key(name),))
-        if isinstance(leaf, ValueLeaf) and isinstance(leaf.value, str) and _ENV.fullmatch(leaf.value):
-            return replace(binding, facts=binding.facts.read(os.path.basename(file), env=leaf.value))
+        env = plain_id(leaf.value) if isinstance(leaf, ValueLeaf) else None
+        if env is not None:
+            return replace(binding, facts=binding.facts.read(os.path.basename(file), env=env))
     return binding
+
+
+def plain_id(value: object) -> str | None:
+    """Return the value if it is the plain id of an environment, None for anything else."""
+    return value if isinstance(value, str) and _ENV.fullmatch(value) else None

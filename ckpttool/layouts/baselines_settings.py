@@ -9,26 +9,18 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from typing import Any
 
+from ckpttool.layouts import activations, small_arrays
 from ckpttool.layouts.canonical import Facts
 from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf, attr, key
 from ckpttool.tree import Tree
 
 _DATA = attr("data")
-_NUMBERS = {"float32": "f", "float64": "d"}
 _TEXT = re.compile(r"[-+\w.]+")
 # By the last part of a class's name; torch.nn's and TensorFlow's.
 _ACTIVATIONS = {
-    "ReLU": "relu",
-    "Tanh": "tanh",
-    "ELU": "elu",
-    "LeakyReLU": "leaky_relu",
-    "SiLU": "silu",
-    "GELU": "gelu",
-    "Sigmoid": "sigmoid",
-    "Softplus": "softplus",
+    **activations.TORCH,
     "Identity": "linear",
     "relu": "relu",
     "tanh": "tanh",
@@ -43,22 +35,21 @@ _IMAGE_AXES = 3
 def facts(known: Facts, tree: Tree) -> Facts:
     """Return the facts with the bounds of the action space and the activation where the file says them."""
     low, high = (bound(tree, end) for end in ("low", "high"))
-    if low is not None and high is not None and len(low) == len(high):
-        known = known.read("data/action_space", action_low=low, action_high=high)
+    known = known.bounded("data/action_space", low or (), high or ()) or known
     name = activation(tree)
     if name is not None:
         known = known.read("data/policy_kwargs", hidden=name)
     kind = _space(tree, "observation_space")
     if kind.endswith(".Dict"):
-        known = known._replace(lacks=(*known.lacks, "how the parts of a Dict observation are joined"))
+        known = known.lacking("how the parts of a Dict observation are joined")
     return known
 
 
 def bound(tree: Tree, end: str) -> tuple[float, ...] | None:
     """Return the actions' `low` or `high`; None when the file does not tell it in full, or it is infinite."""
     found = _member(tree, "action_space", end)
-    if isinstance(found, Leaf) and found.dtype in _NUMBERS:
-        numbers = struct.unpack(f"<{found.size}{_NUMBERS[found.dtype]}", bytes(found.read()))
+    if isinstance(found, Leaf):
+        numbers = small_arrays.numbers(found)
     elif isinstance(found, ValueLeaf) and isinstance(found.value, str) and "..." not in found.value:
         numbers = _parsed(found.value)
     else:

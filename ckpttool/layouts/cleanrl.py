@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ckpttool.errors import UnsupportedError
 from ckpttool.layouts import adam, canonical
 from ckpttool.layouts.canonical import Binding, Facts
-from ckpttool.layouts.renamed import dense_parts, named, scaled_tanh
+from ckpttool.layouts.renamed import dense_parts, named, one_number_each, scaled_tanh
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import attr, index, key
 from ckpttool.mapping.plan import Plan, Settings
@@ -78,6 +78,7 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:  # noqa: ARG001
             "CleanRL saves one actor and one or two Q-functions",
             found=", ".join(part.title for part in (*actors, *critics)),
         )
+    one_number_each(critics, agent, "CleanRL")
     scale, bias = ((attr("actor"), attr(name)) for name in _MAP)
     if scaled_tanh(binding.facts, agent) is False:
         raise UnsupportedError(

@@ -80,14 +80,11 @@ def recognise(tree: Tree, name: str) -> Binding | None:
     binding = bind(tree, table)
     if binding is None:
         return None
-    moves = replace(
-        binding.moves,
-        assumed=(*binding.moves.assumed, *found.assumed()),
-        notes=(*binding.moves.notes, *distributions(binding, tree)),
-    )
+    binding = binding.noted(*distributions(binding, tree))
+    assumed = (*binding.moves.assumed, *found.assumed())
     binding = replace(
         binding,
-        moves=moves,
+        moves=replace(binding.moves, assumed=assumed),
         unplaced={**binding.unplaced, **found.left},
         consumed=binding.consumed | _said(tree),
     )

@@ -6,13 +6,12 @@ d3rlpy/models/encoders.py, d3rlpy/models/utility.py (`create_activation`), d3rlp
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpttool.layouts.canonical import Binding, Facts, Norm, Part
-from ckpttool.leaf import Leaf, ValueLeaf
-from ckpttool.source import Inline
+from ckpttool.layouts.small_arrays import tensor
+from ckpttool.leaf import ValueLeaf
 from ckpttool.tree import Tree
 
 Said = Mapping[str, object]
@@ -47,7 +46,7 @@ def _bounds(facts: Facts, said: Said, size: object, where: str) -> Facts:
         return facts.read(where, action_low=(-1.0,) * size, action_high=(1.0,) * size)
     low, high = (_numbers(said, f"action_scaler/params/{name}") for name in ("minimum", "maximum"))
     if kind != "min_max" or not low or len(low) != len(high):
-        return facts._replace(lacks=(*facts.lacks, f"the action scaler ({kind})"))
+        return facts.lacking(f"the action scaler ({kind})")
     return facts.read(where, action_low=low, action_high=high)
 
 
@@ -61,17 +60,17 @@ def _norm(facts: Facts, said: Said, size: object, where: str) -> Facts:
         epsilon = said.get(f"{params}eps", 0.0)
         mean, std = _numbers(said, f"{params}mean"), _numbers(said, f"{params}std")
         if isinstance(epsilon, float) and mean and len(mean) == len(std):
-            norm = Norm(_leaf(mean, "mean"), std=_leaf(std, "std"), epsilon=epsilon, outside=True)
+            norm = Norm(tensor(mean, "mean"), std=tensor(std, "std"), epsilon=epsilon, outside=True)
     elif kind == "min_max":
         low, high = _numbers(said, f"{params}minimum"), _numbers(said, f"{params}maximum")
         if low and len(low) == len(high):
             middle = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
             half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
-            norm = Norm(_leaf(middle, "middle"), std=_leaf(half, "half"))
+            norm = Norm(tensor(middle, "middle"), std=tensor(half, "half"))
     elif kind == "pixel" and isinstance(size, int) and 0 < size < 1 << 16:
-        norm = Norm(_leaf([0.0] * size, "0"), std=_leaf([255.0] * size, "255"))
+        norm = Norm(tensor([0.0] * size, "0"), std=tensor([255.0] * size, "255"))
     if norm is None:
-        return facts._replace(lacks=(*facts.lacks, f"the observation scaler ({kind})"))
+        return facts.lacking(f"the observation scaler ({kind})")
     return facts.read(where, norm=norm)
 
 
@@ -80,10 +79,7 @@ def _activated(binding: Binding, said: Said, where: str) -> Binding:
     parts = sorted(binding.parts, key=lambda part: not part.acts)
     names = _activations(said, parts[0])
     facts, unplaced = binding.facts, dict(binding.unplaced)
-    if names is None:
-        facts = facts._replace(lacks=(*facts.lacks, "the activations"))
-    else:
-        facts = facts.read(where, activations=names)
+    facts = facts.lacking("the activations") if names is None else facts.read(where, activations=names)
     for part in parts[1:]:
         others = _activations(said, part)
         # The last one repeats: only where all are one may the numbers of layers differ.
@@ -122,8 +118,3 @@ def _numbers(said: Said, name: str) -> tuple[float, ...]:
     while isinstance(number := said.get(f"{name}/{len(found)}"), int | float):
         found.append(float(number))
     return tuple(found)
-
-
-def _leaf(numbers: Sequence[float], name: str) -> Leaf:
-    packed = struct.pack(f"<{len(numbers)}d", *numbers)
-    return Leaf("float64", (len(numbers),), Inline(packed), name, "buffer")

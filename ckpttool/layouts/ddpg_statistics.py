@@ -7,14 +7,12 @@ stable_baselines/common/mpi_running_mean_std.py (mean = sum / count, the varianc
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ckpttool.layouts import zoo
 from ckpttool.layouts.canonical import Binding, Facts, Norm
-from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, index, key
-from ckpttool.source import Inline
+from ckpttool.layouts.small_arrays import numbers, tensor
+from ckpttool.leaf import Path, ValueLeaf, attr, index, key
 from ckpttool.tree import Tree
 
 _RANGE = (attr("data"), key("observation_range"))
@@ -35,18 +33,17 @@ def facts(known: Facts, tree: Tree, obs_dim: int) -> Facts:
     ends = [tree.get((*_RANGE, index(n))) for n in range(2)]
     low, high = (leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in ends)
     if not isinstance(low, int | float) or not isinstance(high, int | float) or low != -high:
-        return known._replace(lacks=(*known.lacks, "the limits of observations (observation_range)"))
+        return known.lacking("the limits of observations (observation_range)")
     told = tree.get((attr("data"), key("normalize_observations")))
     if not isinstance(told, ValueLeaf) or told.value is not True:
-        norm = Norm(_leaf([0.0] * obs_dim), _leaf([1.0] * obs_dim), clip=float(high))
+        norm = Norm(tensor([0.0] * obs_dim), tensor([1.0] * obs_dim), clip=float(high))
         return known.read(LIMITED, norm=norm)
-    sums, squares, count = (_numbers(tree, path) for path in _SUMS)
+    sums, squares, count = (numbers(tree.get(path)) for path in _SUMS)
     if len(sums) != obs_dim or len(squares) != obs_dim or len(count) != 1 or not count[0] > 0:
-        lacks = "the mean and std that DDPG normalised observations with"
-        return known._replace(lacks=(*known.lacks, lacks))
+        return known.lacking("the mean and std that DDPG normalised observations with")
     mean = [each / count[0] for each in sums]
     var = [max(s / count[0] - m * m, _LEAST) for s, m in zip(squares, mean, strict=True)]
-    return known.read(COUNTED, norm=Norm(_leaf(mean), _leaf(var), clip=float(high)))
+    return known.read(COUNTED, norm=Norm(tensor(mean), tensor(var), clip=float(high)))
 
 
 def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
@@ -66,14 +63,3 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
         clip = limits.clip if norm.clip is None else min(norm.clip, limits.clip)
         kept = found.facts._replace(norm=norm._replace(clip=clip))
     return replace(found, facts=kept)
-
-
-def _numbers(tree: Tree, path: Path) -> tuple[float, ...]:
-    leaf = tree.get(path)
-    if not isinstance(leaf, Leaf) or leaf.dtype != "float64":
-        return ()
-    return struct.unpack(f"<{leaf.size}d", bytes(leaf.read()))
-
-
-def _leaf(numbers: Sequence[float]) -> Leaf:
-    return Leaf("float64", (len(numbers),), Inline(struct.pack(f"<{len(numbers)}d", *numbers)), "", "buffer")

@@ -14,7 +14,7 @@ from ckpttool.layouts import adam
 from ckpttool.layouts.canonical import Binding, Facts
 from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.whole_module import Whole, whole
-from ckpttool.leaf import Leaf, Path, key
+from ckpttool.leaf import Leaf, key
 from ckpttool.tree import Tree
 
 TABLE = Table(
@@ -48,13 +48,11 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # what 
     if not names.keys() >= _STATISTICS or not names.keys() & {"net.0.weight", "net_s.0.weight"}:
         return None
     component = _component(names)
-    binding = bind(_below(state, component), TABLE)
+    binding = bind(state.under((key(component),)), TABLE)
     if binding is None:
         return None
-    moves = tuple(replace(move, source=move.source[1:]) for move in binding.moves.moves)
     binding = replace(
-        binding,
-        moves=replace(binding.moves, moves=moves),
+        binding.moved(lambda path: path[1:]),
         evidence=f"one {component} with state_avg and state_std",
         unplaced=_strange(tree, names, component),
     )
@@ -67,13 +65,6 @@ def _component(names: dict[str, Leaf]) -> str:
     first = names.get("net.0.weight")
     alone = first is not None and first.shape[-1:] == (names["state_avg"].size,)
     return "value" if alone else "critic"
-
-
-def _below(state: Tree, component: str) -> Tree:
-    def under(path: Path) -> Path:
-        return (key(component), *path)
-
-    return Tree({under(path): leaf for path, leaf in state.items()})
 
 
 def _strange(tree: Tree, names: dict[str, Leaf], component: str) -> dict[str, tuple[str, ...]]:

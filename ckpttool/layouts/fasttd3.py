@@ -63,18 +63,10 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     if binding is None:
         return None
     behind = frozenset(path for path in tree if _stays(path))
-    left = {tree.names[path] for path in behind}
-    unplaced = {
-        component: rest
-        for component, names in binding.unplaced.items()
-        if (rest := tuple(name for name in names if name not in left))
-    }
-    notes = (*binding.moves.notes, *distributions(binding, tree))
+    binding = binding.without({tree.names[path] for path in behind}).noted(*distributions(binding, tree))
     return replace(
         binding,
-        moves=replace(binding.moves, notes=notes),
         facts=_normed(_told(binding.facts, tree), tree),
-        unplaced=unplaced,
         consumed=binding.consumed | behind,
     )
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from ckpttool.errors import UnsupportedError
 from ckpttool.layouts import adam, canonical
 from ckpttool.layouts.canonical import Binding, Facts
-from ckpttool.layouts.renamed import action_bounds, dense_parts, named, scaled_tanh
+from ckpttool.layouts.renamed import action_bounds, dense_parts, named, one_number_each, scaled_tanh
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, key
 from ckpttool.mapping.plan import Plan, Settings
@@ -111,6 +111,7 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
             "the TD3 authors' program saves one actor and one or two Q-functions",
             found=", ".join(part.title for part in (*actors, *critics)),
         )
+    one_number_each(critics, agent, "the TD3 authors' program")
     moves: list[Move] = []
     containers: dict[Path, Container] = {(): _DICT}
     added: dict[Path, Leaf | ValueLeaf] = {}

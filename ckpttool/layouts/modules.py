@@ -127,9 +127,11 @@ def _ranks(found: Sequence[Module]) -> Callable[[Module], tuple[int, ...]]:
             names = siblings.setdefault(module.name[:depth], {})
             names.setdefault(segment, len(names))
     for names in siblings.values():
-        numbers = [_NUMBERED.fullmatch(name) for name in names]
-        if len({match[1] for match in numbers if match}) == 1 and all(numbers):
-            names.update({name: int(match[2]) for name, match in zip(names, numbers, strict=True) if match})
+        numbers = {name: match for name in names if (match := _NUMBERED.fullmatch(name))}
+        if len({match[1] for match in numbers.values()}) == 1:
+            # Names without a number (log_std) keep their places, the others change theirs.
+            places = sorted(names[name] for name in numbers)
+            names.update(zip(sorted(numbers, key=lambda name: int(numbers[name][2])), places, strict=True))
     return lambda module: tuple(siblings[module.name[:d]][s] for d, s in enumerate(module.name))
 
 

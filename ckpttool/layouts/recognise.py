@@ -10,7 +10,7 @@ from ckpttool import plugins
 from ckpttool.errors import UsageError
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.plan import Layout
-from ckpttool.leaf import Path, display
+from ckpttool.leaf import display
 from ckpttool.mapping import decorations
 from ckpttool.tree import Tree
 
@@ -56,7 +56,7 @@ def _undecorated(tree: Tree, name: str, asked: _Asked) -> Binding | None:
     if plain is None:
         return None
     binding = asked(plain[0], name)
-    return _moved(binding, lambda path: plain[1].get(path, path)) if binding is not None else None
+    return binding.moved(lambda path: plain[1].get(path, path)) if binding is not None else None
 
 
 def _inside(tree: Tree, name: str, asked: _Asked) -> Binding | None:
@@ -69,18 +69,7 @@ def _inside(tree: Tree, name: str, asked: _Asked) -> Binding | None:
         return None
     top, binding = found[0]
     evidence = f"{display(top)}/: {binding.evidence}"
-    return replace(_moved(binding, lambda path: (*top, *path)), evidence=evidence)
-
-
-def _moved(binding: Binding, place: Callable[[Path], Path]) -> Binding:
-    """Return the binding of the tree whose leaves lie at `place` of where they were looked at."""
-    moves = tuple(replace(move, source=place(move.source)) for move in binding.moves.moves)
-    return replace(
-        binding,
-        moves=replace(binding.moves, moves=moves),
-        consumed=frozenset(map(place, binding.consumed)),
-        of={place(slot): place(owner) for slot, owner in binding.of.items()},
-    )
+    return replace(binding.moved(lambda path: (*top, *path)), evidence=evidence)
 
 
 def _load(plugin: plugins.Plugin) -> Layout:

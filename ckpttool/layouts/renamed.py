@@ -31,6 +31,17 @@ def dense_parts(binding: Binding, component: str, whose: str) -> tuple[Part, ...
     return found
 
 
+def one_number_each(critics: Iterable[Part], agent: Tree, whose: str) -> None:
+    """Raise UnsupportedError unless the Q-functions give one number; a distribution's weights are many."""
+    for part in critics:
+        kernel = agent.get(canonical.weight(part, len(part.layers) - 1, "kernel"))
+        width = kernel.shape[-1] if isinstance(kernel, Leaf) else 1
+        if width != 1:
+            raise UnsupportedError(
+                f"{whose} has Q-functions that give one number", found=f"{part.title} gives {width}"
+            )
+
+
 def named(
     part: Part, agent: Tree, top: Key, names: Sequence[str], branch: str | None = None
 ) -> Iterator[Move]:

@@ -11,12 +11,12 @@ deviations; without noise SAC's action is tanh of the mean, PPO's the mean), rll
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ckpttool.layouts import adam
-from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.canonical import Binding, Facts, settings_stay
+from ckpttool.layouts.small_arrays import numbers
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, ValueLeaf
 from ckpttool.tree import Tree
@@ -24,7 +24,6 @@ from ckpttool.tree import Tree
 _MODULES = "learner_group/learner/rl_module"
 _ARGUMENTS = "class_and_ctor_args.pkl"
 _LACKS = ("the environment",)
-_NUMBERS = {"float32": "f", "float64": "d"}
 
 TABLE = Table(
     name="rllib",
@@ -96,18 +95,9 @@ def _without_settings(binding: Binding, tree: Tree) -> Binding:
         path for path, leaf in tree.tensors() if leaf.role == "other"
     }
     moved = {move.source for move in binding.moves.moves}
-    unplaced = {
-        component: kept
-        for component, names in binding.unplaced.items()
-        if (kept := tuple(n for n in names if not n.endswith("/log_std_clip_param_const")))
-    }
-    note = f"{len(left - moved):,} settings and records of training stay behind"
-    return replace(
-        binding,
-        consumed=binding.consumed | frozenset((clips | left) - moved),
-        unplaced=unplaced,
-        moves=replace(binding.moves, notes=(*binding.moves.notes, note)),
-    )
+    binding = binding.without({tree.names[path] for path in clips})
+    consumed = binding.consumed | frozenset((clips | left) - moved)
+    return replace(binding.noted(settings_stay(len(left - moved))), consumed=consumed)
 
 
 def companions(location: str) -> Sequence[str]:
@@ -125,9 +115,8 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:  # noqa: ARG001
     """Return the binding with the action's bounds and the activation of the module's arguments."""
     said = {tree.names[path]: leaf for path, leaf in tree.items()}
     facts = binding.facts
-    low, high = (_numbers(said, f"action_space/{end}") for end in ("low", "high"))
-    if low and high and len(low) == len(high):
-        facts = facts.read(_ARGUMENTS, action_low=low, action_high=high)
+    low, high = (numbers(_one(said, f"action_space/{end}")) for end in ("low", "high"))
+    facts = facts.bounded(_ARGUMENTS, low, high) or facts
     activation = _one(said, "model_config/fcnet_activation")
     if isinstance(activation, ValueLeaf) and isinstance(activation.value, str):
         facts = facts.read(_ARGUMENTS, hidden=activation.value)
@@ -137,10 +126,3 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:  # noqa: ARG001
 def _one(said: dict[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:
     found = [leaf for name, leaf in said.items() if name.endswith(f"/{ending}")]
     return found[0] if len(found) == 1 else None
-
-
-def _numbers(said: dict[str, Leaf | ValueLeaf], ending: str) -> tuple[float, ...]:
-    found = _one(said, ending)
-    if not isinstance(found, Leaf) or found.dtype not in _NUMBERS:
-        return ()
-    return struct.unpack(f"<{found.size}{_NUMBERS[found.dtype]}", bytes(found.read()))

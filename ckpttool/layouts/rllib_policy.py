@@ -11,16 +11,15 @@ array is zlib of a .npy file in base64), rllib/utils/spaces/space_utils.py (`uns
 from __future__ import annotations
 
 import binascii
-import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpttool.layouts import adam
-from ckpttool.layouts.canonical import Binding, Facts, Norm
+from ckpttool.layouts.canonical import Binding, Facts, Norm, settings_stay
+from ckpttool.layouts.small_arrays import numbers, tensor, unpacked
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, ValueLeaf
-from ckpttool.source import Inline
 from ckpttool.tree import Tree
 
 TABLE = Table(
@@ -36,6 +35,7 @@ TABLE = Table(
 )
 _PPO = Facts(head="clip_affine", hidden="tanh", epsilon=1e-5)
 _LARGEST = 1 << 16  # bytes of an unpacked bound
+_DTYPES = {"<f4": "float32", "<f8": "float64"}
 _SMALL = 1e-8  # rllib/utils/numpy.py, SMALL_NUMBER
 
 Said = Mapping[str, Leaf | ValueLeaf]
@@ -94,7 +94,7 @@ def _settings(facts: Facts, said: Said, policy: str) -> Facts:
         activation = _text(said, f"{config}/{model}/fcnet_activation")
         if activation is not None and "hidden" not in facts.said:
             facts = facts.read(config, hidden=activation)
-    return facts if facts.env is not None else facts._replace(lacks=(*facts.lacks, "the environment"))
+    return facts if facts.env is not None else facts.lacking("the environment")
 
 
 def _text(said: Said, name: str) -> str | None:
@@ -107,15 +107,12 @@ def _bounds(facts: Facts, said: Said, policy: str) -> Facts:
     low, high = (
         _array(_text(said, f"{space}/{end}"), _text(said, f"{space}/dtype")) for end in ("low", "high")
     )
-    if low and high and len(low) == len(high):
-        return facts.read(space, action_low=low, action_high=high)
-    return facts._replace(lacks=(*facts.lacks, "the action bounds"))
+    return facts.bounded(space, low, high) or facts.lacking("the action bounds")
 
 
 def _array(text: str | None, dtype: str | None) -> tuple[float, ...]:
     """Return the numbers of an array as RLlib serializes it; none if it is anything else."""
-    codes = {"<f4": "f", "<f8": "d"}
-    if text is None or dtype not in codes:
+    if text is None or dtype not in _DTYPES:
         return ()
     try:
         data = zlib.decompressobj().decompress(binascii.a2b_base64(text), _LARGEST)
@@ -125,7 +122,7 @@ def _array(text: str | None, dtype: str | None) -> tuple[float, ...]:
     if not data.startswith(b"\x93NUMPY\x01\x00") or len(data) < 10:
         return ()
     body = data[10 + int.from_bytes(data[8:10], "little") :]
-    return struct.unpack(f"<{len(body) // struct.calcsize(codes[dtype])}{codes[dtype]}", body)
+    return unpacked(body, _DTYPES[dtype])
 
 
 def _statistics(facts: Facts, said: Said, policy: str) -> Facts:
@@ -137,12 +134,11 @@ def _statistics(facts: Facts, said: Said, policy: str) -> Facts:
         return facts
     count = pushes.value if isinstance(pushes, ValueLeaf) and isinstance(pushes.value, int) else 0
     if not count:
-        return facts._replace(lacks=(*facts.lacks, "statistics of observations: the filter saw none"))
-    sums = struct.unpack(f"<{squares.size}d", bytes(squares.read()))
-    first = struct.unpack(f"<{mean.size}d", bytes(mean.read())) if mean.dtype == "float64" else ()
-    variances = [s / (count - 1) for s in sums] if count > 1 else [m * m for m in first]
-    var = replace(squares, source=Inline(struct.pack(f"<{len(variances)}d", *variances)))
-    return facts.read(place, norm=Norm(mean, var, epsilon=_SMALL, outside=True))
+        return facts.lacking("statistics of observations: the filter saw none")
+    variances = [s / (count - 1) for s in numbers(squares)] if count > 1 else [m * m for m in numbers(mean)]
+    if len(variances) != mean.size:
+        return facts.lacking("statistics of observations")
+    return facts.read(place, norm=Norm(mean, tensor(variances), epsilon=_SMALL, outside=True))
 
 
 def _without_settings(binding: Binding, tree: Tree) -> Binding:
@@ -152,15 +148,6 @@ def _without_settings(binding: Binding, tree: Tree) -> Binding:
     left = {path for path, _ in tree.plain()}
     left |= {path for path, leaf in tree.tensors() if leaf.role in ("other", "buffer")}
     left |= {path for path, _ in tree.tensors() if tree.names[path].endswith("/weights/target_entropy")}
-    unplaced = {
-        component: kept
-        for component, names in binding.unplaced.items()
-        if (kept := tuple(name for name in names if "/_value_branch/" not in name))
-    }
-    note = f"{len(left - moved):,} settings and records of training stay behind"
-    return replace(
-        binding,
-        consumed=binding.consumed | frozenset((idle | left) - moved),
-        unplaced=unplaced,
-        moves=replace(binding.moves, notes=(*binding.moves.notes, note)),
-    )
+    binding = binding.without({tree.names[path] for path in idle})
+    consumed = binding.consumed | frozenset((idle | left) - moved)
+    return replace(binding.noted(settings_stay(len(left - moved))), consumed=consumed)

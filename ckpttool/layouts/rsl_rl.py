@@ -15,10 +15,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckpttool.layouts import adam, canonical
+from ckpttool.layouts import adam
 from ckpttool.layouts.canonical import Binding, Facts, Norm
 from ckpttool.layouts.table import Table, bind
-from ckpttool.leaf import Leaf, attr
+from ckpttool.leaf import attr
 from ckpttool.tree import Tree
 
 _MODEL = "model_state_dict"
@@ -129,11 +129,7 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
 
 
 def _normed(binding: Binding, tree: Tree, where: str) -> Facts:
-    found = {
-        move.target[1].value: leaf
-        for move in binding.moves.moves
-        if move.target[0] == attr(canonical.NORMALIZER) and isinstance(leaf := tree[move.source], Leaf)
-    }
+    found = binding.statistics(tree)
     mean, std = found.get("mean"), found.get("std")
     if mean is None or std is None:
         return binding.facts

@@ -18,7 +18,6 @@ from dataclasses import replace
 from ckpttool.layouts import adam, canonical
 from ckpttool.layouts.canonical import Binding, Facts, Norm
 from ckpttool.layouts.table import Table, bind
-from ckpttool.leaf import Leaf, attr
 from ckpttool.tree import Tree
 
 TABLE = Table(
@@ -94,10 +93,6 @@ def _policy_alone(tree: Tree) -> Tree:
 
 
 def _norm(binding: Binding, tree: Tree) -> Norm | None:
-    found = {
-        move.target[1].value: leaf
-        for move in binding.moves.moves
-        if move.target[0] == attr(canonical.NORMALIZER) and isinstance(leaf := tree[move.source], Leaf)
-    }
+    found = binding.statistics(tree)
     mean, var = found.get("mean"), found.get("var")
     return Norm(mean, var, epsilon=1e-8, clip=5.0, outside=True) if mean and var else None

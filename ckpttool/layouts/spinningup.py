@@ -49,7 +49,13 @@ _TF1 = replace(
 )
 _LARGEST = 1e30  # as large as no action is
 # The module below `pi` with the hidden layers, and its class: what makes an action of the last layer.
-_HIDDEN = {"pi.pi": "tanh", "pi.net": "tanh", "pi.mu_net": "identity", "pi.logits_net": "identity"}
+_DISCRETE = "pi.logits_net"
+_HIDDEN = {"pi.pi": "tanh", "pi.net": "tanh", "pi.mu_net": "identity", _DISCRETE: "identity"}
+_CRITICS = ("q.q", "q1.q", "v.v_net")
+# By the action map, the hidden activation that MLPActorCritic has unless it is told another.
+_DEFAULTS = {"tanh": "relu", "identity": "tanh"}
+# tensorflow/python/training/slot_creator.py: the moments' names, where a file says of no variable what it is.
+_MOMENTS = ("/Adam", "/Adam_1")
 
 
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # model.pt says nothing
@@ -58,12 +64,33 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # model
         return _saved_model(tree)
     module = whole(tree)
     if module is None:
-        return None
+        return _state_dict(tree)
     hidden = next((name for name in _HIDDEN if f"{name}.0" in module.classes), None)
     if hidden is None or not {"q", "q1", "v"} & module.classes.keys():
         return None
     binding = bind(module.state, TABLE)
     return None if binding is None else _told(module.bound(binding), module, hidden)
+
+
+def _state_dict(tree: Tree) -> Binding | None:
+    """Bind the module's state_dict: no attribute and no class is in it, so core.py's defaults hold."""
+    names = tuple(tree.names.values())
+    hidden = next((name for name in _HIDDEN if _any_below(names, name, "0")), None)
+    if hidden is None or not any(_any_below(names, name, "0") for name in _CRITICS):
+        return None
+    binding = bind(tree, TABLE)
+    if binding is None:
+        return None
+    head = _HIDDEN[hidden]
+    facts = binding.facts._replace(head=head, hidden=_DEFAULTS[head], lacks=("the action bounds",))
+    unplaced = dict(binding.unplaced)
+    if hidden == _DISCRETE:
+        unplaced["actor"] = (*unplaced.get("actor", ()), "the choice among discrete actions")
+    return replace(binding, facts=facts, unplaced=unplaced)
+
+
+def _any_below(names: tuple[str, ...], module: str, layer: str) -> bool:
+    return any(name.startswith(f"{module.replace('.', '/')}/{layer}/") for name in names)
 
 
 def _told(binding: Binding, module: Whole, hidden: str) -> Binding:
@@ -75,7 +102,7 @@ def _told(binding: Binding, module: Whole, hidden: str) -> Binding:
         if last != {"tanh": "tanh", "identity": "linear"}[facts.head]:
             names.append(None)  # another map of the output
     strange = () if None not in names else ("activations that are not known",)
-    if hidden == "pi.logits_net":
+    if hidden == _DISCRETE:
         strange = (*strange, "the choice among discrete actions")
     known = tuple(name for name in names if name is not None)
     if known:
@@ -110,7 +137,8 @@ def _actions(binding: Binding, tree: Tree) -> int:
 
 
 def _saved_model(tree: Tree) -> Binding | None:
-    """Bind variables by name; SAC's policy has two heads, the second gives the standard deviations."""
+    """Bind variables by name, without moments; SAC's policy has two heads, the second gives deviations."""
+    tree = Tree({path: leaf for path, leaf in tree.items() if not tree.names[path].endswith(_MOMENTS)})
     branches: dict[str, str] = {}
     shapes = _policy(tree)
     if len(shapes) > 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ckpttool.layouts import adam, arguments, canonical, keras_rl
 from ckpttool.layouts.adam_keras import ToKeras, as_tensor
@@ -39,6 +39,7 @@ TABLE = Table(
 # The attribute of tf.train.Checkpoint under which the agent stands, as in Checkpoint(policy=agent).
 ROOT = attr("policy")
 SAVES = (attr("save_counter"),)  # tf.train.Checkpoint's own
+_DEVIATION = ("log_std", "std")
 _ACME = frozenset(("target_policy", "target_critic"))
 
 
@@ -74,7 +75,7 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:  # noqa: ARG001
     labels |= {move.target: Label("counter", display(move.target[-1:])) for move in counters}
     networks = {move.source[0].value for move in weights}
     absent = [name for name in canonical.NETWORKS if name not in networks]
-    targets = [n for n in absent if n.endswith("_target") and n.removesuffix("_target") in networks]
+    targets = [name for name in absent if name in _targets(networks, agent)]
     return Plan(
         (*weights, *(move for each in state for move in each.moves), *counters),
         {path: leaf for each in state for path, leaf in each.added.items()},
@@ -95,6 +96,16 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:  # noqa: ARG001
         ),
         told={name: settings for each in state for name, settings in each.told.items()},
     )
+
+
+def _targets(networks: Collection[object], agent: Tree) -> Collection[str]:
+    """Return the targets that an agent of these networks trains with; a Gaussian policy has none."""
+    if "critic" not in networks:
+        return ()
+    gaussian = any(
+        len(path) > 1 and path[0].value == "actor" and path[1].value in _DEVIATION for path in agent
+    )
+    return ("critic_target",) if gaussian or "actor" not in networks else ("actor_target", "critic_target")
 
 
 def _weights(binding: Binding, agent: Tree) -> tuple[Move, ...]:

@@ -52,7 +52,8 @@ _ALSO = frozenset(("critic_target", *canonical.VALUES, canonical.NORMALIZER, "lo
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the file's name says nothing
     """Return the way to the canonical agent if the dict's entries are named so."""
     top = {path[0].value for path in tree if 0 < len(path) < 3}
-    bare = "critic" in top and not any(_THEIRS.match(str(path[-1].value)) for path in tree if len(path) == 2)
+    theirs = any(_THEIRS.match(str(path[-1].value)) for path in tree if len(path) == 2)
+    bare = not theirs and ("critic" in top or top == {"actor"})
     if not (top & _OURS or ("actor" in top and (top & _ALSO or bare))):
         return None
     if any(_SPLIT.fullmatch(str(path[0].value)) for path in tree if path):

@@ -21,8 +21,8 @@ from dataclasses import replace
 from ckpttool.layouts import adam, tf_agents_specs
 from ckpttool.layouts.canonical import Binding, Facts
 from ckpttool.layouts.table import Table, bind
-from ckpttool.leaf import Leaf, Path, display
-from ckpttool.tree import Tree
+from ckpttool.leaf import Key, Leaf, Path, attr, display
+from ckpttool.tree import Alias, Tree
 
 _POLICIES = {"_actor_network": "actor", "_actor_net": "actor", "_target_actor_network": "actor_target"}
 _CRITICS = {
@@ -40,7 +40,10 @@ _CANNOT = {
     "_sequential_layers": "the order in which a Sequential joins observation and action",
 }
 # keras/src/saving/legacy/saved_model/layer_serialization.py: lists of variables beside the attributes.
-_KERAS = frozenset(("keras_api", "variables", "trainable_variables", "regularization_losses"))
+_KERAS = frozenset(map(attr, ("keras_api", "variables", "trainable_variables", "regularization_losses")))
+_ASSETS, _REF, _ACTOR = (attr("_all_assets"),), (attr("ref"),), (attr("_actor_network"),)
+_ONLY_POLICIES = frozenset(map(attr, ("_mlp_layers", "_sequential_layers", "_projection_networks")))
+_ATTRIBUTES = frozenset(map(attr, ("_actor_network", "_wrapped_policy")))
 
 
 def _chains() -> dict[str, str]:
@@ -74,7 +77,7 @@ TABLE = Table(
     facts=Facts(head="affine", hidden="relu", epsilon=1e-3, lacks=("the action bounds",)),
     optimizer=adam.from_keras,
     rooted=True,
-    seen="DDPG, TD3, SAC, PPO saved by 0.19.0 under TensorFlow 2.15: checkpoints and exported policies",
+    seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO saved by the library: checkpoints and exported policies",
     branches={"_stddev_projection_layer": "std"},
     tensors={
         "_log_alpha": "temperature/log_alpha",
@@ -112,11 +115,24 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # a pre
 
 
 def _plainly(tree: Tree) -> Tree:
-    """Return an exported policy's tree without the names that Keras gives every variable once more."""
+    """Return an exported policy's tree without the names that Keras gives every variable once more.
+
+    In 0.6 the policy's attributes stand in a list, `_all_assets/0/ref`, which has lost their names: what has
+    a policy's layers is `_actor_network`.
+    """
+    others = [alias.path for aliases in tree.aliases.values() for alias in aliases]
+    listed: dict[Key, Path] = {
+        path[1]: _ACTOR for path in others if path[2:3] == _REF and set(path[3:4]) & _ONLY_POLICIES
+    }
+    listed |= {path[1]: () for path in others if path[2:3] == _REF and set(path[3:4]) & _ATTRIBUTES}
+
+    def named(path: Path) -> Path:
+        kept = listed.get(path[1]) if path[:1] == _ASSETS and path[2:3] == _REF else None
+        return path if kept is None else (*_ASSETS, *kept, *path[3:])
+
     plain = {
-        path: kept
-        for path, others in tree.aliases.items()
-        if (kept := tuple(alias for alias in others if not _KERAS & {step.value for step in alias.path}))
+        path: tuple(Alias(named(alias.path), alias.key) for alias in aliases if not _KERAS & set(alias.path))
+        for path, aliases in tree.aliases.items()
     }
     return Tree(tree.leaves, plain, tree.containers)
 

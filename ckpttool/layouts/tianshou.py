@@ -96,11 +96,7 @@ def _inputs(tree: Tree, component: str) -> int | None:
 def _discrete(binding: Binding) -> Binding:
     """Return the binding of an agent that chooses among actions: it is listed, and not run as another one."""
     choice = "the choice among discrete actions"
-    return replace(
-        binding,
-        unplaced={**binding.unplaced, "actor": (*binding.unplaced.get("actor", ()), choice)},
-        evidence=f"{binding.evidence} of discrete actions",
-    )
+    return replace(binding.refused("actor", choice), evidence=f"{binding.evidence} of discrete actions")
 
 
 def _with_statistics(binding: Binding, tree: Tree) -> Binding:
@@ -108,8 +104,8 @@ def _with_statistics(binding: Binding, tree: Tree) -> Binding:
     places = {name: (_OBS_RMS, attr(name)) for name in ("mean", "var", "count", "eps", "clip_max")}
     mean, var = (tree.get(places[name]) for name in ("mean", "var"))
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
-        lacks = (*binding.facts.lacks, "the observation statistics, if it was trained with VectorEnvNormObs")
-        return replace(binding, facts=binding.facts._replace(lacks=lacks))
+        lacks = "the observation statistics, if it was trained with VectorEnvNormObs"
+        return replace(binding, facts=binding.facts.lacking(lacks))
     epsilon, clip = _number(tree, places["eps"]), _number(tree, places["clip_max"])
     norm = Norm(mean, var, epsilon=_EPSILON if epsilon is None else epsilon, clip=clip or None)
     moves = [Move(places[name], (attr(NORMALIZER), attr(name)), KEEP) for name in ("mean", "var")]

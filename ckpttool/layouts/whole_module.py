@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ckpttool.layouts import activations
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, key
 from ckpttool.tree import Tree
 
@@ -19,17 +20,7 @@ if TYPE_CHECKING:
 
 _MODULES = attr("_modules")
 _TENSORS = (attr("_parameters"), attr("_buffers"))
-# torch/nn/modules/activation.py; an argument that would make it another function, and its default.
-_ACTIVATIONS = {
-    "ReLU": "relu",
-    "Tanh": "tanh",
-    "Sigmoid": "sigmoid",
-    "SiLU": "silu",
-    "ELU": "elu",
-    "LeakyReLU": "leaky_relu",
-    "GELU": "gelu",
-    "Softplus": "softplus",
-}
+# torch/nn/modules/activation.py: an argument that would make it another function, and its default.
 _ARGUMENTS = {
     "ELU": ("alpha", 1.0),
     "LeakyReLU": ("negative_slope", 0.01),
@@ -73,15 +64,13 @@ class Whole:
         argument, default = _ARGUMENTS.get(short, ("", None))
         if argument and self.value(module, argument) != default:
             return None
-        return _ACTIVATIONS.get(short) if found.startswith(_ACTIVATION) else None
+        return activations.TORCH.get(short) if found.startswith(_ACTIVATION) else None
 
     def bound(self, binding: Binding) -> Binding:
         """Return a binding of the state as one of the file: what is no tensor of it says how it was built."""
-        moves = tuple(replace(move, source=self.sources[move.source]) for move in binding.moves.moves)
-        plain = frozenset(path for path, leaf in self.tree.items() if isinstance(leaf, ValueLeaf))
-        of = {self.sources[slot]: self.sources[owner] for slot, owner in binding.of.items()}
-        consumed = frozenset(self.sources[path] for path in binding.consumed) | plain
-        return replace(binding, moves=replace(binding.moves, moves=moves), consumed=consumed, of=of)
+        moved = binding.moved(self.sources.__getitem__)
+        plain = frozenset(path for path, _ in self.tree.plain())
+        return replace(moved, consumed=moved.consumed | plain)
 
 
 def _place(module: str) -> Path:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ckpttool.layouts import arguments
 from ckpttool.layouts.canonical import Binding, Facts, Norm
 from ckpttool.leaf import Leaf, ValueLeaf
 from ckpttool.tree import Tree
@@ -21,8 +22,6 @@ _STATISTICS = ("vecnormalize.pkl", "vec_normalize.pkl", "obs_rms.pkl")
 _SETTINGS = ("config.yml", "args.yml")
 _STEPS = re.compile(r"(.*)_(\d+_steps)")
 _RUN = re.compile(r"(.+)_\d+")
-# A plain id of an environment: what stands before a colon would be imported.
-_ENV = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+")
 _MISSING = "the observation statistics that training used (config.yml says normalize)"
 
 
@@ -69,7 +68,7 @@ def _normalised(binding: Binding, tree: Tree, name: str) -> Binding:
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
         if any(shown.startswith("obs_rms/") for shown in found):
             lacks = "how the parts of a Dict observation are normalised"
-            return _with(binding, binding.facts._replace(lacks=(*binding.facts.lacks, lacks)))
+            return _with(binding, binding.facts.lacking(lacks))
         return binding
     epsilon, clip = _plain(found, "epsilon"), _plain(found, "clip_obs")
     norm = Norm(
@@ -110,19 +109,16 @@ def _asks_for_statistics(found: dict[str, Leaf | ValueLeaf]) -> bool:
 def _arguments(binding: Binding, tree: Tree) -> Binding:
     """Take the environment's plain id; one that asks for an import, or for arguments, is not used."""
     found = {shown: tree[path] for path, shown in tree.names.items()}
-    env = _plain(found, "env")
+    env = arguments.plain_id(_plain(found, "env"))
     more = any(
         shown.split("/")[0] == "env_kwargs" and isinstance(leaf, ValueLeaf) and leaf.value is not None
         for shown, leaf in found.items()
     )
-    if not isinstance(env, str) or _ENV.fullmatch(env) is None:
+    if env is None:
         return binding
     if more:
-        lacks = (
-            *binding.facts.lacks,
-            f"the environment: args.yml gives {env} arguments, which are not taken from a file",
-        )
-        return _with(binding, binding.facts._replace(lacks=lacks))
+        lacks = f"the environment: args.yml gives {env} arguments, which are not taken from a file"
+        return _with(binding, binding.facts.lacking(lacks))
     return _with(binding, binding.facts.read("args.yml", env=env))
 
 

@@ -67,14 +67,20 @@ def undecorated(tree: Tree) -> tuple[Tree, Moves] | None:
     return None if found is None else (found.tree, found.moves)
 
 
-def stripped(tree: Tree) -> Stripped | None:
+def lightnings(tree: Tree, part: str) -> bool:
+    """Say whether the part, a path as people read it, is the state_dict of a LightningModule."""
+    return part.strip("/") == "state_dict" and (key(_LIGHTNING),) in tree
+
+
+def stripped(tree: Tree, *, lightning: bool = False) -> Stripped | None:
     """Return the tree without what wrappers put into its names; None when there is nothing to remove.
 
-    A prefix is removed, in any nesting, where all names of a dict, or of a module in it, have it.
+    A prefix is removed, in any nesting, where all names of a dict, or of a module in it, have it. `lightning`
+    says that the tree is a LightningModule's state_dict, which nothing in it tells any more.
     """
     plain: dict[Path, module_names.Plain] = {}
     for top, names in _dicts(tree).items():
-        attributes = _attributes(tree, top)
+        attributes = _ATTRIBUTES if lightning and not top else _attributes(tree, top)
         if not attributes and not any(map(_WORD.search, names)):
             continue
         found = module_names.plain(names, WRAPPERS.keys(), attributes)

@@ -49,8 +49,11 @@ class Prepared(NamedTuple):
     stripped: tuple[Mapping[str, object], ...] | None = None
 
 
-def prepared(tree: Tree, part: str | None, wanted: Wanted, known: Sidecar | None) -> Prepared:
-    """Return the tree as it is to be mapped; raise UsageError when names cannot be restored."""
+def prepared(whole: Tree, tree: Tree, part: str | None, wanted: Wanted, known: Sidecar | None) -> Prepared:
+    """Return the tree, the part of the whole one, as it is to be mapped.
+
+    Raise UsageError when names cannot be restored.
+    """
     if wanted.strip and wanted.restore:
         raise UsageError("--strip and --restore undo each other")
     names = full_names(tree, part)
@@ -58,7 +61,7 @@ def prepared(tree: Tree, part: str | None, wanted: Wanted, known: Sidecar | None
     if wanted.restore:
         done = _restored(done, part, known)
     if wanted.strip:
-        done = _stripped(done)
+        done = _stripped(done, lightning=part is not None and decorations.lightnings(whole, part))
     return _folded(done) if wanted.fold else done
 
 
@@ -75,8 +78,8 @@ def _kept(known: Sidecar | None) -> tuple[Mapping[str, object], ...] | None:
     return tuple(known.stripped) if known is not None and known.stripped else None
 
 
-def _stripped(done: Prepared) -> Prepared:
-    found = decorations.stripped(done.tree)
+def _stripped(done: Prepared, *, lightning: bool) -> Prepared:
+    found = decorations.stripped(done.tree, lightning=lightning)
     if found is None:
         return done._replace(notes=(*done.notes, "no names carry a wrapper"))
     rules = {new: "strip" for new, old in found.moves.items() if new != old}

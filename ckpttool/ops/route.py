@@ -32,6 +32,8 @@ from ckpttool.tree import Container, Tree
 TENSORFLOW, NUMPY = "tensorflow", "numpy"
 # The formats that store what a torch program handed them, and nothing of their own.
 CONTAINERS = frozenset(("pytorch", "pytorch_legacy", "pytorch_tar", "pytorch_dcp", "safetensors", "sharded"))
+# Those that pickle NumPy arrays, whichever framework trained them, among much else.
+PICKLES = frozenset(("rllib",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def route(
     restored, MappingError when nothing can be mapped.
     """
     tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
-    ready = prepared(tree, part, wanted, known)
+    ready = prepared(checkpoint.tree, tree, part, wanted, known)
     tree, lost = ready.tree, (*lost, *ready.lost)
     binding, read = _recognised(checkpoint, tree, layout, part)
     told = _told(known)
@@ -105,8 +107,9 @@ def _is_kept(source: str, target: str, tree: Tree, binding: Binding | None) -> b
     if source == target or ours == NUMPY or {source, target} <= CONTAINERS:
         return True
     if theirs != NUMPY:
-        # What a torch program kept for itself is an agent for others only if a layout knows it.
-        return theirs == ours and (ours == TENSORFLOW or binding is None)
+        # What a program kept for itself is an agent for others only if a layout knows it; variables by name
+        # and objects are TensorFlow's own.
+        return theirs == ours and (binding is None or (ours == TENSORFLOW and source not in PICKLES))
     # Arrays that belong to no framework have the paths that they have; their names tell who named them.
     if binding is not None:
         return bool(plugins.find("layouts", binding.layout).load().TABLE.framework == ours)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ckpttool.errors import FormatError, TruncatedError
-from ckpttool.wire.pickle_values import Builder, Global, Limits, Object, Opaque, Set, acts
+from ckpttool.wire.pickle_values import Builder, Global, Limits, Object, Opaque, Set, Stored, acts
 
 Persistent = Callable[[object], object]
 ATOMS = frozenset((str, int, bool, float, type(None), bytes, complex))
-_COPIED = frozenset((str, bytes, list, tuple, dict, Set))
+# What a builder may go through in full; Stored bytes may be pickles of their own.
+_COPIED = frozenset((str, bytes, list, tuple, dict, Set, Stored))
 _STOP = 0x2E
 _SHOWN = 100  # Python's messages quote the whole text that is no number
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttool.errors import FormatError
-from ckpttool.wire.pickle_values import Builder, Stored
+from ckpttool.wire.pickle_values import Builder, Global, Stored
 
 # The type codes that the formats here know, with struct's code where a scalar can become a number.
 _NAMES = {
@@ -127,6 +127,13 @@ def _scalar(args: tuple[Any, ...]) -> object:
     return complex(*values) if len(values) == 2 else values[0]
 
 
+def _dilled(args: tuple[Any, ...]) -> object:
+    """Return the array that dill rebuilds from a call, its arguments and a state (and attributes)."""
+    if len(args) < 3 or type(args[2]) is not tuple or not isinstance(args[0], Global):
+        return NotImplemented
+    return Array(args[2]) if args[0].full in _RECONSTRUCT else NotImplemented
+
+
 def name_of(code: str) -> str | None:
     """Return our name of the type that NumPy calls `code` ("f4"), None where there is none."""
     return _NAMES.get(code)
@@ -137,12 +144,17 @@ def code_of(name: str) -> str | None:
     return _CODES.get(name)
 
 
+_CORES = ("core", "_core")
+_RECONSTRUCT = tuple(f"numpy.{core}.multiarray._reconstruct" for core in _CORES)
+
 # Both spellings: the private module got its underscore in numpy 2.
 BUILDERS: Mapping[str, Builder] = {
     "numpy.dtype": _type,
+    # dill/_dill.py, save_numpy_array
+    "dill._dill._create_array": _dilled,
     **{
         f"numpy.{core}.{name}": build
-        for core in ("core", "_core")
+        for core in _CORES
         for name, build in (
             ("multiarray.scalar", _scalar),
             ("multiarray._reconstruct", _reconstruct),

@@ -33,8 +33,8 @@ class Traversal(ABC, Generic[Place]):
         """Visit at most about `visits` values."""
         self.left = visits
         self.leaves: dict[Path, Leaf | ValueLeaf] = {}
-        self.aliases: dict[Path, tuple[Alias, ...]] = {}
         self.containers: dict[Path, Container] = {}
+        self._aliases: dict[Path, list[Alias]] = {}
         self._open: dict[int, Path] = {}
         self._seen: dict[int, Path] = {}
 
@@ -85,6 +85,15 @@ class Traversal(ABC, Generic[Place]):
         for step, child, via in _children(value):
             self.value(child, (*path, *self.steps(path, step)), below(step, via))
         del self._open[id(value)]
+
+    @property
+    def aliases(self) -> dict[Path, tuple[Alias, ...]]:
+        """The other paths of entries, by their first ones."""
+        return {path: tuple(others) for path, others in self._aliases.items()}
+
+    def alias(self, first: Path, path: Path, name: str) -> None:
+        """Add a path, with the name that it has there, to an entry that stands at its first path."""
+        self._aliases.setdefault(first, []).append(Alias(path, name))
 
     def forget(self, visits: int) -> None:
         """Begin with another pickle, whose values have identities of their own."""

@@ -10,7 +10,7 @@ from ckpttool.formats.pickled.load import Pickled, array_source
 from ckpttool.formats.pickled.traversal import REVISITS, SPARE, Below, Traversal
 from ckpttool.formats.variables import role_by_name
 from ckpttool.leaf import Leaf, Path, Record, Role, ValueLeaf, exact
-from ckpttool.tree import Alias, Container, Tree
+from ckpttool.tree import Container, Tree
 from ckpttool.wire.pickle_numpy import Array
 from ckpttool.wire.pickle_reader import Global, Object
 
@@ -92,7 +92,7 @@ class Walk(Traversal[None]):
         else:
             first = self._arrays.setdefault(id(array), path)
             if first != path:
-                self.aliases[first] = (*self.aliases.get(first, ()), Alias(path, native(path)))
+                self.alias(first, path, native(path))
                 return
             use = self.uses(path, parts.type.name, parts.shape)
             self.leaves[path] = Leaf(

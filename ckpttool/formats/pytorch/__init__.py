@@ -59,16 +59,8 @@ def read(location: str) -> Checkpoint:
         found = archive.listed(opened)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
-    return Checkpoint(
-        path=location,
-        format=NAME,
-        tree=found.tree,
-        files=tuple(opened.opened.values()) if isinstance(opened, folder.Folder) else (opened.file,),
-        writer=found.writer,
-        integrity=found.integrity,
-        notes=found.notes,
-        details=found.details,
-    )
+    files = opened.opened.values() if isinstance(opened, folder.Folder) else (opened.file,)
+    return found.checkpoint(location, NAME, *files)
 
 
 def _opened(location: str) -> zip.Archive | folder.Folder:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import IO, Any, NoReturn
 
 from ckpttool import dtypes
-from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.errors import UnsupportedError
+from ckpttool.formats import whole
 from ckpttool.formats.probe import Piece
 from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf, display
 from ckpttool.source import Shape
@@ -76,24 +77,12 @@ def _write(plan: _Plan, pickle: bytes, stream: IO[bytes]) -> None:
     archive.add(f"{TOP}/.storage_alignment", str(ALIGNMENT).encode())
     archive.add(f"{TOP}/byteorder", b"little")
     for number, path in enumerate(plan.stored):
-        archive.add(f"{TOP}/data/{number}", _data(plan.tree[path], path))
+        leaf = plan.tree[path]
+        assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors are given a storage
+        archive.add(f"{TOP}/data/{number}", whole.data(leaf, path))
     archive.add(f"{TOP}/version", b"3\n")
     archive.add(f"{TOP}/.data/serialization_id", _identity(archive.checksums))
     archive.close()
-
-
-def _data(leaf: Leaf | ValueLeaf, path: Path) -> Any:
-    assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors are given a storage
-    data = leaf.read()
-    found = memoryview(data).nbytes
-    if found != leaf.nbytes:
-        raise FormatError(
-            "a tensor's bytes do not fill its shape",
-            path=display(path),
-            expected=f"{leaf.nbytes:,} bytes",
-            found=f"{found:,}",
-        )
-    return data
 
 
 def _identity(checksums: tuple[int, ...]) -> bytes:

@@ -51,13 +51,4 @@ def read(location: str) -> Checkpoint:
         found = listing.read(location, chosen)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
-    return Checkpoint(
-        path=location,
-        format=NAME,
-        tree=found.listed.tree,
-        files=found.files,
-        writer=found.listed.writer,
-        integrity=found.listed.integrity,
-        notes=found.listed.notes,
-        details=found.listed.details,
-    )
+    return found.listed.checkpoint(location, NAME, *found.files)

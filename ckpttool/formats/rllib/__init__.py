@@ -49,12 +49,4 @@ def read(location: str) -> Checkpoint:
         found = listing.of_folder(location) if os.path.isdir(location) else listing.of_file(location)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
-    return Checkpoint(
-        path=location,
-        format=NAME,
-        tree=found.tree,
-        files=found.files,
-        writer=found.writer,
-        notes=found.notes,
-        details=found.details,
-    )
+    return found.listed.checkpoint(location, NAME, *found.files)

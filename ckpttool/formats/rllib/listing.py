@@ -8,19 +8,18 @@ rllib/utils/checkpoints.py (`Checkpointable.save_to_path`), python/ray/tune/trai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ckpttool import documents
 from ckpttool.errors import FormatError, NotFoundError, UnsupportedError
+from ckpttool.formats.listed import Listed
 from ckpttool.formats.pickled import calls
 from ckpttool.formats.pickled.load import Pickled, load, load_file
 from ckpttool.formats.pickled.walk import Walk
 from ckpttool.formats.rllib.uses import slots, use
 from ckpttool.leaf import Key, Path, attr, key
 from ckpttool.source import File
-from ckpttool.tree import Tree
 from ckpttool.wire.pickle_reader import Stored
 
 _JSON = "rllib_checkpoint.json"
@@ -36,13 +35,10 @@ _DEPTH, _MOST = 12, 10_000
 
 
 class Found(NamedTuple):
-    """What was read, from which files, and what a person should know."""
+    """What was read, and from which files."""
 
-    tree: Tree
+    listed: Listed
     files: tuple[File, ...]
-    writer: str
-    notes: tuple[str, ...] = ()
-    details: Mapping[str, Any] = MappingProxyType({})
 
 
 class _Walk(Walk):
@@ -66,8 +62,12 @@ def of_file(location: str) -> Found:
         more = File.stamp(beside)
         walk.add(load_file(more), (attr("tune_metadata"),))
         files = (file, more)
-    told = calls.notes(walk.calls)
-    return Found(slots(walk.tree()), files, "RLlib (one file)", told, calls.details(walk.calls))
+    return Found(_listed(walk, "RLlib (one file)"), files)
+
+
+def _listed(walk: Walk, writer: str, notes: tuple[str, ...] = ()) -> Listed:
+    told = (*notes, *calls.notes(walk.calls))
+    return Listed(slots(walk.tree()), writer, notes=told, details=calls.details(walk.calls))
 
 
 def _add(walk: Walk, pickled: Pickled, path: Path) -> None:
@@ -102,8 +102,7 @@ def of_folder(location: str) -> Found:
     if not states:
         raise _nothing(location, others)
     notes = tuple(f"not listed: {os.path.relpath(name, location)} is {_why(name)}" for name in others)
-    notes += calls.notes(walk.calls)
-    return Found(slots(walk.tree()), tuple(files), _writer(facts), notes, calls.details(walk.calls))
+    return Found(_listed(walk, _writer(facts), notes), tuple(files))
 
 
 def _states(location: str, others: list[str]) -> Iterator[tuple[str, Path]]:

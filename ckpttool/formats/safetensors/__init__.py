@@ -45,14 +45,10 @@ def claims(probe: Probe) -> str | None:
 
 def read(location: str) -> Checkpoint:
     """List the tensors; raise FormatError when the header breaks a rule of the format."""
-    from ckpttool.checkpoint import Checkpoint
     from ckpttool.source import File
 
     file = File.stamp(location)
-    found = listed(file)
-    return Checkpoint(
-        location, NAME, found.tree, (file,), found.writer, notes=found.notes, details=found.details
-    )
+    return listed(file).checkpoint(location, NAME, file)
 
 
 def listed(file: File) -> Listed:

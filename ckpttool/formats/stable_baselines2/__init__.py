@@ -39,13 +39,4 @@ def read(location: str) -> Checkpoint:
         found = listing.from_zip(file) if zipped else listing.from_pickle(file)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
-    return Checkpoint(
-        path=location,
-        format=NAME,
-        tree=found.tree,
-        files=(file,),
-        writer=f"Stable-Baselines 2 ({'zip' if zipped else 'cloudpickle'})",
-        integrity="crc32" if found.recorded else "none",
-        notes=found.notes,
-        details=found.details,
-    )
+    return found.checkpoint(location, NAME, file)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from ckpttool.checkpoint import Integrity
 from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.listed import Listed
 from ckpttool.formats.pickled import calls
 from ckpttool.formats.pickled.load import Pickled, array_source, load_file
 from ckpttool.formats.pickled.settings import parsed, settings
@@ -23,19 +25,11 @@ from ckpttool.wire.pickle_reader import Global
 DATA: Path = (attr("data"),)
 PARAMS: Path = (attr("params"),)
 
+_WRITER = "Stable-Baselines 2"
 _DATA, _PARAMETERS, _LIST = "data", "parameters", "parameter_list"
 
 
-class Found(NamedTuple):
-    """A file's tree, whether it records checksums, what a person should know, and details for JSON."""
-
-    tree: Tree
-    recorded: bool
-    notes: tuple[str, ...]
-    details: Mapping[str, Any]
-
-
-def from_zip(file: File) -> Found:
+def from_zip(file: File) -> Listed:
     """Return what a zip file holds."""
     archive = zip.read(file)
     inner = _inner(archive)
@@ -49,7 +43,8 @@ def from_zip(file: File) -> Found:
     if others:
         walk.add(Pickled(others, len(others), None, 0), PARAMS)
     notes = (*_policy(data), *notes, *calls.notes(walk.calls))
-    return Found(_joined(tensors, walk), inner.recorded, notes, calls.details(walk.calls))
+    integrity: Integrity = "crc32" if inner.recorded else "none"
+    return Listed(_joined(tensors, walk), f"{_WRITER} (zip)", integrity, notes, calls.details(walk.calls))
 
 
 def _inner(archive: zip.Archive) -> zip.Archive:
@@ -89,7 +84,7 @@ def _arrays(
     return tensors, others, (note,) if unlisted else ()
 
 
-def from_pickle(file: File) -> Found:
+def from_pickle(file: File) -> Listed:
     """Return what a cloudpickle holds; statistics that SB2 saved alone are listed as they are."""
     pickled = load_file(file)
     value = pickled.value
@@ -109,7 +104,8 @@ def from_pickle(file: File) -> Found:
     else:
         walk.add(pickled)
     notes = (*notes, *calls.notes(walk.calls))
-    return Found(_joined(tensors, walk), recorded=False, notes=notes, details=calls.details(walk.calls))
+    writer, details = f"{_WRITER} (cloudpickle)", calls.details(walk.calls)
+    return Listed(_joined(tensors, walk), writer, notes=notes, details=details)
 
 
 def _is_agent(value: Any) -> bool:
@@ -164,6 +160,5 @@ def _use(path: Path, dtype: str, shape: Shape) -> Use:
 
 
 def _policy(data: Mapping[Any, Any]) -> tuple[str, ...]:
-
     policy = data.get("policy")
     return (f"policy {policy.full}",) if isinstance(policy, Global) else ()

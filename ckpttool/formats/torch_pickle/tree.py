@@ -14,7 +14,7 @@ from ckpttool.formats.torch_pickle.parts import Backed, Parts
 from ckpttool.formats.torch_pickle.sources import array_source, cast, source
 from ckpttool.formats.torch_pickle.views import Size, Storage, Tensor, view
 from ckpttool.leaf import Key, Leaf, Path, Record, Role, ValueLeaf, attr
-from ckpttool.tree import Alias, Container, Tree
+from ckpttool.tree import Container, Tree
 from ckpttool.wire.pickle_numpy import Array
 from ckpttool.wire.pickle_reader import Dict, Global, Object
 
@@ -151,9 +151,7 @@ class Walk(Traversal[Place]):
             self.leaves[path] = ValueLeaf(Record("torch.Tensor", shown))
             return
         count = tensor.count
-        first = self._first.setdefault(tensor.view, path) if count else path
-        if first is not path:
-            self.aliases[first] = (*self.aliases.get(first, ()), Alias(path, native(named)))
+        if count and self._again_at(tensor.view, path, named):
             return
         self._use(tensor.storage, count * row.itemsize)
         role, slot = _tensor_role(named, place)
@@ -167,6 +165,14 @@ class Walk(Traversal[Place]):
             trainable=_trained(tensor) if tensor.parameter or place == "parameters" else None,
         )
         self._own(tensor.state, path, named)
+
+    def _again_at(self, what: tuple[object, ...], path: Path, named: Path | None = None) -> bool:
+        """Say whether this stands at another path already; then the path becomes one of its aliases."""
+        first = self._first.setdefault(what, path)
+        if first is path:
+            return False
+        self.alias(first, path, native(named or path))
+        return True
 
     def _parts(self, whole: Parts, path: Path, place: Place) -> None:
         """Add the parts below the path; the one with the elements is named as the whole."""
@@ -228,7 +234,7 @@ class Walk(Traversal[Place]):
         elif parts is None or parts.type.name is None:
             shown = f"{parts.type.code}{list(parts.shape)}" if parts else ""
             self.leaves[path] = ValueLeaf(Record("numpy.ndarray", shown))
-        else:
+        elif not self._again_at(("array", id(array)), path):
             found = array_source(parts)
             self.leaves[path] = Leaf(parts.type.name, parts.shape, found, native(path), "other")
 
