@@ -20,7 +20,7 @@ types: $(VENV)/.installed
 	$(BIN)/mypy
 
 tests: $(VENV)/.installed
-	$(BIN)/pytest -n auto --dist loadgroup
+	$(BIN)/pytest -n auto
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

@@ -57,33 +57,6 @@ def refused(ran: Ran) -> str:
     return lines[0]
 
 
-# Fixtures of a module for which another program (TensorFlow, two ranks of torch) works for seconds.
-MADE_ONCE = {
-    "test_format_keras_h5": ("built",),
-    "test_format_pytorch_dcp": ("ranks",),
-    "test_format_saved_model": ("written", "keras2"),
-    "test_format_tensor_bundle": ("written",),
-    "test_format_v1": ("written",),
-    "test_live_tensorflow": ("live",),
-    "test_nestings": ("saved",),
-    "test_object_graph": ("agents",),
-    "test_parity": ("both_sides",),
-    "test_tensorflow_reads": ("written", "keras_2"),
-    "test_tensorflow_writes": ("restored",),
-    "test_to_tensorflow": ("folder",),
-    "test_variables": ("written",),
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests that share such a fixture to one worker (pytest --dist loadgroup), which makes it once."""
-    for item in items:
-        module = item.path.stem
-        used = [name for name in MADE_ONCE.get(module, ()) if name in getattr(item, "fixturenames", ())]
-        if used:
-            item.add_marker(pytest.mark.xdist_group(f"{module}:{used[0]}"))
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs the shared corpus of real checkpoints where that is absent."""
     if item.get_closest_marker("corpus") and not CORPUS.is_dir():

@@ -16,6 +16,7 @@ from ckpttool.layouts import rllib
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognise
 from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest
 from ckpttool.ops.restore import networks
 from ckpttool.tree import Tree
 from tests.restored import actions, recognised, same
@@ -134,16 +135,28 @@ def test_several_modules_are_no_single_agent() -> None:
     assert recognise(Tree({**more, **other.leaves}), "folder") is None
 
 
+def folder_of(path: Path, tree: Tree) -> str:
+    """Save the module as Checkpointable.save_to_path does; return the folder."""
+    (inner := path.joinpath("agent", *MODULE.split("/"))).mkdir(parents=True)
+    state = {leaf.key.removeprefix(f"{MODULE}/"): leaf.array() for _, leaf in tree.tensors()}
+    (inner / "module_state.pkl").write_bytes(pickle.dumps(state, 4))
+    (path / "agent" / "rllib_checkpoint.json").write_text('{"checkpoint_version": "2.1"}')
+    return str(path / "agent")
+
+
 @pytest.mark.parametrize("to", ["torch", "tf"])
 @pytest.mark.parametrize("tree", [sac(), ppo()], ids=["sac", "ppo"])
 def test_a_folder_becomes_an_agent_of_either_framework(tmp_path: Path, tree: Tree, to: str) -> None:
-    folder = tmp_path.joinpath("agent", *MODULE.split("/"))
-    folder.mkdir(parents=True)
-    state = {leaf.key.removeprefix(f"{MODULE}/"): leaf.array() for _, leaf in tree.tensors()}
-    (folder / "module_state.pkl").write_bytes(pickle.dumps(state, 4))
-    (tmp_path / "agent" / "rllib_checkpoint.json").write_text('{"checkpoint_version": "2.1"}')
-    target = tmp_path / "written-1"
-    report = convert(str(tmp_path / "agent"), str(target), to=to).report
-    assert not report.missing
+    folder, target = folder_of(tmp_path, tree), str(tmp_path / "written-1")
+    assert not convert(folder, target, to=to).report.missing
     assert recognised(target).layout == f"td3_{to}"
-    same(actions(target), actions(tmp_path / "agent"))
+    same(actions(target), actions(folder))
+
+
+def test_arrays_of_a_folder_become_the_same_agent(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, sac())
+    convert(folder, str(tmp_path / "a.npz"))
+    direct, through = str(tmp_path / "direct.pt"), str(tmp_path / "through.pt")
+    convert(folder, direct)
+    convert(str(tmp_path / "a.npz"), through)
+    assert digest(direct).sha256 == digest(through).sha256

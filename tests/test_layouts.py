@@ -687,6 +687,8 @@ def test_an_optimizer_that_has_not_begun_begins_with_zeros() -> None:
         ({"weight_decay": 0.01}, {"weight_decay"}),
         ({"maximize": True}, {"maximize"}),
         ({"initial_lr": 0.1}, {"initial_lr"}),
+        ({"decay": 0.1}, {"decay"}),
+        ({"decay": 0.0}, set()),
         ({"weight_decay": 0.01, "decoupled_weight_decay": True}, set()),
         ({"foreach": True, "capturable": True}, set()),
     ],

@@ -26,6 +26,8 @@ _NAMES = {"m": "momentum", "v": "velocity", "vhat": "velocity_hat"}
 _CONSTRUCTED = ("beta_1", "beta_2", "epsilon", "amsgrad")
 # torch/optim/adam.py: which kernel computes the step, not which step.
 _HOW = ("foreach", "capturable", "differentiable", "fused")
+# Keras 2's decay of the learning rate, which torch keeps unused, is none if it is 0.
+_DEFAULTS = {**{name: default.value for name, default in TORCH_DEFAULTS.items()}, "decay": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ class ToKeras:
                 continue
             name = str(path[1].value)
             value = self._value(name)
-            harmless = name in TORCH_DEFAULTS and value == TORCH_DEFAULTS[name].value
+            harmless = name in _DEFAULTS and value == _DEFAULTS[name]
             decay = name == "decoupled_weight_decay" or (
                 name == "weight_decay" and self._value("decoupled_weight_decay") is True
             )

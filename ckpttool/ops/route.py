@@ -13,7 +13,7 @@ from ckpttool.errors import MappingError, UsageError
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import objects, variables
 from ckpttool.layouts import plan as plans
-from ckpttool.layouts.canonical import OPTIMIZED, Binding
+from ckpttool.layouts.canonical import NORMALIZER, OPTIMIZED, Binding
 from ckpttool.layouts.recognise import recognise
 from ckpttool.layouts.td3_tf import SAVES
 from ckpttool.leaf import Leaf, Path, display
@@ -34,6 +34,9 @@ TENSORFLOW, NUMPY = "tensorflow", "numpy"
 CONTAINERS = frozenset(("pytorch", "pytorch_legacy", "pytorch_tar", "pytorch_dcp", "safetensors", "sharded"))
 # Those that pickle NumPy arrays, whichever framework trained them, among much else.
 PICKLES = frozenset(("rllib",))
+# The layouts of a library's own container, whose settings mean nothing elsewhere.
+ENCLOSED = frozenset(("stable_baselines3", "rllib", "rllib_policy", "d3rlpy"))
+_STATISTICS = "observation statistics are in the sidecar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def _is_kept(source: str, target: str, tree: Tree, binding: Binding | None) -> b
         return theirs == ours and (binding is None or (ours == TENSORFLOW and source not in PICKLES))
     # Arrays that belong to no framework have the paths that they have; their names tell who named them.
     if binding is not None:
-        return bool(plugins.find("layouts", binding.layout).load().TABLE.framework == ours)
+        return binding.layout not in ENCLOSED and _framework_of(binding) == ours
     return ours == TENSORFLOW or not generic.to_torch(tree)
 
 
@@ -147,6 +150,10 @@ def _planned(
     if binding is not None:
         return _agent(tree, _without_added(binding, tree, known), kind, _told(known), known), True
     return _by_kind(checkpoint, tree, _framework(kind.format)), False
+
+
+def _framework_of(binding: Binding) -> str:
+    return cast(str, plugins.find("layouts", binding.layout).load().TABLE.framework)
 
 
 def _framework(name: str) -> str:
@@ -204,7 +211,16 @@ def _agent(tree: Tree, binding: Binding, kind: TargetKind, told: Settings, known
     binding = _as_known(binding, facts)
     found = binding.moves
     first = Plan(found.moves, added, assumed=found.assumed, notes=found.notes)
-    return after(first, layout.plan(binding, Tree({**agent, **added}), told))
+    return _noted(after(first, layout.plan(binding, Tree({**agent, **added}), told)), facts)
+
+
+def _noted(plan: Plan, facts: Sidecar) -> Plan:
+    """Return the plan with a note where only the sidecar keeps what observations are normalised with."""
+    held = any(move.target[0].value == NORMALIZER for move in plan.moves)
+    # Some layouts say so themselves, and where their library keeps it.
+    if facts.obs_norm is None or held or any(note.startswith(_STATISTICS) for note in plan.notes):
+        return plan
+    return replace(plan, notes=(*plan.notes, f"{_STATISTICS}: the target has no place for them"))
 
 
 def _as_known(binding: Binding, known: Sidecar) -> Binding:
