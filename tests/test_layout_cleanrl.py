@@ -188,6 +188,26 @@ def test_an_agent_without_q_functions_is_refused(tmp_path: Path) -> None:
         convert(str(tmp_path / "ppo.pt"), str(tmp_path / "b.cleanrl_model"), allow_missing=True)
 
 
+@pytest.mark.parametrize("to", ["cleanrl", "fujimoto", "tf"])
+def test_statistics_that_only_the_sidecar_keeps_are_noted(tmp_path: Path, to: str) -> None:
+    torch.manual_seed(0)
+    actor, critic = (
+        nn.Sequential(nn.Linear(n, 8), nn.ReLU(), nn.Linear(8, out)) for n, out in ((3, 2), (5, 1))
+    )
+    agent = {"actor": actor.state_dict(), "critic": critic.state_dict(), "total_it": 3}
+    agent["normalizer"] = {"mean": torch.ones(3), "var": torch.full((3,), 4.0)}
+    torch.save(agent, tmp_path / "a.pt")
+    target = str(tmp_path / "b-1")
+    notes = convert(str(tmp_path / "a.pt"), target, to=to, allow_missing=True).report.notes
+    assert notes.count("observation statistics are in the sidecar: the target has no place for them") == 1
+    if to == "tf":  # the others' bounds are missing
+        same(actions(target), actions(tmp_path / "a.pt"))
+    del agent["normalizer"]
+    torch.save(agent, tmp_path / "a.pt")
+    notes = convert(str(tmp_path / "a.pt"), target, to=to, allow_missing=True, force=True).report.notes
+    assert not any("statistics" in note for note in notes)
+
+
 @pytest.mark.parametrize("to", ["cleanrl", "fujimoto"])
 def test_q_functions_of_distributions_are_refused(tmp_path: Path, to: str) -> None:
     actor, critic = (
