@@ -12,8 +12,10 @@ from ckpttool.agents.components import Wiring, policy_network, q_network
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognise
-from ckpttool.ops.restore import Agent, restore
+from ckpttool.ops import knowledge
+from ckpttool.ops.restore import Agent, networks, restore
 from ckpttool.ops.wiring import Bounds, wire
+from ckpttool.tree import Tree
 
 LOW, HIGH = (-2.0, -1.0), (2.0, 3.0)
 
@@ -81,3 +83,25 @@ def without_a_way(path: object) -> list[str]:
     binding = recognised(path)
     used = {move.source for move in binding.moves.moves} | binding.consumed
     return [tree.names[each] for each in tree if each not in used]
+
+
+def bound(tree: Tree, name: str = "folder") -> Binding:
+    binding = recognise(tree, name)
+    assert binding is not None
+    return binding
+
+
+def played(
+    tree: Tree, obs: np.ndarray, low: Sequence[float] | None = None, high: Sequence[float] | None = None
+) -> np.ndarray:
+    """Return the actions of a tree's policy by what the tree says alone; bounds may be given instead."""
+    binding = bound(tree)
+    agent = networks(tree, binding)
+    known = knowledge.of_files(binding, agent)
+    low, high = low or known.action_low, high or known.action_high
+    assert known.activations is not None
+    assert low is not None
+    assert high is not None
+    wiring = Wiring(tuple(known.activations), str(known.head), 1e-5, tuple(low), tuple(high), known.obs_norm)
+    part = next(part for part in binding.parts if part.acts)
+    return np.asarray(backend.build(policy_network(agent, part, wiring)).step(obs)[0])

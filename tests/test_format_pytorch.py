@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
-import hashlib
 import io
-import json
 import pickle
 import random
 import struct
@@ -30,8 +28,8 @@ from ckpttool.tree import Alias, Container, Tree
 from ckpttool.wire.pickle_reader import Dict, Global, Object
 from ckpttool.wire.pickle_writer import Persistent, dumps
 from ckpttool.wire.zip_writer import Writer
+from tests import truths
 
-CORPUS = Path(__file__).resolve().parents[1] / ".." / "shared" / "corpus" / "torch"
 FLOATS = Global("torch", "FloatStorage")
 V2 = Global("torch._utils", "_rebuild_tensor_v2")
 
@@ -589,27 +587,12 @@ def test_8000_tensors_are_listed_quickly(torch, tmp_path):
 # ------------------------------------------------------------------ other people's files
 
 
-def truths():
-    for file in sorted(CORPUS.rglob("*.truth.json")):
-        path = Path(str(file).removesuffix(".truth.json"))
-        if path.is_file() and pytorch.claims(Probe(str(path))):
-            yield path
-
-
 @pytest.mark.corpus
 def test_corpus_is_read_as_torch_reads_it():
-    if not CORPUS.is_dir():
-        pytest.skip("the shared corpus is not beside the project")
-    files = list(truths())
+    files = list(truths.files(pytorch))
     assert files
     for path in files:
-        tree = pytorch.read(str(path)).tree
-        named = {leaf.key: leaf for _, leaf in tree.tensors()}
-        named |= {alias.key: tree[p] for p, aliases in tree.aliases.items() for alias in aliases}
-        for name, expected in json.loads(Path(f"{path}.truth.json").read_text()).items():
-            found = named[name]
-            digest = hashlib.sha256(found.read()).hexdigest()
-            assert (found.dtype, list(found.shape), digest) == tuple(expected.values()), (path, name)
+        truths.require(pytorch, path)
 
 
 def test_trees_can_be_sent_to_another_process(tmp_path):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 import pickle
 import struct
 import time
 import tracemalloc
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,8 @@ from ckpttool.source import Span
 from ckpttool.wire import pickle_reader
 from ckpttool.wire.pickle_reader import Dict, Global, Object
 from ckpttool.wire.pickle_writer import Persistent, dumps
-from tests.conftest import CORPUS, ckpttool
+from tests import truths
+from tests.conftest import ckpttool
 from tests.test_format_pytorch import V2, floats
 from tests.test_format_pytorch_containers import WithoutChecksums, told
 from tests.torch_forms import stream
@@ -384,22 +383,9 @@ def test_a_stream_becomes_a_zip_file(torch: Any, tmp_path: Path) -> None:
 # ------------------------------------------------------------------ other people's files
 
 
-def truths() -> Iterator[Path]:
-    for file in sorted((CORPUS / "torch").rglob("*.truth.json")):
-        path = Path(str(file).removesuffix(".truth.json"))
-        if path.is_file() and pytorch_legacy.claims(Probe(str(path))):
-            yield path
-
-
 @pytest.mark.corpus
 def test_corpus_is_read_as_torch_reads_it() -> None:
-    files = list(truths())
+    files = list(truths.files(pytorch_legacy))
     assert len(files) >= 16
     for path in files:
-        tree = pytorch_legacy.read(str(path)).tree
-        named = {leaf.key: leaf for _, leaf in tree.tensors()}
-        named |= {alias.key: tree[p] for p, aliases in tree.aliases.items() for alias in aliases}
-        for name, expected in json.loads(Path(f"{path}.truth.json").read_text()).items():
-            found = named[name]
-            digest = hashlib.sha256(found.read()).hexdigest()
-            assert (found.dtype, list(found.shape), digest) == tuple(expected.values()), (path, name)
+        truths.require(pytorch_legacy, path)

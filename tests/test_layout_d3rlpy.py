@@ -21,9 +21,9 @@ from ckpttool.leaf import display
 from ckpttool.mapping.plan import build
 from ckpttool.ops.restore import canonical_tree, restore
 from ckpttool.tree import Tree
-from tests.library_agents import actions, adam, close, observations, saved, seen, values
 from tests.test_format_d3rlpy import archive, written
 from tests.test_layouts import LayoutContract, networks, same
+from tests.torch_agents import actions, adam, close, observations, saved, seen, values
 
 OBS, ACT = 5, 3
 NONE = {"type": "none", "params": {}}

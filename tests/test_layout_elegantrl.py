@@ -13,8 +13,8 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import display
 from ckpttool.ops.restore import restore
-from tests.library_agents import actions, close, mlp, observations, saved, seen
 from tests.pickles import importable
+from tests.torch_agents import actions, close, mlp, observations, saved, seen
 
 OBS, ACT = 4, 2
 

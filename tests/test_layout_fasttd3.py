@@ -18,8 +18,8 @@ from ckpttool.leaf import display
 from ckpttool.mapping.plan import build
 from ckpttool.ops.restore import canonical_tree, restore
 from ckpttool.ops.verify import verify
-from tests.library_agents import actions, close, mlp, observations, saved, seen, values
 from tests.test_layouts import same
+from tests.torch_agents import actions, close, mlp, observations, saved, seen, values
 
 OBS, ACT, ATOMS = 5, 2, 11
 

@@ -9,17 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.agents.backends import numpy as backend
-from ckpttool.agents.components import Wiring, policy_network
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import rllib
-from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognise
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
-from ckpttool.ops.restore import networks
 from ckpttool.tree import Tree
-from tests.restored import actions, recognised, same
+from tests.restored import actions, bound, played, recognised, same
 from tests.test_layouts import LayoutContract, torch_tree
 from tests.trees import torch_dense
 
@@ -72,21 +68,6 @@ class TestPpo(LayoutContract):
         return ppo()
 
 
-def bound(tree: Tree) -> Binding:
-    binding = recognise(tree, "folder")
-    assert binding is not None
-    return binding
-
-
-def played(tree: Tree, obs: np.ndarray) -> np.ndarray:
-    binding = bound(tree)
-    facts = binding.facts
-    part = next(part for part in binding.parts if part.acts)
-    wiring = Wiring(facts.activations or (facts.hidden,), facts.head, 1e-5, (-2.0, 0.0), (2.0, 3.0))
-    actions, _ = backend.build(policy_network(networks(tree, binding), part, wiring)).step(obs)
-    return actions
-
-
 @pytest.mark.parametrize("tree", [sac(), ppo(), ppo(shared=True)], ids=["sac", "ppo", "shared encoder"])
 def test_the_mean_is_the_first_half_of_the_last_layer(tree: Tree) -> None:
     arrays = {tree.names[path].removeprefix(f"{MODULE}/"): found.array() for path, found in tree.tensors()}
@@ -100,7 +81,9 @@ def test_the_mean_is_the_first_half_of_the_last_layer(tree: Tree) -> None:
     mean = (x @ arrays["pi/net/mlp/0/weight"].T + arrays["pi/net/mlp/0/bias"])[:, :ACT]
     squashed = np.tanh(mean) if any("pi_encoder" in n for n in names) else np.clip(mean, -1, 1)
     low, high = np.asarray([-2.0, 0.0]), np.asarray([2.0, 3.0])
-    np.testing.assert_allclose(played(tree, obs), low + (squashed + 1) / 2 * (high - low), atol=1e-5)
+    np.testing.assert_allclose(
+        played(tree, obs, low.tolist(), high.tolist()), low + (squashed + 1) / 2 * (high - low), atol=1e-5
+    )
 
 
 def test_hidden_layers_of_the_head_are_relu() -> None:

@@ -10,14 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents.backends import numpy as backend
-from ckpttool.agents.components import policy_network
-from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognise
-from ckpttool.ops import knowledge
-from ckpttool.ops.restore import networks
-from ckpttool.ops.wiring import Wiring
 from ckpttool.tree import Tree
+from tests.restored import bound, played
 from tests.test_layouts import LayoutContract
 from tests.trees import torch_dense, torch_tree
 
@@ -115,32 +110,6 @@ class TestDdpg(LayoutContract):
     @pytest.fixture
     def tree(self) -> Tree:
         return ddpg()
-
-
-def bound(tree: Tree) -> Binding:
-    binding = recognise(tree, "folder")
-    assert binding is not None
-    return binding
-
-
-def played(tree: Tree, obs: np.ndarray) -> np.ndarray:
-    """Return actions with what the file says alone: nothing is given."""
-    binding = bound(tree)
-    agent = networks(tree, binding)
-    known = knowledge.of_files(binding, agent)
-    assert known.activations is not None
-    assert known.action_low is not None
-    assert known.action_high is not None
-    wiring = Wiring(
-        tuple(known.activations),
-        str(known.head),
-        1e-5,
-        tuple(known.action_low),
-        tuple(known.action_high),
-        known.obs_norm,
-    )
-    part = next(part for part in binding.parts if part.acts)
-    return backend.build(policy_network(agent, part, wiring)).step(obs)[0]
 
 
 def by_hand(tree: Tree, names: list[str], obs: np.ndarray, hidden: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import display
 from ckpttool.ops.restore import restore
-from tests.library_agents import actions, adam, close, mlp, observations, opened, saved, seen, values
+from tests.torch_agents import actions, adam, close, mlp, observations, opened, saved, seen, values
 
 OBS, PRIVILEGED, ACT = 6, 9, 3
 

@@ -14,8 +14,8 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognise
 from ckpttool.ops.restore import restore
 from ckpttool.tree import Tree
-from tests.library_agents import actions, adam, close, mlp, observations, saved, seen, values
 from tests.test_layouts import LayoutContract, networks
+from tests.torch_agents import actions, adam, close, mlp, observations, saved, seen, values
 
 OBS, ACT, HIGH = 5, 2, 2.0
 

@@ -23,7 +23,7 @@ from tests import test_layout_elegantrl as elegant
 from tests import test_layout_fasttd3 as fast
 from tests import test_layout_rsl_rl as rsl
 from tests import test_layout_skrl as skr
-from tests.library_agents import saved
+from tests.torch_agents import saved
 
 FILES: dict[str, tuple[Any, Callable[[Path], str]]] = {
     "d3rlpy": (d3rlpy, lambda folder: d3.d3(folder, d3.sac(), d3.config("sac"))),

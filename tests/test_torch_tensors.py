@@ -346,8 +346,8 @@ def test_attributes_of_tensors_are_kept(torch, tmp_path):
 
 @pytest.mark.torch
 def test_subclasses_are_tensors(torch, tmp_path):
-    kind = type("Named", (torch.Tensor,), {"__module__": "gone.library", "__qualname__": "Named"})
-    with importable(stand_in("gone.library.Other"), kind):
+    kind = type("Named", (torch.Tensor,), {"__module__": "gone.package", "__qualname__": "Named"})
+    with importable(stand_in("gone.package.Other"), kind):
         value = torch.arange(3.0).as_subclass(kind)
         value.names_of = ["a"]
         found = saved(torch, {"x": value, "b": torch.nn.Buffer(torch.ones(1))}, tmp_path)
