@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from ckpttool import plugins
 from ckpttool.errors import UsageError
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Path, key
@@ -65,3 +67,13 @@ def test_a_layout_that_is_named_is_asked_alone_and_everywhere() -> None:
     assert binding.layout == "td3_torch"
     with pytest.raises(UsageError, match="not of layout td3_tf"):
         recognise(tree, "agent", "td3_tf")
+
+
+def test_installed_packages_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(plugins, "installed", lambda kind: calls.append(kind) or ())
+    agent = torch_tree({f"m{n}/w": np.zeros(1, np.float32) for n in range(5)})
+    assert recognise(agent, "nothing") is None
+    assert calls == ["layouts"]
+    assert recognise(torch_agent(["l1", "l2", "l3"]), "agent") is not None
+    assert calls == ["layouts"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import cast
 
 from ckpttool import plugins
@@ -27,7 +28,8 @@ def recognise(tree: Tree, name: str, layout: str | None = None) -> Binding | Non
     agent. `name` is the checkpoint's file name; `layout` names the one to ask. Raise UsageError when the
     named layout does not fit, or when two layouts claim the tree.
     """
-    asked = _all if layout is None else _one(layout)
+    # Scanning installed packages takes as long as importing numpy: at most once, and after ours.
+    asked = partial(_all, strangers=cache(_strangers)) if layout is None else _one(layout)
     found = _undecorated(tree, name, asked) or asked(tree, name) or _inside(tree, name, asked)
     if found is None and layout is not None:
         raise UsageError(f"the checkpoint is not of layout {layout}")
@@ -38,16 +40,21 @@ def _one(layout: str) -> _Asked:
     return _load(plugins.find("layouts", layout)).recognise
 
 
-def _all(tree: Tree, name: str) -> Binding | None:
-    found = [b for p in plugins.BUILT_IN["layouts"] if (b := _load(p).recognise(tree, name)) is not None]
-    if not found:
-        ours = {plugin.name for plugin in plugins.BUILT_IN["layouts"]}
-        strangers = [p for p in plugins.installed("layouts") if p.name not in ours]
-        found = [b for p in strangers if (b := _load(p).recognise(tree, name)) is not None]
+def _all(tree: Tree, name: str, strangers: Callable[[], Sequence[plugins.Plugin]]) -> Binding | None:
+    found = _claims(plugins.BUILT_IN["layouts"], tree, name) or _claims(strangers(), tree, name)
     if len(found) > 1:
         names = " and ".join(binding.layout for binding in found)
         raise UsageError(f"layouts {names} both claim the checkpoint", hint="name one with --layout")
     return found[0] if found else None
+
+
+def _claims(layouts: Iterable[plugins.Plugin], tree: Tree, name: str) -> list[Binding]:
+    return [b for p in layouts if (b := _load(p).recognise(tree, name)) is not None]
+
+
+def _strangers() -> list[plugins.Plugin]:
+    ours = {plugin.name for plugin in plugins.BUILT_IN["layouts"]}
+    return [p for p in plugins.installed("layouts") if p.name not in ours]
 
 
 def _undecorated(tree: Tree, name: str, asked: _Asked) -> Binding | None:

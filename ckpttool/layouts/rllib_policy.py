@@ -44,8 +44,9 @@ Said = Mapping[str, Leaf | ValueLeaf]
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the folder's name says nothing
     """Return the way to the canonical agent of a checkpoint with one policy's weights."""
     names = [tree.names[path].split("/") for path, _ in tree.tensors()]
-    policies = {tuple(n[:2]) for n in names if n[0] == "policies" and n[2:3] == ["weights"]}
-    roots = {"/".join(each) for each in policies} or {""} & {"" for n in names if n[0] == "weights"}
+    roots = {"/".join(n[:2]) for n in names if n[0] == "policies" and n[2:3] == ["weights"]}
+    # A policy's own folder has its weights at the top.
+    roots = roots or {"" for n in names if n[0] == "weights"}
     if len(roots) != 1:
         return None
     (policy,) = roots
