@@ -15,7 +15,6 @@ from ckpttool.mapping.rules import (
     TRANSPOSE,
     Cast,
     Chain,
-    Columns,
     Permute,
     Reshape,
     Rule,
@@ -121,27 +120,3 @@ def test_chaining_drops_what_does_nothing() -> None:
     assert chain(KEEP, KEEP) == KEEP
     assert chain(KEEP, TRANSPOSE) == TRANSPOSE
     assert chain(Cast("float32"), KEEP) == Cast("float32")
-
-
-@given(hnp.arrays(np.float32, hnp.array_shapes(min_dims=1, max_dims=3, max_side=6)), st.data())
-def test_columns_are_a_part_of_the_last_axis(array: np.ndarray, data: st.DataObject) -> None:
-    width = array.shape[-1]
-    start = data.draw(st.integers(0, width - 1))
-    rule = Columns(start, data.draw(st.integers(start + 1, width)))
-    part = rule.leaf(leaf(array))
-    assert isinstance(part, Leaf)
-    np.testing.assert_array_equal(part.array(), array[..., start : rule.stop])
-    if rule == Columns(0, width):
-        back = there_and_back(rule, leaf(array))
-        assert isinstance(back, Leaf)
-        assert bytes(back.read()) == array.tobytes()
-    else:
-        with pytest.raises(MappingError, match="undone"):
-            rule.inverse(leaf(array))
-    with pytest.raises(MappingError, match="fit"):
-        Columns(start, width + 1).leaf(leaf(array))
-
-
-def test_columns_of_no_tensor() -> None:
-    with pytest.raises(MappingError, match="fit"):
-        Columns(0, 1).leaf(ValueLeaf(1))

@@ -19,8 +19,9 @@ from ckpttool.layouts.modules import (
     root_of,
 )
 from ckpttool.leaf import Leaf, Path, attr
+from ckpttool.mapping.parts import Take
 from ckpttool.mapping.report import Move, Moves
-from ckpttool.mapping.rules import KEEP, Columns, Rule, ToTensor
+from ckpttool.mapping.rules import KEEP, Rule, ToTensor
 from ckpttool.mapping.rules import chain as chain_rules
 from ckpttool.tree import Tree
 
@@ -247,16 +248,15 @@ def _weights(
 def _halves(named: Part, chain: Sequence[Module]) -> list[Move]:
     """Return the moves of a last layer that is two: the mean, then the log standard deviation."""
     last, width = chain[-1], chain[-1].width_out or 0
+    halves = ((len(chain) - 1, 0, width // 2), ("log_std", width // 2, width))
     return [
         Move(
             last.tensors[w.name].path,
             canonical.weight(named, place, w.canonical),
-            chain_rules(w.to_canonical, rule),
+            # The outputs are the last axis of a canonical kernel, and the only one of a bias.
+            chain_rules(w.to_canonical, Take(w.rank - 1, start, stop, width)),
         )
-        for place, rule in (
-            (len(chain) - 1, Columns(0, width // 2)),
-            ("log_std", Columns(width // 2, width)),
-        )
+        for place, start, stop in halves
         for w in last.kind.weights
         if w.name in last.tensors
     ]

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf, Path, Role, ValueLeaf, attr, display, index
+from ckpttool.mapping.parts import is_part, merged, unfinished
 from ckpttool.mapping.report import Move
-from ckpttool.mapping.rules import chain
+from ckpttool.mapping.rules import KEEP, chain
 from ckpttool.tree import Alias, Container, Tree
 
 Settings = Mapping[str, Mapping[str, float | bool | None]]
@@ -54,13 +55,18 @@ class Plan:
 def build(tree: Tree, plan: Plan) -> Tree:
     """Return the tree that the plan makes of `tree`; its leaves are unread.
 
-    Raise MappingError when two leaves would have one path: one of them would be lost.
+    Raise MappingError when two leaves would have one path, of which one would be lost, unless they are parts
+    of one tensor; and when parts are missing.
     """
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     aliases = {path: tuple(map(Alias, others)) for path, others in plan.aliases.items()}
     first: dict[tuple[Path, str], Path] = {}
     for move in plan.moves:
         changed = move.rule.leaf(tree[move.source])
+        if unfinished(changed) is not None:
+            label = plan.labels.get(move.target)
+            leaves[move.target] = _joined(leaves.get(move.target), changed, label, move.target)
+            continue
         before = first.setdefault((move.source, move.rule.name), move.target)
         # Parameters that share storage go on sharing it; a step that torch keeps per parameter does not.
         if before is not move.target and isinstance(changed, Leaf) and changed.role == "parameter":
@@ -72,10 +78,32 @@ def build(tree: Tree, plan: Plan) -> Tree:
         else:
             leaves[move.target] = _labelled(changed, plan.labels.get(move.target))
     for path, leaf in plan.added.items():
+        if unfinished(leaf) is not None:
+            leaves[path] = _joined(leaves.get(path), leaf, plan.labels.get(path), path)
+            continue
         if path in leaves:
             raise MappingError("two entries have one place in the target", path=display(path))
         leaves[path] = _labelled(leaf, plan.labels.get(path))
+    _require_finished(leaves)
     return Tree(leaves, aliases, plan.containers)
+
+
+def _joined(
+    before: Leaf | ValueLeaf | None, part: Leaf | ValueLeaf, label: Label | None, target: Path
+) -> Leaf | ValueLeaf:
+    if before is None:
+        return _labelled(part, label)
+    whole = merged(before, part)
+    if whole is None:
+        raise MappingError("the parts of a tensor do not fit together", path=display(target))
+    return whole
+
+
+def _require_finished(leaves: Mapping[Path, Leaf | ValueLeaf]) -> None:
+    for path, leaf in leaves.items():
+        source = unfinished(leaf)
+        if source is not None and not source.finished:
+            raise MappingError("a part of the tensor has no source", path=display(path))
 
 
 def _labelled(leaf: Leaf | ValueLeaf, label: Label | None) -> Leaf | ValueLeaf:
@@ -95,9 +123,7 @@ def after(first: Plan, second: Plan) -> Plan:
     for move in first.moves:
         ways.setdefault(move.target, []).append(move)
     moves = [
-        Move(ways[m.source][0].source, m.target, chain(ways[m.source][0].rule, m.rule))
-        for m in second.moves
-        if m.source in ways
+        Move(way.source, m.target, chain(way.rule, m.rule)) for m in second.moves for way in _ways(m, ways)
     ]
     added = {m.target: m.rule.leaf(first.added[m.source]) for m in second.moves if m.source in first.added}
     consumed = [move.source for path in second.consumed for move in ways.get(path, ())]
@@ -113,6 +139,13 @@ def after(first: Plan, second: Plan) -> Plan:
         second.labels,
         {**first.told, **second.told},
     )
+
+
+def _ways(move: Move, ways: Mapping[Path, list[Move]]) -> list[Move]:
+    """Return what a plan's moves bring to where another plan's move starts."""
+    found = ways.get(move.source, [])
+    # The parts of one tensor go on together; of several that say the same the first speaks.
+    return found if any(is_part(way.rule) for way in found) and move.rule == KEEP else found[:1]
 
 
 def edges(names: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], Path]:

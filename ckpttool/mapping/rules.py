@@ -85,7 +85,7 @@ class Permute(NamedTuple):
         before = leaf.source
         if isinstance(before, Transformed) and before.op == Permute(self.inverse_axes):
             return replace(leaf, shape=before.shape, source=before.base)
-        return _transformed(leaf, self)
+        return transformed(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
         """Return the permutation that restores the order."""
@@ -119,43 +119,11 @@ class Reshape(NamedTuple):
         """Return the leaf in the new shape; raise MappingError unless the counts agree."""
         if not isinstance(leaf, Leaf) or replace(leaf, shape=self.shape).size != leaf.size:
             raise MappingError(f"{self.name} does not fit", found=str(getattr(leaf, "shape", "a value")))
-        return _transformed(leaf, self)
+        return transformed(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
         """Return the way back to the source's shape."""
         return Reshape(source.shape) if isinstance(source, Leaf) else Keep()
-
-
-class Columns(NamedTuple):
-    """Take the entries `start` to `stop` of the last axis: one of two layers that are stored as one."""
-
-    start: int
-    stop: int
-
-    @property
-    def name(self) -> str:
-        """Return which entries are taken."""
-        return f"columns {self.start}:{self.stop}"
-
-    def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
-        """Return the same dtype and the narrower shape."""
-        return dtype, (*shape[:-1], self.stop - self.start)
-
-    def apply(self, array: np.ndarray) -> np.ndarray:
-        """Return the taken part."""
-        return array[..., self.start : self.stop]
-
-    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
-        """Return the part as a leaf; raise MappingError unless the tensor has that many columns."""
-        if not isinstance(leaf, Leaf) or not leaf.shape or leaf.shape[-1] < self.stop:
-            raise MappingError(f"{self.name} does not fit", found=str(getattr(leaf, "shape", "a value")))
-        return _transformed(leaf, self)
-
-    def inverse(self, source: Leaf | ValueLeaf) -> Rule:
-        """Raise MappingError: a part does not give the whole back, unless it is all of it."""
-        if isinstance(source, Leaf) and source.shape[-1:] == (self.stop - self.start,):
-            return Keep()
-        raise MappingError(f"{self.name} alone cannot be undone")
 
 
 class Cast(NamedTuple):
@@ -183,7 +151,7 @@ class Cast(NamedTuple):
         """Return the leaf in the new type."""
         if not isinstance(leaf, Leaf):
             raise MappingError(f"{self.name} needs a tensor")
-        return leaf if leaf.dtype == self.dtype else _transformed(leaf, self)
+        return leaf if leaf.dtype == self.dtype else transformed(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
         """Return the cast back to the source's type."""
@@ -257,7 +225,8 @@ def _packed(value: float, dtype: str) -> bytes:
         raise MappingError(f"{value} is no {dtype}") from error
 
 
-def _transformed(leaf: Leaf, op: Op) -> Leaf:
+def transformed(leaf: Leaf, op: Op) -> Leaf:
+    """Return the leaf after one operation, which is done when it is read."""
     dtype, shape = op.output(leaf.dtype, leaf.shape)
     source = Transformed(leaf.source, leaf.dtype, leaf.shape, op)
     return replace(leaf, dtype=dtype, shape=shape, source=source)
