@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import listing, reading, safetensors_files, scaling, torch_files
+from benchmarks import converting, listing, reading, safetensors_files, scaling, torch_files
 
 
 def main() -> int:
     """Run each and print its table."""
     status = 0
-    for benchmark in (listing, scaling, reading, safetensors_files, torch_files):
+    for benchmark in (listing, scaling, reading, safetensors_files, torch_files, converting):
         print(f"\n# {(benchmark.__doc__ or '').splitlines()[0]}", flush=True)
         status |= benchmark.main()
     return status

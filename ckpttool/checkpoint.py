@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal, NamedTuple
 
+from ckpttool import behind
 from ckpttool.errors import CkpttoolError, TargetExistsError, UsageError
 from ckpttool.source import File
 from ckpttool.tree import Tree
@@ -68,9 +70,11 @@ def require_new(
 class Output(NamedTuple):
     """One file to write, `target` and `suffix` together; `write` fills it.
 
+    Large buffers are written behind `write`, which must not change them once it has written them.
     Files of one target are written under one temporary stem with their own suffixes, so that `check`, called
     with that stem when this file and those before it are filled, may open them as what they will be; it
-    raises if they are wrong. `replaces` says that the file may be there already (a state file that is
+    raises if they are wrong. A suffix that begins with a slash is a file in the folder `target`, which gets
+    its name as a whole. `replaces` says that the file may be there already (a state file that is
     brought up to date).
     """
 
@@ -84,6 +88,11 @@ class Output(NamedTuple):
     def file(self) -> str:
         """The name that the file will have."""
         return self.target + self.suffix
+
+    @property
+    def inside(self) -> bool:
+        """Whether the target is a folder that the file lies in."""
+        return self.suffix.startswith(os.sep)
 
 
 def write_atomically(outputs: Sequence[Output], *, force: bool = False, sync: bool = True) -> None:
@@ -99,19 +108,21 @@ def write_atomically(outputs: Sequence[Output], *, force: bool = False, sync: bo
     published: list[str] = []
     file = outputs[0].file
     try:
-        for output, temporary in zip(outputs, temporaries, strict=True):
+        # What is written goes to the disk while it is read back.
+        with behind.Lane() as disk:
+            for output, temporary in zip(outputs, temporaries, strict=True):
+                file = output.file
+                os.makedirs(os.path.dirname(temporary), exist_ok=True)
+                with behind.new_file(temporary, disk if sync else None) as stream:
+                    output.write(stream)
+                if output.check is not None:
+                    output.check(stems[output.target])
+        for output in outputs:
             file = output.file
-            _fill(output, temporary, sync=sync)
-            if output.check is not None:
-                output.check(stems[output.target])
-        for output, temporary in zip(outputs, temporaries, strict=True):
-            file = output.file
-            _publish(temporary, file, force=force or output.replaces)
-            if not output.replaces:
-                published.append(file)
+            _name(output, stems[output.target], published, force=force)
         if sync:
-            for folder in {os.path.dirname(temporary) for temporary in temporaries}:
-                _sync_folder(folder)
+            for folder in {os.path.dirname(os.path.abspath(output.file)) for output in outputs}:
+                behind.sync(folder)
     except BaseException as error:
         if not force:
             _remove(published)
@@ -119,7 +130,7 @@ def write_atomically(outputs: Sequence[Output], *, force: bool = False, sync: bo
             raise _explained(error, file) from error
         raise
     finally:
-        _remove(temporaries)
+        _remove([*temporaries, *(stems[output.target] for output in outputs if output.inside)])
 
 
 def _temporary(target: str) -> str:
@@ -127,18 +138,25 @@ def _temporary(target: str) -> str:
     return os.path.join(folder, f".{name[:180]}{TEMPORARY}{os.urandom(6).hex()}")
 
 
-def _fill(output: Output, temporary: str, *, sync: bool) -> None:
-    with open(temporary, "xb") as stream:
-        output.write(stream)
-        stream.flush()
-        if sync:
-            os.fsync(stream.fileno())
-
-
 def _remove(files: Sequence[str]) -> None:
     for file in files:
+        if os.path.isdir(file) and not os.path.islink(file):
+            shutil.rmtree(file, ignore_errors=True)
+            continue
         with contextlib.suppress(OSError):
             os.unlink(file)
+
+
+def _name(output: Output, stem: str, published: list[str], *, force: bool) -> None:
+    """Give a file its name, or the folder that it lies in; `published` gets what may be removed again."""
+    if output.inside:
+        if output.target not in published:
+            _publish_folder(stem, output.target)
+            published.append(output.target)
+        return
+    _publish(stem + output.suffix, output.file, force=force or output.replaces)
+    if not output.replaces:
+        published.append(output.file)
 
 
 def _publish(temporary: str, target: str, *, force: bool) -> None:
@@ -163,12 +181,11 @@ def _publish(temporary: str, target: str, *, force: bool) -> None:
         os.replace(temporary, target)
 
 
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _publish_folder(temporary: str, target: str) -> None:
+    # A folder is never replaced: what else it holds is nobody's business. `rename` would take an empty one.
+    if os.path.lexists(target):
+        raise TargetExistsError("the target exists already", file=target, hint="take another name")
+    os.rename(temporary, target)
 
 
 def _explained(error: OSError, target: str) -> CkpttoolError:

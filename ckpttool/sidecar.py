@@ -31,7 +31,9 @@ class Sidecar:
     holds `mean`, `var`, `epsilon`, `clip`; `epsilon` holds `layer_norm` and `adam` where they are known;
     `optimizers` holds settings by optimizer that the checkpoint's format does not; `objects` the objects
     whose variables the checkpoint knows by name alone (layouts/objects.py); `stripped` what was removed from
-    names (mapping/decorations.py).
+    names (mapping/decorations.py); `parity` how each network compared when it was
+    written (ops/proof.py); `residue` what the target could not hold, `undo` what the
+    source was like (ops/undo.py).
     """
 
     target_sha256: str
@@ -46,11 +48,13 @@ class Sidecar:
     activations: Sequence[str] | None = None
     obs_norm: Mapping[str, Any] | None = None
     epsilon: Mapping[str, float] | None = None
-    optimizers: Mapping[str, Mapping[str, float | bool | None]] | None = None
+    optimizers: Mapping[str, Mapping[str, float | bool | str | None]] | None = None
     objects: Mapping[str, Any] | None = None
     stripped: Sequence[Mapping[str, Any]] | None = None
+    parity: Sequence[Mapping[str, Any]] | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
     residue: Sequence[Mapping[str, Any]] = ()
+    undo: Mapping[str, str | None] | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document, in the order of docs/sidecar.md."""
@@ -72,8 +76,10 @@ class Sidecar:
             "optimizers": self.optimizers,
             "objects": self.objects,
             "stripped": None if self.stripped is None else list(self.stripped),
+            "parity": None if self.parity is None else list(self.parity),
             "provenance": dict(self.provenance),
             "residue": list(self.residue),
+            "undo": None if self.undo is None else dict(self.undo),
         }
 
     def encode(self) -> bytes:
@@ -127,7 +133,9 @@ def _is_settings(value: object) -> bool:
     if not isinstance(value, dict) or not all(isinstance(each, dict) for each in value.values()):
         return False
     return all(
-        v is None or isinstance(v, bool) or _is_number(v) for each in value.values() for v in each.values()
+        v is None or isinstance(v, bool | str) or _is_number(v)
+        for each in value.values()
+        for v in each.values()
     )
 
 
@@ -168,6 +176,8 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "optimizers": _is_settings,
     "objects": _is_objects,
     "stripped": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
+    "parity": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
     "provenance": lambda v: isinstance(v, dict),
-    "residue": lambda v: isinstance(v, list),
+    "residue": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
+    "undo": lambda v: isinstance(v, dict),
 }

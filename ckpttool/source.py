@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckpttool import dtypes
 from ckpttool.errors import ChangedError, ChecksumError, FormatError, NotFoundError, TruncatedError
-from ckpttool.wire.crc import crc32c
+from ckpttool.wire.crc import crc32, crc32c
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ Buffer = bytes | bytearray | memoryview
 Shape = tuple[int, ...]
 
 LARGE = 4 << 20
-_PIECE = 256 << 10  # a part of any second-level cache
+_PIECE = 1 << 20  # a part of the last-level cache, and few enough turns for the lock of Python
 
 
 class Source(Protocol):
@@ -130,7 +130,7 @@ class Checksum(NamedTuple):
 
     def extend(self, data: Buffer, running: int) -> int:
         """Return the checksum of everything before (`running`) and of `data`."""
-        return zlib.crc32(data, running) if self.kind == "crc32" else crc32c(data, running)
+        return crc32(data, running) if self.kind == "crc32" else crc32c(data, running)
 
     def require(self, found: int, nbytes: int, file: str, offset: int) -> None:
         """Raise ChecksumError unless `found`, computed over `nbytes` bytes at `offset`, is this checksum."""
@@ -167,15 +167,21 @@ class Span(NamedTuple):
         import numpy as np
 
         whole = np.empty(self.length, np.uint8)
-        running = at = 0
+        at = 0
+        for piece in self.pieces():
+            whole[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+            at += len(piece)
+        return whole.data.toreadonly()
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Go through the bytes, each piece valid until the next; the last one is followed by the check."""
+        running = 0
         for piece in self.file.read_large(self.offset, self.length):
             if self.checksum is not None:
                 running = self.checksum.extend(piece, running)
-            whole[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-            at += len(piece)
+            yield piece
         if self.checksum is not None:
             self.checksum.require(running, self.length, self.file.path, self.offset)
-        return whole.data.toreadonly()
 
     def part(self, start: int, stop: int) -> Buffer:
         """Return bytes `start` to `stop` of the span; the whole span's checksum is verified once."""
@@ -305,11 +311,15 @@ class Strided(NamedTuple):
             expected *= size
         return True
 
+    def plain(self) -> bool:
+        """Say whether the view's bytes are the storage's, one after the other."""
+        return self.contiguous() and self.width <= 1
+
     def read(self) -> Buffer:
         """Return the view's elements in C order, reading no more of the storage than the view spans."""
         first, stop = self.reach()
         data = self.storage.part(first, stop)
-        if self.contiguous() and self.width <= 1:
+        if self.plain():
             return data
         import numpy as np
 
@@ -338,6 +348,20 @@ class Transformed(NamedTuple):
         dtype, _ = self.op.output(self.dtype, self.shape)
         changed = np.ascontiguousarray(self.op.apply(array), dtype=dtypes.numpy_dtype(dtype))
         return changed.reshape(-1).view(np.uint8).data
+
+
+def pieces(source: Source) -> Iterator[Buffer]:
+    """Go through a source's bytes, each piece valid until the next; large plain ones are never held whole.
+
+    They are known to be right when there are no more: the end raises ChecksumError.
+    """
+    span: object = source
+    if isinstance(source, Strided) and isinstance(source.storage, Span) and source.plain():
+        span = source.storage if source.reach() == (0, source.storage.length) else source
+    if isinstance(span, Span) and span.length >= LARGE:
+        yield from span.pieces()
+    else:
+        yield source.read()
 
 
 def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:

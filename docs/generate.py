@@ -1,4 +1,7 @@
-"""Writes docs/cli.md from the commands' own --help; --check only says whether the page is up to date."""
+"""Writes docs/cli.md from the commands' own --help and docs/kinds.md from the tables of layer kinds.
+
+--check only says whether the pages are up to date.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "cli.md"
+DOCS = ROOT / "docs"
 
 # Plain text of one width, whatever terminal and settings the writer has.
 PLAIN = {"COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1", "TYPER_USE_RICH": "0", "PYTHONPATH": str(ROOT)}
@@ -40,22 +43,28 @@ def text_of_help(*arguments: str) -> str:
 
 
 def page() -> str:
-    """Return the whole page."""
+    """Return the whole page of the commands."""
     sections = [("ckpttool", ()), *((f"ckpttool {name}", (name,)) for name in commands())]
     parts = [f"## {title}\n\n```text\n{text_of_help(*arguments)}\n```\n" for title, arguments in sections]
     return "\n".join([HEAD, *parts])
 
 
 def main() -> int:
-    """Write the page, or compare it on --check."""
-    made = page()
-    if sys.argv[1:] == ["--check"]:
-        if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == made:
-            return 0
-        sys.stderr.write(f"{PAGE.relative_to(ROOT)} is out of date: python docs/generate.py\n")
-        return 1
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
+    """Write the pages, or compare them on --check."""
+    commands_page = page()
+    # Beside this file; the package must be found first.
+    import kinds
+
+    old = []
+    for name, made in (("cli.md", commands_page), ("kinds.md", kinds.page())):
+        file = DOCS / name
+        if sys.argv[1:] != ["--check"]:
+            file.write_text(made, encoding="utf-8")
+        elif not file.is_file() or file.read_text(encoding="utf-8") != made:
+            old.append(file)
+    for file in old:
+        sys.stderr.write(f"{file.relative_to(ROOT)} is out of date: python docs/generate.py\n")
+    return 1 if old else 0
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ def test_the_sidecar_is_a_receipt(converted: Path) -> None:
         "sha256": digest(str(TF_SAMPLE)).sha256,
         "format": "tensor_bundle",
         "layout": "td3_tf",
+        "epsilon": "uncorrected",
     }
     assert receipt["target_sha256"] == digest(str(converted)).sha256
     assert len(receipt["rules"]) == 94
@@ -144,12 +145,12 @@ def test_a_tree_without_a_layout_goes_by_kinds() -> None:
     tensors = dense(generator, "model/encoder/fc", 3, 4) | {
         "model/encoder/norm/gamma": np.ones(4, np.float32),
         "model/encoder/norm/beta": np.zeros(4, np.float32),
-        "model/conv/kernel": np.zeros((3, 3, 2, 2), np.float32),
+        "model/conv/filters": np.zeros((3, 3, 2, 2), np.float32),
     }
     from ckpttool.mapping.generic import to_torch
 
     tree = tensorflow_tree(tensors)
-    moves = {display(m.target): m for m in to_torch(tree)}
+    moves = {display(m.target): m for m in to_torch(tree).moves}
     assert set(moves) == {
         "model/encoder/fc/weight",
         "model/encoder/fc/bias",

@@ -23,8 +23,9 @@ from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
 from ckpttool.ops.evaluate import Evaluation, Protocol
 from ckpttool.ops.listing import listing
+from ckpttool.ops.parity import Parity
 from ckpttool.ops.summary import summary
-from ckpttool.ops.verify import Parity, Verification
+from ckpttool.ops.verify import Verification
 from ckpttool.sidecar import Sidecar
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "ckpttool"
 FLOORS = [
     {"errors"},
     {"dtypes", "wire", "plugins", "documents"},
-    {"source"},
+    {"source", "behind"},
     {"leaf"},
     {"tree"},
     {"checkpoint", "sidecar"},
@@ -36,7 +36,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # wire reads files through spans and reports them as such.
 UPWARD = {("wire", "source"), ("source", "dtypes")}
 FORBIDDEN = {("formats", "layouts"), ("formats", "agents"), ("formats", "mapping"), ("mapping", "formats")}
-FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "mujoco", "jax"}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "mujoco", "jax", "onnx", "onnxruntime"}
 
 
 def room_of(file: Path) -> str:
@@ -76,9 +76,13 @@ def test_frameworks_are_named_by_their_backends_only(file: Path) -> None:
     allowed = {
         "agents/backends/torch.py": {"torch"},
         "agents/backends/tensorflow.py": {"tensorflow"},
+        "agents/backends/torch_training.py": {"torch"},
+        "agents/backends/tensorflow_training.py": {"tensorflow", "keras"},
         # The library that writes its own files, in a process of its own.
         "formats/stable_baselines3/child.py": {"torch", "gymnasium"},
         "agents/envs.py": {"gymnasium", "mujoco"},
+        "agents/onnx_model.py": {"onnx"},
+        "agents/onnx_run.py": {"onnx", "onnxruntime"},
     }.get(str(file.relative_to(PACKAGE)), set())
     assert {name.split(".")[0] for name in imports(file)} & FRAMEWORKS <= allowed
 

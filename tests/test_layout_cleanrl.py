@@ -10,8 +10,8 @@ import pytest
 
 from ckpttool.errors import MappingError, NotACheckpointError, UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts.action_maps import acts_as
 from ckpttool.layouts.canonical import Facts
-from ckpttool.layouts.renamed import scaled_tanh
 from ckpttool.ops.convert import convert
 from ckpttool.ops.restore import restore
 from tests.conftest import TORCH_SAMPLE
@@ -184,7 +184,7 @@ def test_an_agent_without_q_functions_is_refused(tmp_path: Path) -> None:
     agent = {"actor_mean." + name: value for name, value in net.state_dict().items()}
     critic = {"critic." + name: value for name, value in nn.Sequential(nn.Linear(3, 1)).state_dict().items()}
     torch.save({**agent, **critic, "actor_logstd": torch.zeros(1, 2)}, tmp_path / "ppo.pt")
-    with pytest.raises(UnsupportedError, match="one actor and one or two Q-functions"):
+    with pytest.raises(UnsupportedError, match="CleanRL saves no agent without critic"):
         convert(str(tmp_path / "ppo.pt"), str(tmp_path / "b.cleanrl_model"), allow_missing=True)
 
 
@@ -238,7 +238,8 @@ def test_which_action_maps_tanh_and_bounds_are(
     if low is not None and high is not None:
         a, b = np.float32(low), np.float32(high)
         arrays = {"actor/action_scale": (b - a) / 2, "actor/action_bias": (b + a) / 2}
-    assert scaled_tanh(Facts(head=head, hidden="relu", epsilon=0.0), tensorflow_tree(arrays)) is it_is
+    facts = Facts(head=head, hidden="relu", epsilon=0.0)
+    assert acts_as(facts, tensorflow_tree(arrays), "affine") is it_is
 
 
 def test_a_scale_of_another_size_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,8 +12,8 @@ from torch import nn
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import display
-from ckpttool.ops.restore import restore
+from ckpttool.leaf import Leaf, attr, display
+from ckpttool.ops.restore import canonical_tree, restore
 from tests.pickles import importable
 from tests.torch_agents import actions, close, mlp, observations, saved, seen
 
@@ -54,7 +55,11 @@ class ActorSAC(_Network):
     def __init__(self) -> None:
         super().__init__()
         self.net_s = nn.Sequential(*mlp(OBS, 16, 8), nn.ReLU())
-        self.net_a = nn.Linear(8, 2 * ACT)
+        self.net_a = mlp(8, 2 * ACT)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        encoded = self.net_s((obs - self.state_avg) / self.state_std)
+        return torch.tanh(self.net_a(encoded)[:, :ACT])
 
 
 class Critic(_Network):
@@ -72,8 +77,8 @@ def whole(folder: Path, module: nn.Module, name: str = "act.pth") -> str:
         return saved(folder, name, module)
 
 
-@pytest.mark.parametrize("kind", [Actor, ActorPPO])
-def test_an_actor_is_normalised_and_squashed(kind: type[Actor], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Actor, ActorPPO, ActorSAC])
+def test_an_actor_is_normalised_and_squashed(kind: type[nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(0)
     actor = kind()
     obs = observations(OBS)
@@ -114,12 +119,21 @@ def test_a_critic_is_known_by_its_inputs(inputs: int, title: str, tmp_path: Path
         agent.runnable(title)
 
 
-@pytest.mark.parametrize("module", [ActorSAC, ActorDiscretePPO])
-def test_what_is_made_of_the_last_layer_otherwise_is_not_played(
-    module: type[nn.Module], tmp_path: Path
-) -> None:
+def test_a_choice_among_actions_is_not_played(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="cannot be run"):
-        restore(whole(tmp_path, module())).runnable("actor")
+        restore(whole(tmp_path, ActorDiscretePPO())).runnable("actor")
+
+
+def test_the_last_layer_of_sac_is_two(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    actor = ActorSAC()
+    tree = open_checkpoint(saved(tmp_path, "act.pth", actor.state_dict())).tree
+    binding = recognise(tree, "act.pth")
+    assert binding is not None
+    agent = canonical_tree(tree, binding.moves)
+    kernel = agent[attr("actor"), attr("log_std"), attr("kernel")]
+    assert isinstance(kernel, Leaf)
+    np.testing.assert_array_equal(kernel.array(), actor.net_a[0].weight[ACT:].detach().numpy().T)
 
 
 def test_a_sequential_alone_is_nobodys(tmp_path: Path) -> None:

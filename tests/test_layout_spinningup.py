@@ -203,7 +203,7 @@ def test_it_becomes_a_plain_agent(tmp_path: Path) -> None:
     same(actions(tmp_path / "a.pt"), run(agent.pi, observations()))
     # The authors' classes are of ReLU, and the set's sidecar says what this agent's are.
     done = convert(str(path), str(tmp_path / "set"), to="fujimoto")
-    assert any("ReLU after hidden layers" in note for note in done.report.notes)
+    assert any("has relu in hidden layers unless told elu" in note for note in done.report.notes)
     same(actions(tmp_path / "set"), run(agent.pi, observations()))
 
 

@@ -542,8 +542,8 @@ def test_torch_counts_a_weight_before_its_bias() -> None:
         assert len(weight.shape) == 2 - number % 2
 
 
-@pytest.mark.parametrize("kind", ["lamb", "lion_1", "adam_w", "Adamax", "rm_sprop_2"])
-def test_only_adam_is_taken_as_adam(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["lamb", "lion_1", "nadam", "Adamax", "adafactor_2"])
+def test_what_is_not_known_is_not_taken_as_adam(kind: str) -> None:
     tree = with_adam(tf_agent({}), LISTS)
     counter = attributes("policy/actor_optimizer/_iterations")
     found = tree[counter]

@@ -1,8 +1,9 @@
-"""Large reads: the same bytes and the same errors as small ones, in pieces."""
+"""Large reads: the same bytes and the same errors as small ones, in pieces; checksums by any library."""
 
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from ckpttool.errors import ChangedError, ChecksumError, TruncatedError
-from ckpttool.source import LARGE, Checksum, File, Span
-from ckpttool.wire.crc import crc32c
+from ckpttool.source import LARGE, Checksum, File, Inline, Source, Span, Strided, pieces
+from ckpttool.wire import crc
+from ckpttool.wire.crc import crc32, crc32c
 
 BEFORE = 77
 
@@ -63,3 +65,43 @@ def test_a_checksum_does_not_depend_on_who_holds_the_bytes(data: bytes, size: in
     assert crc32c(memoryview(data)[:size]) == right
     assert crc32c(bytearray(data[:size])) == right
     assert crc32c(memoryview(bytearray(data[:size]))[size // 3 :], crc32c(data[: size // 3])) == right
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_zip_checksum_is_the_same_with_and_without_the_faster_library(
+    data: bytes, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crc._large_crc32.cache_clear()
+    if not installed:
+        monkeypatch.setitem(sys.modules, "zlib_ng", None)
+    else:
+        pytest.importorskip("zlib_ng")
+    for size in (0, 1, 65_535, 65_536, LARGE):
+        assert crc32(memoryview(data)[:size]) == zlib.crc32(data[:size])
+        assert crc32(memoryview(data)[size // 3 : size], crc32(data[: size // 3])) == zlib.crc32(data[:size])
+    crc._large_crc32.cache_clear()
+
+
+def test_pieces_of_any_source_are_its_bytes(file: File, data: bytes) -> None:
+    span = Span(file, BEFORE, len(data), Checksum("crc32", zlib.crc32(data)))
+    cut = Span(file, BEFORE, LARGE)
+    for source in (
+        span,
+        Inline(data),
+        Span(file, BEFORE, 100),
+        Strided(cut, 4, (LARGE // 4,), (1,), 0),
+        Strided(cut, 4, (LARGE // 4 - 1,), (1,), 1),
+        Strided(cut, 4, (1024, LARGE // 4096), (1, 1024), 0),
+        Strided(cut, 4, (LARGE // 4,), (1,), 0, 4),
+    ):
+        assert b"".join(map(bytes, pieces(source))) == bytes(source.read())
+
+
+def test_the_end_of_the_pieces_checks_them(file: File, data: bytes) -> None:
+    wrong = Span(file, BEFORE, LARGE, Checksum("crc32c", crc32c(data[:LARGE]) ^ 1))
+    whole: Source = Strided(wrong, 4, (LARGE // 4,), (1,), 0)
+    for source in (wrong, whole):
+        found = pieces(source)
+        assert bytes(next(found)) == data[: 1 << 20]
+        with pytest.raises(ChecksumError):
+            list(found)

@@ -9,53 +9,49 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ckpttool import sidecar
 from ckpttool.errors import UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, ValueLeaf
+from ckpttool.leaf import Leaf
 from ckpttool.leaf import Path as TreePath
 from ckpttool.mapping.rules import TRANSPOSE
+from ckpttool.ops import parity
 from ckpttool.ops import verify as op
 from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest
 from ckpttool.ops.save import save
-from ckpttool.tree import Tree
+from tests import mutants
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.mutants import Change, Leaves
 from tests.trees import leaf
 
 
 @pytest.fixture
 def numpy_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run both sides by numpy: what is tested here is the comparison, not the frameworks."""
-    monkeypatch.setattr(op, "_backend", lambda _: ("numpy", ()))
+    monkeypatch.setattr(op, "_backend", lambda _: "numpy")
 
 
-def changed(
-    tmp_path: Path, change: Callable[[dict[TreePath, Leaf | ValueLeaf], dict[str, TreePath]], None]
-) -> str:
-    """Write the torch sample after `change(leaves, path by name)`."""
-    tree = open_checkpoint(str(TORCH_SAMPLE)).tree
-    leaves = dict(tree.leaves)
-    change(leaves, {name: path for path, name in tree.names.items()})
-    target = str(tmp_path / "changed.pt")
-    save(Tree(leaves, tree.aliases, tree.containers), target)
-    return target
+def changed(tmp_path: Path, change: Change) -> str:
+    """Write the torch sample after the change."""
+    return mutants.changed(TORCH_SAMPLE, tmp_path / "changed.pt", change)
 
 
-def swap(leaves: dict[TreePath, Leaf | ValueLeaf], one: TreePath, other: TreePath) -> None:
+def swap(leaves: Leaves, one: TreePath, other: TreePath) -> None:
     leaves[one], leaves[other] = leaves[other], leaves[one]
 
 
-def swap_all(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath], a: str, b: str) -> None:
+def swap_all(leaves: Leaves, names: dict[str, TreePath], a: str, b: str) -> None:
     for name, path in names.items():
         if name.startswith(f"{a}/"):
             swap(leaves, path, names[f"{b}/{name[len(a) + 1 :]}"])
 
 
-def transposed_square(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath]) -> None:
+def transposed_square(leaves: Leaves, names: dict[str, TreePath]) -> None:
     path = names["actor/l2/weight"]
     leaves[path] = TRANSPOSE.leaf(leaves[path])
 
 
-def noisy(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath]) -> None:
+def noisy(leaves: Leaves, names: dict[str, TreePath]) -> None:
     path = names["critic/q1/l3/bias"]
     found = leaves[path]
     assert isinstance(found, Leaf)
@@ -71,6 +67,16 @@ MUTANTS: dict[str, tuple[Callable[..., None], set[str]]] = {
     "target for online network": (
         lambda leaves, names: swap_all(leaves, names, "actor", "actor_target"),
         {"actor", "actor_target"},
+    ),
+    "a target's weights in the online network": (
+        lambda leaves, names: leaves.update(
+            {
+                names[n]: leaves[names[n.replace("critic/", "critic_target/")]]
+                for n in names
+                if n.startswith("critic/")
+            }
+        ),
+        {"critic/q1", "critic/q2"},
     ),
     "a bias shifted": (noisy, {"critic/q1"}),
 }
@@ -110,7 +116,7 @@ class TestComparison:
     def test_other_widths_are_not_within(self, tmp_path: Path) -> None:
         generator = np.random.default_rng(0)
 
-        def narrow(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath]) -> None:
+        def narrow(leaves: Leaves, names: dict[str, TreePath]) -> None:
             for network in ("actor", "actor_target"):
                 path = names[f"{network}/l1/weight"]
                 leaves[path] = leaf(generator.standard_normal((64, 5)).astype(np.float32))
@@ -124,7 +130,7 @@ class TestComparison:
 
     def test_nothing_in_common(self, tmp_path: Path) -> None:
         def only(prefix: str) -> Callable[..., None]:
-            def keep(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath]) -> None:
+            def keep(leaves: Leaves, names: dict[str, TreePath]) -> None:
                 for name, path in names.items():
                     if not name.startswith((f"{prefix}/", "total_it")):
                         leaves.pop(path)
@@ -141,7 +147,7 @@ class TestComparison:
         from ckpttool.agents.network import Network
 
         network = Network((("obs", 3), ("action", 2)), (), 0)
-        first, second = op.observations(network), op.observations(network)
+        first, second = parity.observations(network), parity.observations(network)
         assert isinstance(first, dict)
         assert isinstance(second, dict)
         for name in first:
@@ -151,9 +157,61 @@ class TestComparison:
         assert np.abs(first["action"]).max() == 1
 
 
+STATISTICS = {"mean": [0.5, 0.0, -1.0], "var": [0.5, 0.5, 8.0], "epsilon": 1e-8, "clip": 10.0}
+
+
+def told(path: str, **facts: object) -> str:
+    """Write a sidecar for the very weights that says this much more than the sample's."""
+    known = sidecar.load(str(TORCH_SAMPLE))
+    assert known is not None
+    made = replace(known, target_sha256=digest(path).sha256, **facts)  # type: ignore[arg-type]
+    Path(sidecar.beside(path)).write_bytes(made.encode())
+    return path
+
+
+@pytest.mark.usefixtures("numpy_only")
+class TestWhatASidecarTells:
+    """The policy is compared from the raw observation to the environment's action."""
+
+    @pytest.fixture
+    def normalised(self, tmp_path: Path) -> str:
+        (tmp_path / "a").mkdir()
+        return told(changed(tmp_path / "a", lambda *_: None), obs_norm=STATISTICS)
+
+    def test_the_same_passes(self, normalised: str, tmp_path: Path) -> None:
+        assert op.verify(normalised, told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS)).within
+
+    def test_clip_for_tanh(self, normalised: str, tmp_path: Path) -> None:
+        other = told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, head="clip")
+        assert {n.name for n in op.verify(normalised, other).networks if not n.within} == {
+            "actor",
+            "actor_target",
+        }
+
+    def test_a_guess_in_the_sidecar_is_what_it_is_played_by(self, normalised: str, tmp_path: Path) -> None:
+        guess = {"head": "assumed: the habit of layout x"}
+        other = told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, head="clip", provenance=guess)
+        assert not op.verify(normalised, other).within
+
+    @pytest.mark.parametrize("written", [True, False])
+    def test_an_omitted_normaliser(self, normalised: str, tmp_path: Path, written: bool) -> None:
+        other = changed(tmp_path, lambda *_: None)
+        found = op.verify(normalised, told(other) if written else other)
+        assert not any(n.within for n in found.networks)
+        assert "only A says what observations are normalised with" in found.notes
+
+    def test_other_statistics(self, normalised: str, tmp_path: Path) -> None:
+        other = told(changed(tmp_path, lambda *_: None), obs_norm={**STATISTICS, "clip": 5.0})
+        assert not op.verify(normalised, other).within
+
+    def test_another_activation(self, normalised: str, tmp_path: Path) -> None:
+        other = told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, activations=["relu", "elu"])
+        assert not op.verify(normalised, other).within
+
+
 @pytest.mark.usefixtures("numpy_only")
 def test_a_network_that_got_lost_is_not_the_same(tmp_path: Path) -> None:
-    def without_critic(leaves: dict[TreePath, Leaf | ValueLeaf], names: dict[str, TreePath]) -> None:
+    def without_critic(leaves: Leaves, names: dict[str, TreePath]) -> None:
         for name, path in names.items():
             if name.startswith("critic/"):
                 leaves.pop(path)

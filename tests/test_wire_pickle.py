@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
+from ckpttool.wire.pickle_numpy import stored
 from ckpttool.wire.pickle_reader import Dict, Global, Limits, Object, Opaque, Set, Stored, read
 from ckpttool.wire.pickle_writer import Persistent, dumps
 
@@ -51,12 +52,26 @@ def test_what_python_writes_is_read(protocol, value):
     assert load(pickle.dumps(value, protocol)) == value
 
 
-@given(values)
-def test_what_is_written_python_reads(value):
-    data = dumps(value)
+@pytest.mark.parametrize("protocol", [2, 4])
+@given(value=values)
+def test_what_is_written_python_reads(protocol, value):
+    data = dumps(value, protocol)
     assert pickle.loads(data) == value
     assert load(data) == value
-    assert dumps(load(data)) == data
+    assert dumps(load(data), protocol) == data
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_an_array_that_is_written_is_one_of_numpys(protocol):
+    np = pytest.importorskip("numpy")
+    array = np.arange(6, dtype="f4").reshape(2, 3)
+    data = dumps([stored("f4", (2, 3), array.tobytes()), Global("collections", "OrderedDict")], protocol)
+    found, named = pickle.loads(data)
+    assert found.dtype == array.dtype
+    assert (found == array).all()
+    assert named is collections.OrderedDict
+    # Protocol 4 reads nothing to the end of a line.
+    assert (b"ccollections\n" in data) is (protocol == 2)
 
 
 def test_python_s_own_pickler_in_python(monkeypatch):

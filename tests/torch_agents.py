@@ -90,3 +90,47 @@ def close(found: np.ndarray, wanted: torch.Tensor, scale: float = 1.0) -> None:
     expected = wanted.detach().numpy()
     bound = 1e-6 * max(scale, float(np.abs(expected).max()))
     assert np.abs(found.reshape(expected.shape) - expected).max() < bound
+
+
+class Policy(nn.Module):
+    """A policy of three layers, with `gaussian` one whose deviation is a head of its own."""
+
+    def __init__(
+        self, obs: int, act: int, hidden: tuple[int, int] = (16, 8), *, gaussian: bool = False
+    ) -> None:
+        super().__init__()
+        self.l1, self.l2 = nn.Linear(obs, hidden[0]), nn.Linear(*hidden)
+        self.l3 = nn.Linear(hidden[1], act)
+        if gaussian:
+            self.log_std = nn.Linear(hidden[1], act)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return tanh of the last layer."""
+        last = self.l3(torch.relu(self.l2(torch.relu(self.l1(obs)))))
+        return torch.tanh(last)
+
+
+class Twins(nn.Module):
+    """Q-functions of three layers, called q1, q2, ..."""
+
+    def __init__(self, inputs: int, count: int, hidden: tuple[int, int] = (16, 8)) -> None:
+        super().__init__()
+        for number in range(1, count + 1):
+            setattr(self, f"q{number}", mlp(inputs, *hidden, 1))
+
+
+def agent(
+    folder: Path, obs: int, act: int, *, gaussian: bool = False, critics: int = 2, targets: bool = True
+) -> tuple[str, Policy, Twins, dict[str, Any]]:
+    """Save an agent as one dict of state_dicts; return its path, its networks and the dict."""
+    torch.manual_seed(0)
+    policy, twins = Policy(obs, act, gaussian=gaussian), Twins(obs + act, critics)
+    file: dict[str, Any] = {"actor": policy.state_dict(), "critic": twins.state_dict()}
+    if targets:
+        file["critic_target"] = Twins(obs + act, critics).state_dict()
+        file |= {} if gaussian else {"actor_target": Policy(obs, act).state_dict()}
+    file |= {"actor_optimizer": adam(policy.parameters()), "critic_optimizer": adam(twins.parameters())}
+    file["total_it"] = 7
+    if gaussian:
+        file["log_alpha"] = torch.full((1,), -1.5)
+    return saved(folder, "source.pt", file), policy, twins, file

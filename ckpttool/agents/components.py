@@ -90,6 +90,10 @@ HEADS = {
 }
 
 
+# The maps that are the same whatever the bounds are.
+UNBOUNDED = frozenset({"identity"})
+
+
 class _Builder:
     """Collects nodes; a value's number is its place after the inputs."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import selectors
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ckpttool
+from ckpttool.agents.messages import Message, error_of, line
 from ckpttool.errors import UsageError, WorkerError
 
 LAST_LINES = 6
@@ -31,22 +33,34 @@ THREADS = (
 )
 
 
+def module(name: str) -> tuple[str, ...]:
+    """Return what an interpreter is told to run a module of ours.
+
+    -P keeps the user's folder, where a stranger's torch.py may lie, off the import path.
+    """
+    return "-P", "-m", name
+
+
 class Process:
-    """A module of ours run by some interpreter, with a folder that both sides share."""
+    """A program of ours run by some interpreter, with a folder that both sides share."""
 
     def __init__(
         self,
         name: str,
-        module: str,
+        program: Sequence[str],
         arguments: Sequence[str],
         *,
         python: str,
         timeout: float,
         threads: int | None,
     ) -> None:
-        """Keep how to start; `timeout` is in seconds per answer, `threads` None leaves libraries alone."""
+        """Keep how to start: the interpreter, `program`, the shared folder, `arguments`.
+
+        `timeout` is in seconds per answer; `threads` None leaves libraries alone.
+        """
         self.name = name
-        self._module, self._arguments = module, arguments
+        self._program, self._arguments = program, arguments
+        self._requests = 0
         self._python, self._timeout, self._threads = python, timeout, threads
         self._pending = b""
         self._child: subprocess.Popen[bytes] | None = None
@@ -66,8 +80,7 @@ class Process:
         library.mkdir()
         # The interpreter sees this package alone: not its neighbours, which were built for another Python.
         (library / "ckpttool").symlink_to(Path(ckpttool.__file__).resolve().parent)
-        # -P keeps the user's folder, where a stranger's torch.py may lie, off the import path.
-        command = [self._python, "-P", "-m", self._module, str(self.folder), *self._arguments]
+        command = [self._python, *self._program, str(self.folder), *self._arguments]
         try:
             with open(self._log, "wb") as log:
                 self._child = subprocess.Popen(  # noqa: S603 - the interpreter is the caller's to choose
@@ -81,6 +94,18 @@ class Process:
         except OSError as error:
             self.stop(None)
             raise UsageError(f"{self._python} cannot be run: {error.strerror}") from None
+
+    def request(self, do: str, values: Message) -> Message:
+        """Send one request and return its answer; raise the other side's error as if it had happened here."""
+        self._requests += 1
+        self.send(line({"id": self._requests, "do": do, **values}))
+        answer = json.loads(self.receive())
+        while answer["id"] != self._requests:
+            # The answer to a request that Ctrl-C took the caller away from.
+            answer = json.loads(self.receive())
+        if "error" in answer:
+            raise error_of(answer["error"])
+        return dict(answer["ok"])
 
     def send(self, line: bytes) -> None:
         """Write one line; raise WorkerError if the process has ended."""

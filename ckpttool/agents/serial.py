@@ -28,8 +28,14 @@ LAYERS: dict[str, type[Layer]] = {
 def write(network: Network, file: BinaryIO) -> dict[str, Any]:
     """Write the arrays to `file` as an npz; return the rest as a document for JSON."""
     arrays: dict[str, np.ndarray] = {}
-    nodes = [_node(f"{number}.", node, arrays) for number, node in enumerate(network.nodes)]
+    document = taken_apart(network, arrays)
     np.savez(file, allow_pickle=False, **arrays)
+    return document
+
+
+def taken_apart(network: Network, arrays: dict[str, np.ndarray], prefix: str = "") -> dict[str, Any]:
+    """Put the arrays into `arrays` under names that begin with `prefix`; return the rest for JSON."""
+    nodes = [_node(f"{prefix}{number}.", node, arrays) for number, node in enumerate(network.nodes)]
     return {
         "inputs": [list(given) for given in network.inputs],
         "nodes": nodes,
@@ -41,17 +47,20 @@ def write(network: Network, file: BinaryIO) -> dict[str, Any]:
 def read(document: dict[str, Any], file: BinaryIO) -> Network:
     """Return the network of a document and its npz; raise FormatError if they are no network."""
     with np.load(file, allow_pickle=False) as arrays:
-        try:
-            return Network(
-                inputs=tuple((str(name), int(width)) for name, width in document["inputs"]),
-                nodes=tuple(Node(_layer(node, arrays), tuple(node["inputs"])) for node in document["nodes"]),
-                output=int(document["output"]),
-                states=tuple(
-                    StateSlot(name, tuple(shape), value) for name, shape, value in document["states"]
-                ),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"a network's document is incomplete: {error!r}") from None
+        return put_together(document, arrays)
+
+
+def put_together(document: dict[str, Any], arrays: Any) -> Network:
+    """Return the network of a document and arrays by name; raise FormatError if they are no network."""
+    try:
+        return Network(
+            inputs=tuple((str(name), int(width)) for name, width in document["inputs"]),
+            nodes=tuple(Node(_layer(node, arrays), tuple(node["inputs"])) for node in document["nodes"]),
+            output=int(document["output"]),
+            states=tuple(StateSlot(name, tuple(shape), value) for name, shape, value in document["states"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"a network's document is incomplete: {error!r}") from None
 
 
 def _node(prefix: str, node: Node, arrays: dict[str, np.ndarray]) -> dict[str, Any]:

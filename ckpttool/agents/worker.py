@@ -1,35 +1,33 @@
 """The worker: a process of its own for one framework, and the one protocol that serves them all.
 
-Messages are lines of JSON over pipes, answered in order: `{"id", "do", ...}` by `{"id", "ok"}` or
-`{"id", "error"}`. Arrays lie as .npy files in a folder that parent and worker share. A new kind of
-request is a row in HANDLERS. This module runs as the worker's program and imports no framework.
+Arrays lie as .npy files in a folder that parent and worker share; how messages travel is in messages.py. A
+new kind of request is a row in HANDLERS. This module runs as the worker's program and imports no framework.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from ckpttool import plugins
 from ckpttool.agents import serial
 from ckpttool.agents.execute import dtype_of
+from ckpttool.agents.messages import Message, pipes, serve
 from ckpttool.agents.network import Network
 from ckpttool.agents.policy import Observation, Policy, State
-from ckpttool.agents.process import Process
-from ckpttool.errors import CkpttoolError, WorkerError
+from ckpttool.agents.process import Process, module
+from ckpttool.agents.training import serial as training
+from ckpttool.agents.training.learner import Batch, Learner
+from ckpttool.agents.training.td3 import Trained, train
+from ckpttool.errors import UnsupportedError
 
-Message = dict[str, Any]
-FACTS = ("message", "file", "path", "offset", "expected", "found", "hint")
 TIMEOUT_S = 120.0
 
 
@@ -54,13 +52,12 @@ class Worker:
         self.NAME = backend
         self._process = Process(
             f"{backend} worker",
-            "ckpttool.agents.worker",
+            module("ckpttool.agents.worker"),
             [backend],
             python=python,
             timeout=timeout,
             threads=threads,
         )
-        self._requests = 0
 
     def __enter__(self) -> Worker:
         self._process.start()
@@ -82,6 +79,11 @@ class Worker:
         built = self.request("build", network=document, device=device)
         return WorkerPolicy(self, int(built["policy"]), str(built["device"]))
 
+    def train(self, learner: Learner, batches: Sequence[Batch]) -> Trained:
+        """Make one update for each batch in the worker's framework, in the float type of the learner."""
+        document = training.write(learner, batches, self.folder)
+        return training.read_trained(self.request("train", learner=document), self.folder)
+
     @property
     def folder(self) -> Path:
         """Where arrays are exchanged while the worker runs."""
@@ -89,15 +91,7 @@ class Worker:
 
     def request(self, do: str, **values: Any) -> Message:
         """Send one request and return its answer; raise the worker's error as if it had happened here."""
-        self._requests += 1
-        self._process.send(_line({"id": self._requests, "do": do, **values}))
-        answer = json.loads(self._process.receive())
-        while answer["id"] != self._requests:
-            # The answer to a request that Ctrl-C took the caller away from.
-            answer = json.loads(self._process.receive())
-        if "error" in answer:
-            raise _error(answer["error"])
-        return dict(answer["ok"])
+        return self._process.request(do, values)
 
 
 class WorkerPolicy:
@@ -118,18 +112,6 @@ class WorkerPolicy:
         return action, tuple(after)
 
 
-def _error(facts: Message) -> CkpttoolError:
-    kinds = {kind.kind: kind for kind in _family(CkpttoolError)}
-    kind = kinds.get(facts["kind"], WorkerError)
-    return kind(facts["message"], **{name: facts.get(name) for name in FACTS if name != "message"})
-
-
-def _family(kind: type[CkpttoolError]) -> Iterator[type[CkpttoolError]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from _family(child)
-
-
 # Both sides.
 
 
@@ -140,10 +122,6 @@ def _save(folder: Path, stem: str, arrays: Sequence[np.ndarray]) -> None:
 
 def _load(folder: Path, stem: str, count: int) -> list[np.ndarray]:
     return [np.load(folder / f"{stem}-{number}.npy", allow_pickle=False) for number in range(count)]
-
-
-def _line(message: Message) -> bytes:
-    return json.dumps(message).encode() + b"\n"
 
 
 # The worker's side.
@@ -186,6 +164,14 @@ def _step(session: Session, message: Message) -> Message:
     return {"arrays": 1 + len(after)}
 
 
+def _train(session: Session, message: Message) -> Message:
+    learner, batches = training.read(message["learner"], session.folder)
+    learn = getattr(session.backend, "learn", None)
+    if learn is None:
+        raise UnsupportedError(f"backend {session.name} does not train")
+    return training.write_trained(train(learn(learner), learner, batches), session.folder)
+
+
 def _close(_session: Session, _: Message) -> Message:
     # Frameworks abort now and then while an interpreter shuts down; nothing here is left to save.
     os._exit(0)
@@ -195,42 +181,15 @@ HANDLERS: dict[str, Callable[[Session, Message], Message]] = {
     "hello": _hello,
     "build": _build,
     "step": _step,
+    "train": _train,
     "close": _close,
 }
 
 
-def serve(session: Session, requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer every request until the parent closes the pipe."""
-    for line in requests:
-        message = json.loads(line)
-        try:
-            answer = {"ok": HANDLERS[message["do"]](session, message)}
-        except Exception as error:  # noqa: BLE001 - whatever a framework raises must reach the parent
-            traceback.print_exc()
-            answer = {"error": _facts(error)}
-        answers.write(_line({"id": message["id"], **answer}))
-        answers.flush()
-
-
-def _facts(error: Exception) -> Message:
-    if isinstance(error, CkpttoolError):
-        return {"kind": error.kind, **{name: getattr(error, name) for name in FACTS}}
-    return {"kind": WorkerError.kind, "message": f"{type(error).__name__}: {error}"}
-
-
-@contextmanager
-def _pipes() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Keep the pipes for messages: what a framework prints goes to the standard error."""
-    with open(os.dup(0), "rb") as requests, open(os.dup(1), "wb") as answers:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)
-        yield requests, answers
-
-
 def main(folder: str, backend: str) -> None:
     """Be the worker."""
-    with _pipes() as (requests, answers):
-        serve(Session(Path(folder), backend), requests, answers)
+    with pipes() as (requests, answers):
+        serve(Session(Path(folder), backend), HANDLERS, requests, answers)
 
 
 if __name__ == "__main__":

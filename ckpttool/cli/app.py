@@ -151,8 +151,10 @@ def convert(
         typer.Option(
             metavar="WORD",
             help="What to write: torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name), keras "
-            "(a weights file), fujimoto (the TD3 authors' files), cleanrl, sb3, safetensors or npz. Guessed "
-            "from DST's suffix: .pt, .pth, .index, .h5, .cleanrl_model, .safetensors or .npz.",
+            "(a weights file), safetensors, npz, onnx (a policy that runs), or whose agent it is to be: "
+            "fujimoto (the TD3 authors' files), cleanrl, sb3, sb2, tf2rl, tianshou, spinningup, "
+            "d3rlpy (.d3), d3rlpy_model (.pt), rsl_rl, fasttd3, skrl, elegantrl, tf_agents, acme, "
+            "keras_rl, rllib. Guessed from DST's suffix: .pt, .pth, .index, .h5, .cleanrl_model, .safetensors, .npz or .onnx.",
         ),
     ] = None,
     layout: LayoutOption = None,
@@ -168,6 +170,77 @@ def convert(
     fold_weight_norm: Annotated[
         bool, typer.Option("--fold-weight-norm", help="Make one weight of the two tensors of weight norm.")
     ] = False,
+    rules: Annotated[
+        str | None,
+        typer.Option("--map", metavar="FILE", help="Your own rules, a TOML file: see docs/mapping.md."),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=KIND",
+            help="What a layer of several possible kinds is: 'enc/**=embedding', 'attn=attention:8' (heads).",
+        ),
+    ] = None,
+    flatten: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=H,W,C",
+            help="The shape of what a dense layer takes flattened: 'dense1=7,7,64', or 'dense1=no'.",
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="For onnx: which network, such as critic/q1. Default: actor."),
+    ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="For onnx: the environment whose action bounds count."),
+    ] = None,
+    l2: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--l2",
+            metavar="PATTERN=FACTOR",
+            help="The weights that a Keras program penalised with l2(FACTOR): 'critic/**/kernel=0.01'. Torch "
+            "gets parameter groups with that weight decay.",
+        ),
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME/SETTING=VALUE",
+            help="A setting of an optimizer that no file tells: critic_optimizer/momentum=0.9.",
+        ),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FACTORY",
+            help="Fill your own model, which this class or function makes: 'package.module:factory'. Your "
+            "code runs, in a process of its own, with the current folder on the path.",
+        ),
+    ] = None,
+    like_args: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="For --like: the factory's arguments, '{\"hidden\": 256}'."),
+    ] = None,
+    input_shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="H,W,C",
+            help="For --like: the shape of the model's input without its batch, once for each input. The "
+            "model is called with it.",
+        ),
+    ] = None,
+    match: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE=TARGET", help="For --like: these two layers or modules belong together."
+        ),
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="INTERPRETER", help="For --like: the Python that has its framework.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace DST if it exists.")] = False,
     allow_missing: Annotated[
@@ -175,6 +248,9 @@ def convert(
     ] = False,
     no_sync: Annotated[
         bool, typer.Option("--no-sync", help="Do not flush to disk before the rename: faster.")
+    ] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not compare an agent's networks with what was written.")
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -192,10 +268,20 @@ def convert(
             strip=strip,
             restore=restore,
             fold_weight_norm=fold_weight_norm,
+            l2=l2 or (),
+            optimizer=optimizer or (),
+            rules=rules,
+            kinds=kind or (),
+            flatten=flatten or (),
+            network=network,
+            env=env,
+            like=_like(like, like_args, input_shape, python),
+            match=match or (),
             allow_missing=allow_missing,
             dry_run=dry_run,
             force=force,
             sync=not no_sync,
+            verify=not no_verify,
             progress=moving,
         )
     if as_json:
@@ -204,7 +290,17 @@ def convert(
         from ckpttool.cli import tables
 
         output.write(tables.conversion(done, quiet=quiet, whole=dry_run))
-    return 0 if done.report.complete or allow_missing else 1
+    return 0 if done.within and (done.report.complete or allow_missing) else 1
+
+
+def _like(factory: str | None, arguments: str | None, shapes: list[str] | None, python: str | None) -> Any:
+    if factory is None:
+        if arguments or shapes or python:
+            raise UsageError("--like-args, --input-shape and --python are for --like alone")
+        return None
+    from ckpttool.agents.skeleton.beside import like
+
+    return like(factory, arguments, shapes or (), python)
 
 
 @app.command(epilog="Example: ckpttool verify runs/ckpt-15000 agent.pt")
@@ -219,6 +315,11 @@ def verify(
             "Default: 2x the error of A's own framework, or rounding at the largest sum.",
         ),
     ] = None,
+    train_step: Annotated[
+        bool,
+        typer.Option("--train-step", help="Also train both on, and compare how far the weights moved."),
+    ] = False,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many updates for --train-step.")] = 100,
     layout: LayoutOption = None,
     python: Annotated[
         str | None, typer.Option(metavar="INTERPRETER", help="The Python that runs the frameworks.")
@@ -230,7 +331,15 @@ def verify(
     from ckpttool.ops import verify as op
 
     with progress("verify", quiet=quiet or as_json) as moving:
-        found = op.verify(first, second, tolerance=tolerance, layout=layout, python=python, progress=moving)
+        found = op.verify(
+            first,
+            second,
+            tolerance=tolerance,
+            steps=steps if train_step else None,
+            layout=layout,
+            python=python,
+            progress=moving,
+        )
     if as_json:
         output.write(output.document(found.document()))
     else:

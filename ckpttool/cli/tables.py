@@ -15,6 +15,8 @@ from ckpttool.ops.convert import Conversion
 from ckpttool.ops.digest import Comparison, Digest
 from ckpttool.ops.evaluate import Evaluation
 from ckpttool.ops.listing import Row
+from ckpttool.ops.parity import Parity
+from ckpttool.ops.train_step import BOUNDS, OWN_ERROR, TrainStep
 from ckpttool.ops.verify import Verification
 
 _SHOWN = 12
@@ -69,13 +71,27 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
     rules = sorted({m.rule for m in report.mapped})
     counted = ", ".join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
     lines.append(f"{len(report.mapped)} entries mapped: {counted}")
+    lines += _compared(done.parity)
     if done.written:
         lines += [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
+    elif not done.within:
+        lines.append("nothing was written: the model does not compute what the checkpoint does")
     elif not report.complete:
         lines.append("nothing was written: --allow-missing writes what is mapped")
     else:
         lines.append("nothing was written: this was a dry run")
     return "\n".join(lines)
+
+
+def _compared(networks: Sequence[Parity]) -> list[str]:
+    """Return a line for all networks that were as exact as A's, and one for each of the others."""
+    exact = [n for n in networks if n.within and not n.error_a]
+    alike = f"{len(exact)} network{'s' * (len(exact) != 1)} read back compute what was read"
+    return [alike] * bool(exact) + [
+        f"{clean(n.name)}: {n.n} outputs at most {n.error_b:.2e} from float64 (NumPy's {n.error_a:.2e})"
+        for n in networks
+        if n not in exact
+    ]
 
 
 def _shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
@@ -109,11 +125,28 @@ def parity(found: Verification, *, quiet: bool) -> str:
         f"A {clean(found.first)} ({found.backends[0]})",
         f"B {clean(found.second)} ({found.backends[1]})",
         _drawn(columns, rows),
+        *([] if found.training is None else _training(found.training)),
         *([] if quiet else _listed("assumed", found.assumed) + _listed("note", found.notes)),
         f"tolerance: {found.tolerance}",
         "the two are the same agent" if found.within else "the two are NOT the same agent",
     ]
     return "\n".join(lines)
+
+
+def _training(found: TrainStep) -> list[str]:
+    """Return a row per network and moment: how far apart the two sides' updates are, for both float types."""
+    keys = dict.fromkeys((each.name, each.step) for each in found.moved)
+    by_type = {(each.name, each.step, each.dtype): each for each in found.moved}
+    columns = [("network", "left"), ("step", "right"), *((f"{d} |dA-dB|/|dA|", "right") for d in BOUNDS)]
+    rows = []
+    for name, step in keys:
+        each = [by_type[name, step, dtype] for dtype in BOUNDS]
+        within = "yes" if all(moved.within for moved in each) else "NO"
+        rows.append((name, str(step), *(f"{moved.relative:.2e}" for moved in each), within))
+    bounds = " and ".join(f"{bound:g} in {dtype}" for dtype, bound in BOUNDS.items())
+    title = f"{found.steps:,} update{'s' * (found.steps != 1)} of {found.algorithm}"
+    said = f"updates: at most {bounds} apart, or {OWN_ERROR:g}x A's own error where that is more"
+    return [title, _drawn([*columns, ("within", "left")], rows), said]
 
 
 def evaluations(found: Sequence[Evaluation], *, quiet: bool) -> str:

@@ -5,14 +5,16 @@ Source: d3rlpy/base.py in github.com/takuseno/d3rlpy (`dump_learnable`, `load_le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+import json
+from typing import IO, TYPE_CHECKING, Any
 
 from ckpttool import documents
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, FormatError
+from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.formats.pickled.owner import owner
-from ckpttool.formats.probe import Probe
-from ckpttool.leaf import Key, ValueLeaf, key
+from ckpttool.formats.probe import Piece, Probe
+from ckpttool.leaf import Key, Leaf, Path, ValueLeaf, key
 from ckpttool.source import File
 from ckpttool.tree import Container, Tree
 
@@ -21,15 +23,17 @@ if TYPE_CHECKING:
     from ckpttool.formats.pickled.load import Pickled
     from ckpttool.wire.pickle_reader import Stored
 
-__all__ = ["FRAMEWORK", "NAME", "TITLE", "WRITES", "claims", "read"]
+__all__ = ["FRAMEWORK", "NAME", "TITLE", "WRITES", "claims", "pieces", "read", "stored"]
 
 NAME = "d3rlpy"
 TITLE = "d3rlpy agent (.d3, since 2.0)"
-WRITES = False
+WRITES = True
 FRAMEWORK = "torch"
 
 _ENTRIES = ("torch", "config", "version")
 _SETTINGS = "the configuration"
+_TORCH = (key("torch"),)
+_PROTOCOL = 4
 _LIMIT = 1 << 24
 
 
@@ -106,3 +110,49 @@ def _listed(file: File, stored: Stored, config: str, version: str) -> tuple[Tree
 def _key(part: Key, native: str) -> str:  # noqa: ARG001  # only the archive holds tensors
     """Return the key that torch lists in the archive."""
     return native
+
+
+def pieces(tree: Tree) -> tuple[Piece]:
+    """Return the one file; raise UnsupportedError for a tree that has no agent's entries."""
+    from ckpttool.formats import pytorch
+
+    version = tree.get((key("version"),))
+    config = _value(tree, (key("config"),))
+    if not isinstance(version, ValueLeaf) or not isinstance(config, dict):
+        raise UnsupportedError("only an agent with its configuration can be written as d3rlpy's")
+    (archive,) = pytorch.pieces(tree.below(_TORCH))
+    entries = {"config": json.dumps(config), "version": version.value}
+    return (Piece("", lambda stream: _write(stream, archive, entries)),)
+
+
+def stored(tree: Tree) -> Tree:
+    """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
+    from ckpttool.formats import pytorch
+
+    inner = pytorch.stored(tree.below(_TORCH)).under(_TORCH)
+    rest = {path: leaf for path, leaf in tree.items() if path[:1] != _TORCH}
+    kept = {path: container for path, container in tree.containers.items() if path[:1] != _TORCH}
+    return Tree({**inner, **rest}, inner.aliases, {**inner.containers, **kept})
+
+
+def _write(stream: IO[bytes], archive: Piece, entries: dict[str, Any]) -> None:
+    from ckpttool.wire.pickle_writer import dumps
+
+    # The archive is a value of the pickle: its length stands before it.
+    inner = io.BytesIO()
+    archive.write(inner)
+    stream.write(dumps({"torch": inner.getvalue(), **entries}, _PROTOCOL))
+
+
+def _value(tree: Tree, at: Path) -> Any:
+    """Return what a subtree of settings is as JSON: a dict, a list or a plain value; None for a tensor."""
+    leaf = tree.get(at)
+    if leaf is not None:
+        return None if isinstance(leaf, Leaf) else leaf.value
+    steps = dict.fromkeys(
+        path[len(at)] for path in (*tree, *tree.containers) if path[: len(at)] == at != path
+    )
+    container = tree.containers.get(at)
+    if container is not None and container.kind == "list":
+        return [_value(tree, (*at, step)) for step in steps]
+    return {step.value: _value(tree, (*at, step)) for step in steps}

@@ -13,6 +13,7 @@ from typing import Any
 
 MAX_TEXT = 200  # characters; a Lambda layer's code is longer, and no fact that a person reads
 MAX_ITEMS = 64
+_REGULARIZER = "_regularizer"
 
 
 def class_of(name: object) -> str | None:
@@ -25,12 +26,22 @@ def class_of(name: object) -> str | None:
 def facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain facts among an object's settings; its name comes first and is called `layer`."""
     name = settings.get("name")
-    found = {"layer": name} if isinstance(name, str) and len(name) <= MAX_TEXT else {}
+    found: dict[str, Any] = {"layer": name} if isinstance(name, str) and len(name) <= MAX_TEXT else {}
     for key, value in settings.items():
         fact = _fact(value)
         if fact is not None and key not in ("name", "layers") and len(key) <= MAX_TEXT:
             found[key] = fact
+            if key.endswith(_REGULARIZER) and (factor := _l2(value)) is not None:
+                found[f"{key}_l2"] = factor
     return found
+
+
+def _l2(value: Any) -> float | None:
+    """Return the factor of an L2 penalty, None for any other (keras/src/regularizers/regularizers.py)."""
+    config = value.get("config") if isinstance(value, dict) else None
+    factors = config if isinstance(config, dict) else {}
+    factor = _plain(factors.get("l2"))
+    return factor if isinstance(factor, float) and not factors.get("l1") else None
 
 
 def _fact(value: Any) -> Any:

@@ -12,17 +12,21 @@ import os
 from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import UnsupportedError
 from ckpttool.formats.listed import joined
-from ckpttool.formats.probe import Probe
-from ckpttool.leaf import Key, key
+from ckpttool.formats.probe import Piece, Probe
+from ckpttool.leaf import Key, Leaf, display, key
 from ckpttool.tree import Container
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Mapping
+    from typing import IO
+
+    from ckpttool.tree import Tree
 
 NAME = "keras_rl"
 TITLE = "keras-rl's NAME_actor.h5f and NAME_critic.h5f"
-WRITES = False
+WRITES = True
 FRAMEWORK = "tensorflow"
 
 _MEMBERS = ("actor", "critic")
@@ -66,3 +70,23 @@ def read(location: str) -> Checkpoint:
 
 def _native(member: Key, name: str) -> str:
     return f"{member.value}:{name}"
+
+
+def pieces(tree: Tree) -> tuple[Piece, ...]:
+    """Return both files, HDF5; raise UnsupportedError for a tensor that is no layer's of the two networks."""
+    members: dict[str, dict[str, dict[str, Leaf]]] = {member: {} for member in _MEMBERS}
+    for path, leaf in tree.tensors():
+        if len(path) != 3 or path[0].value not in members:
+            raise UnsupportedError("keras-rl keeps layers of an actor and a critic", path=display(path))
+        member, layer, weight = (str(step.value) for step in path)
+        members[member].setdefault(layer, {})[weight] = leaf
+    return tuple(Piece(f"_{member}{_SUFFIX}", _writer(layers)) for member, layers in members.items())
+
+
+def _writer(layers: Mapping[str, Mapping[str, Leaf]]) -> Callable[[IO[bytes]], None]:
+    from ckpttool.formats import keras_legacy
+
+    def write(stream: IO[bytes]) -> None:
+        stream.write(keras_legacy.data(layers))
+
+    return write

@@ -121,7 +121,10 @@ class Format(Protocol):
 
 
 class Piece(NamedTuple):
-    """One file of a checkpoint to be written: what follows the target in its name, and who fills it."""
+    """One file of a checkpoint to be written: what follows the target in its name, and who fills it.
+
+    A buffer that was written must not change after that (see behind.new_file).
+    """
 
     suffix: str
     write: Callable[[IO[bytes]], None]

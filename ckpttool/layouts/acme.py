@@ -15,10 +15,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.layouts import adam
+from ckpttool.errors import UnsupportedError
+from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Default, Facts
 from ckpttool.layouts.distributions import distributions
+from ckpttool.layouts.optimizers.sonnet_write import ToSonnet
 from ckpttool.layouts.table import Table, bind
+from ckpttool.layouts.writing import Names, Network, Writing
+from ckpttool.layouts.writing_graph import SONNET, edge, graph, place
+from ckpttool.leaf import Path
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
 _MAP = "what the policy makes of its last layer"
@@ -36,7 +42,7 @@ TABLE = Table(
     optimizers={"policy_optimizer": "actor_optimizer", "critic_optimizer": "critic_optimizer"},
     counters={"num_steps": "total_it", "save_counter": "save_counter"},
     facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=("the action bounds", _MAP)),
-    optimizer=adam.from_keras,
+    optimizer=optimizers.from_keras,
     rooted=True,
     seen="DDPG, D4PG, DMPO networks saved by acme 0.4.0's Checkpointer and Snapshotter, Sonnet 2.0.2",
     branches={"_scale_layer": "std"},
@@ -80,3 +86,62 @@ def _told(binding: Binding, segments: set[str]) -> Binding:
     if "_mean_layer" in segments:
         facts = facts._replace(head="clip_affine")
     return replace(binding, facts=facts, defaults=_SONNET)
+
+
+_WHOSE = "Acme's DDPG"
+_NETWORKS = ("actor", "actor_target", "critic", "critic_target")
+# snt.nets.MLP, and below it acme's LayerNormMLP.
+_MLP = Names("_layers/{i}", "_layers/{i}")
+_LAYER_NORM_MLP = Names("{i}", "{i}", norm="norm")
+_NORMED = ["dense", "layer_norm"]
+
+
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: what the Checkpointer of acme's DDPG learner restores.
+
+    The policy is `snt.Sequential([mlp, TanhToSpec(...)])`, the critic
+    `CriticMultiplexer(critic_network=mlp)`, where `mlp` is `snt.nets.MLP`, or LayerNormMLP if the agent's
+    networks are such. Raise UnsupportedError for networks that these cannot be.
+    """
+    normed = _normed(binding)
+    names = _LAYER_NORM_MLP if normed else _MLP
+    entries = {theirs: ours for theirs, ours in TABLE.components.items() if theirs != "critic"}
+    rows = [
+        Network(ours, place(f"{theirs}/{'_critic_network' if 'critic' in theirs else '_layers/0'}"), names)
+        for theirs, ours in {"critic": "critic/q1", **entries}.items()
+    ]
+    written = Writing(
+        _WHOSE,
+        rows,
+        "affine",
+        hidden="" if normed else "relu",
+        optimizers={ours: place(theirs) for theirs, ours in TABLE.optimizers.items()},
+        counters={"total_it": place("num_steps"), "save_counter": place("save_counter")},
+        needs=("actor", "critic"),
+        kinds=SONNET,
+        path=_inside if normed else edge,
+        notes=(f"build with {'LayerNormMLP' if normed else 'snt.nets.MLP'} and TanhToSpec",),
+    )
+    return graph(written, binding, agent, told, ToSonnet, "int32")
+
+
+def _normed(binding: Binding) -> bool:
+    """Say whether the networks are LayerNormMLPs; raise UnsupportedError if they are only like them."""
+    kinds = [[layer.kind for layer in part.layers] for part in binding.parts if part.component in _NETWORKS]
+    if not any("layer_norm" in each for each in kinds):
+        return False
+    facts = binding.facts
+    hidden = facts.activations or (facts.hidden,)
+    first = all(each[:2] == _NORMED and "layer_norm" not in each[2:] for each in kinds)
+    if not first or hidden[0] != "tanh" or set(hidden[1:]) - {"elu"} or facts.epsilon != TABLE.facts.epsilon:
+        raise UnsupportedError(
+            "Acme's LayerNormMLP has a layer norm of epsilon 1e-5 after the first layer, then tanh, then ELU",
+            found=f"{', '.join(hidden)}, epsilon {facts.epsilon:g}",
+        )
+    return True
+
+
+def _inside(entry: Path, layer: str, weight: str) -> Path:
+    """Return a tensor's path in a LayerNormMLP: the first layer, its norm, and an MLP of the others."""
+    inner = {"0": "0", "norm": "1"}.get(layer) or f"3/_layers/{int(layer) - 1}"
+    return edge(entry, f"_network/_layers/{inner}", weight)

@@ -12,6 +12,7 @@ critic/q_support                      the values of the atoms whose logits a cri
 temperature/log_alpha                 SAC's entropy coefficient (alpha where it is stored as such)
 actor_optimizer/m/<n>/kernel          a moment lies where its weight lies, under its slot's name
 actor_optimizer/step                  updates made; learning_rate, beta_1, ... beside it
+actor_optimizer/weight_decay/<n>/...  a setting that not all weights share lies where a moment lies
 total_it, save_counter                counters of the agent and of its checkpoint
 """
 
@@ -41,7 +42,10 @@ LOG_STD = dict.fromkeys(
 )
 # What our own writers call a policy's further heads: `std` is a deviation before a softplus.
 BRANCHES = {**LOG_STD, "std": "std"}
-SLOTS = ("m", "v", "vhat")
+# Adam's, RMSprop's, and the sum of gradients of momentum (layouts/optimizers/families.py).
+SLOTS = ("m", "v", "vhat", "rms", "mg", "buffer", "velocity")
+# What an optimizer says of one weight alone: its group of parameters, its number, its name.
+GROUP, NUMBER, NAMES = "group", "number", "param_names"
 
 
 ALL_OPTIMIZED = {**OPTIMIZED, **OPTIMIZED_MORE}
@@ -230,7 +234,7 @@ def weight(part: Part, position: int | str, name: str) -> Path:
 
 
 def slot(optimizer: str, name: str, weight_path: Path) -> Path:
-    """Return the canonical path of a weight's moment: the weight's own path below optimizer and slot."""
+    """Return the canonical path of a weight's moment or setting: its own path below optimizer and name."""
     return (attr(optimizer), attr(name), *weight_path[1:])
 
 

@@ -10,21 +10,14 @@ limited to the bounds by ClipAction; NormalizeObservation's statistics are not s
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from ckpttool.errors import UnsupportedError
-from ckpttool.layouts import adam, canonical
+from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.canonical import Binding, Facts
-from ckpttool.layouts.renamed import dense_parts, named, one_number_each, scaled_tanh
 from ckpttool.layouts.table import Table, bind
+from ckpttool.layouts.writing import Lone, Names, Network, Writing, critics, gaussian, written
 from ckpttool.leaf import attr, index, key
 from ckpttool.mapping.plan import Plan, Settings
-from ckpttool.mapping.report import Move
-from ckpttool.mapping.rules import KEEP
 from ckpttool.tree import Container, Tree
-
-if TYPE_CHECKING:
-    from ckpttool.leaf import Path
 
 _MAP = ("action_scale", "action_bias")
 
@@ -36,7 +29,7 @@ TABLE = Table(
     optimizers={},
     counters={},
     facts=Facts(head="affine", hidden="relu", epsilon=1e-5),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     branches=canonical.LOG_STD,
     tensors={f"0/{name}": f"actor/{name}" for name in _MAP},
 )
@@ -66,57 +59,31 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     return bind(tree, TABLE)
 
 
-def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:  # noqa: ARG001  # no optimizer is saved
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     """Return where a canonical agent goes: the tuple that CleanRL's Actor and QNetwork load strictly.
 
     Without known bounds the two buffers are missing. Raise UnsupportedError for networks or an action map
     that CleanRL's classes cannot be.
     """
-    actors, critics = (dense_parts(binding, c, "CleanRL") for c in canonical.OPTIMIZED.values())
-    if len(actors) != 1 or len(critics) not in (1, 2):
-        raise UnsupportedError(
-            "CleanRL saves one actor and one or two Q-functions",
-            found=", ".join(part.title for part in (*actors, *critics)),
-        )
-    one_number_each(critics, agent, "CleanRL")
-    scale, bias = ((attr("actor"), attr(name)) for name in _MAP)
-    if scaled_tanh(binding.facts, agent) is False:
-        raise UnsupportedError(
-            "CleanRL's Actor maps tanh to the action bounds, and this agent's actions are made otherwise",
-            found=binding.facts.head,
-        )
-    moves = [Move(path, (index(0), key(str(path[1].value))), KEEP) for path in (scale, bias) if path in agent]
-    gaussian = dict(actors[0].branches).get("log_std")
-    last = "fc_mu" if gaussian is None else "fc_mean"
-    moves += named(actors[0], agent, index(0), [*_hidden(len(actors[0].layers)), last])
-    if gaussian is not None:
-        moves += named(actors[0], agent, index(0), ["fc_logstd"], branch="log_std")
-    for number, part in enumerate(critics, start=1):
-        depth = len(part.layers)
-        moves += named(part, agent, index(number), [*_hidden(depth), f"fc{depth}"])
-    containers: dict[Path, Container] = {(): Container("tuple")}
-    containers |= {(index(number),): Container("OrderedDict") for number in range(len(critics) + 1)}
-    missing = tuple(f"0/{name}" for name in _MAP if (attr("actor"), attr(name)) not in agent)
-    return Plan(tuple(moves), containers=containers, missing=missing, notes=_notes(binding, missing))
+    soft = gaussian(binding)
+    names = Names("fc{n}", "fc_mean", {"log_std": "fc_logstd"}) if soft else Names("fc{n}", "fc_mu")
+    rows: list[Network | Lone] = [Lone(f"actor/{name}", (index(0), key(name))) for name in _MAP]
+    rows.append(Network("actor", (index(0),), names))
+    rows += [Network(f"critic/q{n}", (index(n),), _Q) for n in (1, 2)[: critics(binding)]]
+    known = all((attr("actor"), attr(name)) in agent for name in _MAP)
+    writing = Writing(
+        "CleanRL",
+        rows,
+        "affine",
+        depth=3,
+        needs=("actor", "critic"),
+        containers={(): Container("tuple")},
+        notes=()
+        if known
+        else ("nothing says the action bounds: a sidecar's action_low and action_high would",),
+    )
+    return written(writing, binding, agent, told)
 
 
-def _hidden(depth: int) -> list[str]:
-    return [f"fc{number}" for number in range(1, depth)]
-
-
-def _notes(binding: Binding, missing: tuple[str, ...]) -> tuple[str, ...]:
-    notes = []
-    if {part.component for part in binding.parts} & {"actor_target", "critic_target"}:
-        notes.append("targets are not saved by CleanRL")
-    if missing:
-        notes.append("nothing says the action bounds: a sidecar's action_low and action_high would")
-    if any(name != "relu" for name in binding.facts.activations or (binding.facts.hidden,)):
-        notes.append("CleanRL's classes have ReLU after hidden layers, this agent has not")
-    if any(
-        len(part.layers) != len(("fc1", "fc2", "fc3")) for part in binding.parts if part.component in _BOTH
-    ):
-        notes.append("CleanRL's classes have three layers, this agent's networks have another number")
-    return tuple(notes)
-
-
-_BOTH = tuple(canonical.OPTIMIZED.values())
+_Q = Names("fc{n}", "fc{n}")
+_UNKNOWN = "nothing says the action bounds: a sidecar's action_low and action_high would"

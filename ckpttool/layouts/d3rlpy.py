@@ -14,12 +14,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ckpttool.layouts import adam, canonical, d3rlpy_settings
+from ckpttool.layouts import canonical, d3rlpy_settings, optimizers
 from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.d3rlpy_plan import plan, plan_d3
 from ckpttool.layouts.distributions import distributions
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.tree import Tree
+
+__all__ = ["TABLE", "companions", "plan", "plan_d3", "recognise", "told_by"]
 
 _LACKS = ("the action scaler", "the observation scaler")
 
@@ -39,7 +42,7 @@ TABLE = Table(
     },
     counters={},
     facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=_LACKS),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     rooted=True,
     seen="written by d3rlpy 2.0.2, 2.3.0 and 2.8.1: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ReBRAC, ...",
     branches=canonical.LOG_STD,

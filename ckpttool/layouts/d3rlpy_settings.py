@@ -17,7 +17,7 @@ from ckpttool.tree import Tree
 Said = Mapping[str, object]
 
 _PARAMS = "config/params/"
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "tanh": "tanh", "swish": "silu", "none": "linear"}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "tanh": "tanh", "swish": "silu", "none": "linear"}
 
 
 def below(tree: Tree, *top: str) -> dict[str, object]:
@@ -100,7 +100,7 @@ def _activations(said: Said, part: Part) -> tuple[str, ...] | None:
     """Return what follows each hidden layer of the network, None if that is not known."""
     factories = _FACTORIES.get(part.component, ("critic_encoder_factory",))
     params = next((f"{name}/params/" for name in factories if f"{name}/type" in said), "")
-    name = _ACTIVATIONS.get(str(said.get(f"{params}activation")))
+    name = ACTIVATIONS.get(str(said.get(f"{params}activation")))
     hidden = sum(layer.kind == "dense" for layer in part.layers) - 1
     if name is None or hidden < 1:
         return None
@@ -108,7 +108,7 @@ def _activations(said: Said, part: Part) -> tuple[str, ...] | None:
     if said.get(f"{params}exclude_last_activation"):
         last = "linear"
     elif said.get(f"{params}last_activation"):
-        last = _ACTIVATIONS.get(str(said[f"{params}last_activation"]))
+        last = ACTIVATIONS.get(str(said[f"{params}last_activation"]))
     return None if last is None else (*(name,) * (hidden - 1), last)
 
 

@@ -7,6 +7,7 @@ stable_baselines/common/mpi_running_mean_std.py (mean = sum / count, the varianc
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ckpttool.layouts import zoo
@@ -36,6 +37,8 @@ def facts(known: Facts, tree: Tree, obs_dim: int) -> Facts:
         return known.lacking("the limits of observations (observation_range)")
     told = tree.get((attr("data"), key("normalize_observations")))
     if not isinstance(told, ValueLeaf) or told.value is not True:
+        if math.isinf(high):
+            return known
         norm = Norm(tensor([0.0] * obs_dim), tensor([1.0] * obs_dim), clip=float(high))
         return known.read(LIMITED, norm=norm)
     sums, squares, count = (numbers(tree.get(path)) for path in _SUMS)

@@ -2,19 +2,22 @@
 
 Source: github.com/AI4Finance-Foundation/ElegantRL, elegantrl/agents/AgentBase.py (`save_or_load_agent`),
 elegantrl/train/evaluator.py, elegantrl/agents/net.py: observations become `(x - state_avg) / state_std`, an
-action is tanh of the last layer (TD3, DDPG, PPO, A2C), ReLU between layers. SAC's last layer gives the mean
-and its deviation. Earlier versions' files (actor.pth) hold nothing that tells them from another Sequential.
+action is tanh of the last layer (TD3, DDPG, PPO, A2C) or of the mean, the first half of what SAC's last layer
+gives, ReLU between layers. Earlier versions' files (actor.pth) hold nothing that tells them from others.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.layouts import adam
+from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.normalizers import Statistics
 from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.whole_module import Whole, whole
-from ckpttool.leaf import Leaf, key
+from ckpttool.layouts.writing import Lone, Names, Network, Writing, gaussian, written
+from ckpttool.leaf import Leaf, attr, key
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
 TABLE = Table(
@@ -25,7 +28,7 @@ TABLE = Table(
     optimizers={},
     counters={},
     facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=("the action bounds",)),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     tensors={
         **{
             f"{name}/state_{theirs}": f"normalizer/{ours}"
@@ -38,6 +41,9 @@ TABLE = Table(
 )
 
 _STATISTICS = {"state_avg", "state_std"}
+# ActorSAC: an encoder and one layer that gives the mean and the logarithm of its deviation.
+_SAC = replace(TABLE, components={"actor/net_s+actor/net_a": "actor"}, joined=True)
+_SOFT = "net_s.0.weight"
 
 
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # what a network is stands in it
@@ -45,10 +51,10 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # what 
     module = whole(tree)
     state = tree if module is None else module.state
     names = {str(path[0].value): leaf for path, leaf in state.tensors() if len(path) == 1}
-    if not names.keys() >= _STATISTICS or not names.keys() & {"net.0.weight", "net_s.0.weight"}:
+    if not names.keys() >= _STATISTICS or not names.keys() & {"net.0.weight", _SOFT}:
         return None
     component = _component(names)
-    binding = bind(state.under((key(component),)), TABLE)
+    binding = bind(state.under((key(component),)), _SAC if _SOFT in names else TABLE)
     if binding is None:
         return None
     binding = replace(
@@ -70,8 +76,6 @@ def _component(names: dict[str, Leaf]) -> str:
 def _strange(tree: Tree, names: dict[str, Leaf], component: str) -> dict[str, tuple[str, ...]]:
     """Return why a network cannot be run as its layers say."""
     made = tree.containers.get(())
-    if "net_s.0.weight" in names:
-        return {component: ("a last layer that gives the mean and its deviation",)}
     if made is not None and "Discrete" in str(made.name):
         return {component: ("the choice among discrete actions",)}
     scaled = [name for name in ("value_avg", "value_std") if name in names]
@@ -80,9 +84,30 @@ def _strange(tree: Tree, names: dict[str, Leaf], component: str) -> dict[str, tu
 
 def _activated(binding: Binding, module: Whole) -> Binding:
     """Return the binding with the activations that the module's classes say."""
-    parts = [each for each in module.children("net") if not module.classes[each].endswith(".Linear")]
+    net = "net" if "net" in module.classes else "net_s"
+    parts = [each for each in module.children(net) if not module.classes[each].endswith(".Linear")]
     found = [module.activation(each) for each in parts]
     known = tuple(name for name in found if name is not None)
     if not known or len(known) != len(found):
         return binding
-    return replace(binding, facts=binding.facts.read("net", activations=known))
+    return replace(binding, facts=binding.facts.read(net, activations=known))
+
+
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical policy goes: the state_dict that Actor, ActorSAC or ActorPPO loads strictly.
+
+    What is not the policy stays behind: ElegantRL has a file for every network. Raise UnsupportedError for a
+    policy that these classes cannot be.
+    """
+    places = {ours: (key(f"state_{theirs}"),) for theirs, ours in (("avg", "mean"), ("std", "std"))}
+    rows: list[Network | Lone | Statistics] = [Statistics(places, "float32", required=True)]
+    if gaussian(binding):
+        rows.append(Network("actor", (), Names("net_s.{s}", "net_a.0", joined=True)))
+    else:
+        if isinstance(agent.get((attr("actor"), attr("log_std"))), Leaf):
+            rows.append(Lone("actor/log_std", (key("action_std_log"),), (1, -1)))
+        rows.append(Network("actor", (), Names("net.{s}", "net.{s}")))
+    return written(Writing("ElegantRL", rows, "affine", notes=(_POLICY,)), binding, agent, told)
+
+
+_POLICY = "what is written is the state_dict of the policy, which ElegantRL itself pickles whole (act.pth)"

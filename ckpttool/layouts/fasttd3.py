@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.layouts import adam, canonical
+from ckpttool.errors import UnsupportedError
+from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Norm
 from ckpttool.layouts.distributions import distributions
+from ckpttool.layouts.normalizers import Statistics
 from ckpttool.layouts.table import Table, bind
-from ckpttool.leaf import Leaf, Path, key
+from ckpttool.layouts.writing import DICT, Lone, Names, Network, Writing, critics, gaussian, written
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, key
+from ckpttool.mapping.parts import filled
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
 _STATISTICS = {"_mean": "mean", "_var": "var", "_std": "std", "count": "count"}
@@ -35,7 +40,7 @@ TABLE = Table(
     optimizers={},
     counters={"global_step": "global_step"},
     facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=("the action bounds",)),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     branches=canonical.LOG_STD,
     tensors={
         "qnet_state_dict/q_support": "critic/q_support",
@@ -108,3 +113,59 @@ def _normed(facts: Facts, tree: Tree) -> Facts:
     if not isinstance(mean, Leaf) or not isinstance(std, Leaf):
         return facts
     return facts.read(where, norm=Norm(mean, std=std, epsilon=1e-2, outside=True))
+
+
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: `save_params`'s dict, without the arguments of the training.
+
+    FastSAC's with a deviation that depends on the observation, else FastTD3's, whose critics give the logits
+    of atoms: raise UnsupportedError for other critics, and for an action map that is not tanh's.
+    """
+    soft = gaussian(binding)
+    atoms = isinstance(agent.get((attr("critic"), attr("q_support"))), Leaf)
+    if critics(binding) and not soft and not atoms:
+        raise UnsupportedError("FastTD3's critics give the logits of atoms, this agent's give values")
+    return written(_writing(soft=soft), binding, agent, told)
+
+
+_ACTOR = key("actor_state_dict")
+_QNETS = {"critic": key("qnet_state_dict"), "critic_target": key("qnet_target_state_dict")}
+# fast_td3.py, Actor.__init__: the bounds of the noise's scale, and its scale in one environment.
+_BUFFERS = {"noise_scales": ((1, 1), 0.05), "std_min": ((), 0.05), "std_max": ((), 0.8)}
+_ARGS = "the arguments of the training are not written: FastTD3 takes sizes and environment from them"
+
+
+def _normalizer(entry: str, whose: str) -> Statistics:
+    places = {ours: (key(entry), key(theirs)) for theirs, ours in _STATISTICS.items()}
+    return Statistics(places, "float32", (1, -1), epsilon=1e-2, outside=True, whose=whose)
+
+
+def _writing(*, soft: bool) -> Writing:
+    rows: list[Network | Lone | Statistics] = []
+    if not soft:
+        rows += [
+            Lone(f"actor/{name}", (_ACTOR, key(name)), default=filled("float32", shape, value))
+            for name, (shape, value) in _BUFFERS.items()
+        ]
+    mean, spread = ("fc_mu", {"log_std": "fc_logstd"}) if soft else ("fc_mu.0", {})
+    rows.append(Network("actor", (_ACTOR,), Names("net.{s}", mean, spread)))
+    for component, entry in _QNETS.items():
+        if not soft:
+            rows.append(Lone(f"{component}/q_support", (entry, key("q_support"))))
+        rows += [
+            Network(f"{component}/q{n}", (entry,), Names(f"qnet{n}.net.{{s}}", f"qnet{n}.net.{{s}}"))
+            for n in (1, 2)
+        ]
+    rows += [_normalizer(entry, whose) for entry, whose in _NORMALIZERS.items()]
+    return Writing(
+        "FastSAC" if soft else "FastTD3",
+        rows,
+        "affine",
+        depth=4,
+        counters={"global_step": (key("global_step"),)},
+        needs=("actor", "critic"),
+        values=soft,
+        containers={(key(entry),): DICT for entry in _NORMALIZERS},
+        constants={(key("global_step"),): ValueLeaf(0)},
+        notes=(_ARGS,),
+    )

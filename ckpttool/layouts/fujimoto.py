@@ -12,15 +12,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ckpttool.errors import UnsupportedError
-from ckpttool.layouts import adam, canonical
+from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.canonical import Binding, Facts
-from ckpttool.layouts.renamed import action_bounds, dense_parts, named, one_number_each, scaled_tanh
 from ckpttool.layouts.table import Table, bind
-from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, key
+from ckpttool.layouts.writing import Names, Network, Writing, written
+from ckpttool.leaf import attr, key
 from ckpttool.mapping.plan import Plan, Settings
-from ckpttool.mapping.report import Move
-from ckpttool.tree import Container, Tree
+from ckpttool.tree import Tree
 
 # `crtic` is how one much-copied program spells it.
 _SPLIT = {f"{name}{n}": f"q{n}" for name in ("critic_", "crtic_", "critic") for n in (1, 2)}
@@ -44,7 +42,7 @@ TABLE = Table(
     },
     counters={},
     facts=Facts(head="tanh", hidden="relu", epsilon=1e-5, lacks=("the action bounds",)),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     seen="TD3 on HalfCheetah, two seeds of a public run; split critics on BipedalWalker and LunarLander",
 )
 
@@ -54,7 +52,6 @@ _MORE = frozenset(
 )
 _MEMBER = re.compile(r"actor|cri?tic")
 _STATISTICS = "the mean and std of the dataset that observations were normalised with"
-_DICT, _ORDERED = Container("dict"), Container("OrderedDict")
 
 
 def recognise(tree: Tree, name: str) -> Binding | None:
@@ -101,72 +98,37 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     """Return where a canonical agent goes: four files that the authors' `TD3.load` takes.
 
     Targets, counters, statistics and a Gaussian's second head have no place there and stay behind. Raise
-    UnsupportedError for networks that their classes cannot be.
+    UnsupportedError for networks or an action map that their classes cannot be.
     """
-    actors, critics = (
-        dense_parts(binding, c, "the TD3 authors' program") for c in canonical.OPTIMIZED.values()
+    heads = {part.title: len(part.layers) for part in binding.parts if part.component == "critic"}
+    rows = [Network("actor", (key("actor"),), _LAYERS)]
+    first = 1
+    for number in (1, 2):
+        title = f"critic/q{number}"
+        if title in heads:
+            rows.append(Network(title, (key("critic"),), _LAYERS._replace(first=first)))
+            first += heads[title]
+    writing = Writing(
+        "the TD3 authors' program",
+        rows,
+        "tanh",
+        optimizers={name: (key(name),) for name in canonical.OPTIMIZED},
+        needs=("actor", "critic"),
+        late=True,
+        notes=_notes(binding, agent),
     )
-    if len(actors) != 1 or len(critics) not in (1, 2):
-        raise UnsupportedError(
-            "the TD3 authors' program saves one actor and one or two Q-functions",
-            found=", ".join(part.title for part in (*actors, *critics)),
-        )
-    one_number_each(critics, agent, "the TD3 authors' program")
-    moves: list[Move] = []
-    containers: dict[Path, Container] = {(): _DICT}
-    added: dict[Path, Leaf | ValueLeaf] = {}
-    assumed: list[str] = []
-    missing: list[str] = []
-    consumed = [path for path in agent if path[0] == attr("actor") and canonical.mapped_by_sidecar(path)]
-    for name, parts in (("actor_optimizer", actors), ("critic_optimizer", critics)):
-        top, first, mine = key(canonical.OPTIMIZED[name]), 1, list[Move]()
-        for part in parts:
-            numbers = range(first, first + len(part.layers))
-            mine += named(part, agent, top, [f"l{number}" for number in numbers])
-            first = numbers.stop
-        state = adam.ToTorch(name, mine, agent, told.get(name, {}), binding.defaults)
-        if any(path[0] == attr(name) for path in agent):
-            moves += [*mine, *state.moves()]
-            added |= state.added()
-            containers |= {(top,): _ORDERED} | state.containers()
-            assumed += state.assumed()
-            missing += state.missing()
-            consumed += state.consumed()
-        else:
-            moves += mine
-            containers[top,] = _ORDERED
-    return Plan(
-        tuple(moves),
-        added,
-        containers,
-        tuple(assumed),
-        tuple(missing),
-        tuple(consumed),
-        _notes(binding, agent),
-    )
+    return written(writing, binding, agent, told)
 
 
-def _max_action(facts: Facts, agent: Tree) -> bool:
-    """Say whether the agent's actions are one number times tanh."""
-    bounds = action_bounds(agent)
-    if facts.head == "tanh" or bounds is None:
-        return facts.head == "tanh"
-    low, high = bounds
-    even = all(value == high[0] for value in high) and all(value == -high[0] for value in low)
-    return even and scaled_tanh(facts, agent) is True
+_LAYERS = Names("l{n}", "l{n}")
 
 
 def _notes(binding: Binding, agent: Tree) -> tuple[str, ...]:
-    """Say what the authors' classes do that this agent did not, and what they do without being told."""
+    """Say what `TD3.load` does without, and what it cannot do without."""
     notes = []
-    facts = binding.facts
     if {part.component for part in binding.parts} & {"actor_target", "critic_target"}:
-        notes.append("targets are not saved by the TD3 authors' program: on loading they are copies")
+        notes.append("on loading, targets are copies of the online networks")
     absent = [name for name in canonical.OPTIMIZED if not any(path[0] == attr(name) for path in agent)]
     if absent:
         notes.append(f"the source has no {', '.join(absent)}, whose file `TD3.load` opens")
-    if not _max_action(facts, agent):
-        notes.append(f"the authors' Actor gives max_action * tanh, this agent's action map is {facts.head}")
-    if any(name != "relu" for name in facts.activations or (facts.hidden,)):
-        notes.append("the authors' classes have ReLU after hidden layers, this agent has not")
     return tuple(notes)

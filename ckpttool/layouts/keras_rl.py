@@ -12,10 +12,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ckpttool.layouts import adam
+from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Facts
 from ckpttool.layouts.table import Table, bind
+from ckpttool.layouts.writing import Names, Network, Writing, written
+from ckpttool.layouts.writing_graph import KERAS, edge
 from ckpttool.leaf import Path, key
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.mapping.report import Move
 from ckpttool.tree import Tree
 
@@ -32,11 +35,13 @@ TABLE = Table(
         epsilon=1e-3,
         lacks=("the activations", "what the model makes of its last layer"),
     ),
-    optimizer=adam.from_keras,
+    optimizer=optimizers.from_keras,
     seen="DDPG on Pendulum of a public run; DDPG saved by keras-rl2 1.0.5 under TensorFlow 2.12",
 )
 
 _MEMBERS = ("actor", "critic")
+# Whoever wrote it: the order of the critic's inputs is the user's model's.
+NEVER_RUN = frozenset(("critic",))
 SUFFIX = ".h5f"
 _ONE = re.compile(r".*_(actor|critic)\.h5f")
 _ORDER = "the order in which the model joins observation and action"
@@ -71,3 +76,32 @@ def _told(binding: Binding | None) -> Binding | None:
         return binding
     left = (*binding.unplaced.get("critic", ()), _ORDER)
     return replace(binding, unplaced={**binding.unplaced, "critic": left})
+
+
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: both files of a DDPGAgent, by Keras's own names for layers.
+
+    The models are the user's own: what they must make of the last layer and how the critic joins its inputs
+    is said in notes. Raise UnsupportedError for two Q-functions and for other layers than dense ones.
+    """
+    names = Names("dense_{n}", "dense_{n}")
+    first = sum(len(part.layers) for part in binding.parts if part.component == "actor") + 1
+    facts = binding.facts
+    made = Writing(
+        "keras-rl",
+        [
+            Network("actor", (key("actor"),), names),
+            Network("critic/q1", (key("critic"),), names._replace(first=first)),
+        ],
+        "",
+        hidden="",
+        needs=("actor", "critic"),
+        kinds=KERAS,
+        path=edge,
+        notes=(
+            f"build the models with {', '.join(dict.fromkeys(facts.activations or (facts.hidden,)))} "
+            f"in hidden layers, and the action's map ({facts.head}) in the actor",
+            "build the critic so that the observation comes before the action",
+        ),
+    )
+    return replace(written(made, binding, agent, told), containers={})

@@ -16,7 +16,8 @@ from ckpttool.errors import CkpttoolError
 from ckpttool.formats.object_graph import write
 from ckpttool.formats.object_graph.leaves import by_graph
 from ckpttool.formats.variables import Tensor
-from ckpttool.layouts.variables import POWERS, is_graph
+from ckpttool.layouts.optimizers.tf1 import POWERS
+from ckpttool.layouts.variables import is_graph
 from ckpttool.leaf import Leaf, Path
 from ckpttool.mapping.plan import Label, Plan
 from ckpttool.mapping.report import Move
@@ -30,8 +31,10 @@ _MOST_BYTES = 4 << 20
 def remembered(tree: Tree, plan: Plan) -> dict[str, Any] | None:
     """Return what a sidecar says of the tree's objects after `plan` gave names to its variables.
 
-    None if they cannot be stored as objects or are too many to be told in a sidecar.
+    None if they cannot be stored as objects, are too many to be told in a sidecar, or changed on the way.
     """
+    if any(move.rule != KEEP for move in plan.moves):
+        return None  # the variables are others than the objects had
     with contextlib.suppress(CkpttoolError):
         found = write.plan(tree)
         graph = write.encode(found.graph)

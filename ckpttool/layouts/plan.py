@@ -41,3 +41,8 @@ def told(layout: object) -> Told | None:
 def writes(layout: ModuleType) -> bool:
     """Say whether the layout can also hold an agent (offers `plan(binding, canonical, told) -> Plan`)."""
     return hasattr(layout, "plan")
+
+
+def never_run(layout: object) -> frozenset[str]:
+    """Return the components whose networks no file of the layout says how to run (its `NEVER_RUN`)."""
+    return cast(frozenset[str], getattr(layout, "NEVER_RUN", frozenset()))

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ckpttool.layouts import adam
+from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Facts
 from ckpttool.layouts.table import Table, bind
 from ckpttool.mapping.report import Move
@@ -31,7 +31,7 @@ TABLE = Table(
     optimizers={},
     counters={"global-timestep": "num_timesteps", "global-training-timestep": "total_it"},
     facts=Facts(head="affine", hidden="relu", epsilon=1e-3, lacks=("the action bounds", "the activations")),
-    optimizer=adam.from_keras,
+    optimizer=optimizers.from_keras,
     seen="SAC built and saved by 0.5.5 under TensorFlow 1.14",
     tensors={"log_alpha": "temperature/log_alpha"},
     joined=True,

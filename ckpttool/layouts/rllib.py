@@ -14,15 +14,20 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ckpttool.layouts import adam
+from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Facts, settings_stay
+from ckpttool.layouts.rllib_plan import plan
 from ckpttool.layouts.small_arrays import numbers
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, ValueLeaf
 from ckpttool.tree import Tree
 
+__all__ = ["TABLE", "companions", "plan", "recognise", "told_by"]
+
 _MODULES = "learner_group/learner/rl_module"
 _ARGUMENTS = "class_and_ctor_args.pkl"
+# With which a module's own folder begins: SAC's, PPO's.
+_ENCODERS = ("pi_encoder", "encoder")
 _LACKS = ("the environment",)
 
 TABLE = Table(
@@ -33,7 +38,7 @@ TABLE = Table(
     optimizers={},
     counters={},
     facts=Facts(head="affine", hidden="tanh", epsilon=1e-5, lacks=_LACKS),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     seen="SAC and PPO as Ray 2.60 saves them",
     joined=True,
 )
@@ -42,13 +47,17 @@ _PPO = Facts(head="clip_affine", hidden="tanh", epsilon=1e-5, lacks=_LACKS)
 
 
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the folder's name says nothing
-    """Return the way to the canonical agent of a checkpoint folder with one RLModule."""
-    stored = [parts for parts in _names(tree) if parts[:3] == _MODULES.split("/") and len(parts) > 4]
-    modules = {"/".join(parts[:4]) for parts in stored}
+    """Return the way to the canonical agent of a checkpoint with one RLModule, or of its own folder."""
+    names = list(_names(tree))
+    stored = [parts for parts in names if parts[:3] == _MODULES.split("/") and len(parts) > 4]
+    modules = {"/".join(parts[:4]) + "/" for parts in stored}
+    if not modules and any(parts[0] in _ENCODERS and parts[-3:-2] == ["mlp"] for parts in names):
+        stored, modules = names, {""}
     if len(modules) != 1:
         return None
     (module,) = modules
-    table = _table(module, gaussian=any(parts[4] == "pi_encoder" for parts in stored))
+    gaussian = any("pi_encoder" in parts[:5] for parts in stored)
+    table = _table(module, gaussian=gaussian)
     binding = bind(tree, table)
     if binding is None or not any(part.acts for part in binding.parts):
         return None
@@ -84,7 +93,7 @@ def _table(module: str, *, gaussian: bool) -> Table:
     else:
         names = {"encoder/actor_encoder+pi": "actor", "encoder/critic_encoder+vf": "value"}
         names["encoder/encoder+pi"] = "actor"  # one encoder for both
-    placed = {"+".join(f"{module}/{part}" for part in name.split("+")): ours for name, ours in names.items()}
+    placed = {"+".join(f"{module}{part}" for part in name.split("+")): ours for name, ours in names.items()}
     return replace(TABLE, components=placed, facts=TABLE.facts if gaussian else _PPO)
 
 
@@ -106,7 +115,7 @@ def companions(location: str) -> Sequence[str]:
     try:
         names = sorted(os.listdir(folder))
     except OSError:
-        return ()
+        return (os.path.join(location, _ARGUMENTS),) if os.path.isdir(location) else ()
     folders = [os.path.join(folder, name) for name in names]
     return [os.path.join(inner, _ARGUMENTS) for inner in folders if os.path.isdir(inner)]
 

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ckpttool.layouts import adam
+from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Norm, settings_stay
 from ckpttool.layouts.small_arrays import numbers, tensor, unpacked
 from ckpttool.layouts.table import Table, bind
@@ -30,7 +30,7 @@ TABLE = Table(
     optimizers={},
     counters={},
     facts=Facts(head="affine", hidden="relu", epsilon=1e-5),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     seen="SAC and PPO as Ray 2.60 saves them",
 )
 _PPO = Facts(head="clip_affine", hidden="tanh", epsilon=1e-5)

@@ -15,10 +15,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckpttool.layouts import adam
+from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Norm
+from ckpttool.layouts.normalizers import Statistics
 from ckpttool.layouts.table import Table, bind
-from ckpttool.leaf import attr
+from ckpttool.layouts.writing import Lone, Names, Network, Writing, written
+from ckpttool.leaf import Key, ValueLeaf, attr, key
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
 _MODEL = "model_state_dict"
@@ -37,7 +40,7 @@ TABLE = Table(
     optimizers={},
     counters={"iter": "iter"},
     facts=Facts(head="identity", hidden="elu", epsilon=1e-5, lacks=("the activations",)),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     tensors={
         f"{_MODEL}/std": "actor/std",
         f"{_MODEL}/log_std": "actor/log_std",
@@ -134,3 +137,42 @@ def _normed(binding: Binding, tree: Tree, where: str) -> Facts:
     if mean is None or std is None:
         return binding.facts
     return binding.facts.read(where, norm=Norm(mean, std=std, epsilon=1e-2, outside=True))
+
+
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: the file of version 5, which `OnPolicyRunner.load` takes.
+
+    Raise UnsupportedError for networks or an action map that its MLPModel cannot be.
+    """
+    return written(_writing(agent), binding, agent, told)
+
+
+_ACTOR, _CRITIC_DICT = key("actor_state_dict"), key("critic_state_dict")
+_MLP = Names("mlp.{s}", "mlp.{s}")
+
+
+def _normalizer(entry: Key, whose: str) -> Statistics:
+    places = {ours: (entry, key(f"obs_normalizer.{theirs}")) for theirs, ours in _STATISTICS.items()}
+    return Statistics(places, "float32", (1, -1), epsilon=1e-2, outside=True, whose=whose)
+
+
+def _writing(agent: Tree) -> Writing:
+    log = (attr("actor"), attr("log_std")) in agent
+    deviation = "log_std" if log else "std"
+    rows = (
+        _normalizer(_ACTOR, ""),
+        Lone(f"actor/{deviation}", (_ACTOR, key(f"distribution.{deviation}_param")), (-1,)),
+        Network("actor", (_ACTOR,), _MLP),
+        _normalizer(_CRITIC_DICT, "critic_"),
+        Network("value", (_CRITIC_DICT,), _MLP),
+    )
+    return Writing(
+        "rsl_rl",
+        rows,
+        "identity",
+        hidden="elu",
+        counters={"iter": (key("iter"),)},
+        joint=(key("optimizer_state_dict"),),
+        needs=("actor", "value"),
+        constants={(key("iter"),): ValueLeaf(0), (key("infos"),): ValueLeaf(None)},
+    )

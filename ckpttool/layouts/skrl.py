@@ -15,9 +15,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.layouts import adam, canonical
+from ckpttool.errors import UnsupportedError
+from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Norm
+from ckpttool.layouts.normalizers import Statistics
 from ckpttool.layouts.table import Table, bind
+from ckpttool.layouts.writing import Lone, Names, Network, Writing, critics, gaussian, valued, written
+from ckpttool.leaf import Leaf, attr, key
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
 TABLE = Table(
@@ -46,7 +51,7 @@ TABLE = Table(
         epsilon=1e-5,
         lacks=("the activations", "what the model makes of its last layer", "the action bounds"),
     ),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     branches=canonical.LOG_STD,
     tensors={"policy/log_std_parameter": "actor/log_std"},
     seen="written by skrl 1.0.0, 1.4.3 and 2.1.1: DDPG, TD3, SAC, PPO",
@@ -96,3 +101,49 @@ def _norm(binding: Binding, tree: Tree) -> Norm | None:
     found = binding.statistics(tree)
     mean, var = found.get("mean"), found.get("var")
     return Norm(mean, var, epsilon=1e-8, clip=5.0, outside=True) if mean and var else None
+
+
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: what `Agent.load` of version 2 takes, with skrl's own models.
+
+    Those are what its model instantiators make of a list of layers. Raise UnsupportedError for networks or an
+    action map that they cannot be.
+    """
+    if gaussian(binding):
+        raise UnsupportedError("a deviation that depends on the observation is no part of skrl's own models")
+    return written(_writing(binding, agent), binding, agent, told)
+
+
+_MODEL = "net_container.{s}"
+_SEEN = key(_PREPROCESSORS[0])
+
+
+def _model(place: str, theirs: str) -> Network:
+    return Network(place, (key(theirs),), Names(_MODEL, _MODEL))
+
+
+def _writing(binding: Binding, agent: Tree) -> Writing:
+    spread = isinstance(agent.get((attr("actor"), attr("log_std"))), Leaf)
+    places = {ours: (_SEEN, key(theirs)) for theirs, ours in _STATISTICS.items()}
+    rows: list[Network | Lone | Statistics] = []
+    if spread or valued(binding):
+        rows.append(Lone("actor/log_std", (key("policy"), key("log_std_parameter")), (-1,)))
+    rows.append(_model("actor", "policy"))
+    if valued(binding):
+        rows.append(_model("value", "value"))
+    else:
+        numbers = {"q1": "_1", "q2": "_2"} if critics(binding) > 1 or spread else {"q1": ""}
+        if not spread:
+            rows.append(_model("actor_target", "target_policy"))
+        rows += [_model(f"critic/{q}", f"critic{number}") for q, number in numbers.items()]
+        rows += [_model(f"critic_target/{q}", f"target_critic{number}") for q, number in numbers.items()]
+    rows.append(Statistics(places, "float64", epsilon=1e-8, outside=True, clip=5.0, counter="float64"))
+    return Writing(
+        "skrl",
+        rows,
+        "identity" if valued(binding) else "tanh",
+        hidden="elu" if valued(binding) else "relu",
+        optimizers={ours: (key(theirs),) for theirs, ours in TABLE.optimizers.items()},
+        joint=(key("optimizer"),) if valued(binding) else None,
+        needs=("actor", "value") if valued(binding) else ("actor", "critic"),
+    )

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttool.layouts import adam
+from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Facts
 from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.whole_module import Whole, whole
-from ckpttool.leaf import Leaf
+from ckpttool.layouts.writing import Lone, Names, Network, Writing, critics, gaussian, valued, written
+from ckpttool.leaf import Leaf, key
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
 _TITLE = "Spinning Up's pyt_save/model.pt (a whole module) or tf1_save (DDPG, TD3, SAC; PPO)"
@@ -28,7 +30,7 @@ TABLE = Table(
     optimizers={},
     counters={},
     facts=Facts(head="tanh", hidden="relu", epsilon=1e-5),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     branches={"log_std_layer": "log_std"},
     tensors={"pi/log_std": "actor/log_std"},
 )
@@ -43,7 +45,7 @@ _TF1 = replace(
         "target/q2": "critic_target/q2",
         "target/v": "value_target",
     },
-    optimizer=adam.from_keras,
+    optimizer=optimizers.from_keras,
     facts=TABLE.facts._replace(lacks=("the action bounds",)),
     tensors={},
 )
@@ -156,3 +158,37 @@ def _policy(tree: Tree) -> list[tuple[str, tuple[int, ...]]]:
         if names[:2] == ["main", "pi"] and names[3:] == ["kernel"] and len(leaf.shape) == 2:
             found.append((names[2], leaf.shape))
     return sorted(found, key=lambda layer: (len(layer[0]), layer[0]))
+
+
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: the state_dict that an MLPActorCritic loads strictly.
+
+    Raise UnsupportedError for networks or an action map that its classes cannot be.
+    """
+    return written(_writing(binding), binding, agent, told)
+
+
+_WHOSE = "Spinning Up"
+_NOTE = "what is written is the state_dict of the MLPActorCritic, which Spinning Up itself pickles whole"
+
+
+def _chain(place: str, theirs: str, last: str = "", **branches: str) -> Network:
+    return Network(place, (), Names(f"{theirs}.{{s}}", last or f"{theirs}.{{s}}", branches))
+
+
+def _writing(binding: Binding) -> Writing:
+    if valued(binding):
+        rows = (
+            Lone("actor/log_std", (key("pi.log_std"),), (-1,)),
+            _chain("actor", "pi.mu_net"),
+            _chain("value", "v.v_net"),
+        )
+        return Writing(
+            _WHOSE, rows, "identity", hidden="tanh", alike=True, needs=("actor", "value"), notes=(_NOTE,)
+        )
+    policy = _chain("actor", "pi.pi")
+    if gaussian(binding):
+        policy = _chain("actor", "pi.net", "pi.mu_layer", log_std="pi.log_std_layer")
+    two = critics(binding) > 1 or gaussian(binding)
+    qs = [_chain("critic/q1", "q1.q"), _chain("critic/q2", "q2.q")] if two else [_chain("critic/q1", "q.q")]
+    return Writing(_WHOSE, (policy, *qs), "tanh", alike=True, needs=("actor", "critic"), notes=(_NOTE,))

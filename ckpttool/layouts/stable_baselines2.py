@@ -14,9 +14,12 @@ from dataclasses import replace
 
 from ckpttool.layouts import baselines_settings, canonical, ddpg_statistics, zoo
 from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.stable_baselines2_plan import plan
 from ckpttool.layouts.table import Optimizer, OptimizerMoves, Table, bind
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, attr, index, key
 from ckpttool.tree import Tree
+
+__all__ = ["TABLE", "companions", "plan", "recognise", "told_by"]
 
 
 def _none(optimizer: Optimizer) -> OptimizerMoves:  # noqa: ARG001 - the contract's

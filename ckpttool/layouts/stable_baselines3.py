@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckpttool.layouts import adam, baselines_settings, canonical, zoo
+from ckpttool.layouts import baselines_settings, canonical, optimizers, zoo
 from ckpttool.layouts.canonical import Binding, Facts
 from ckpttool.layouts.stable_baselines3_plan import plan
 from ckpttool.layouts.table import Table, bind
@@ -40,7 +40,7 @@ TABLE = Table(
     },
     counters={},
     facts=Facts(head="affine", hidden="relu", epsilon=1e-5),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     branches={"log_std": "log_std"},
     tensors={
         # gSDE's matrix of deviations is no layer: training draws noise with it.

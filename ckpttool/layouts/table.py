@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckpttool.layouts import canonical
-from ckpttool.layouts.canonical import Binding, Facts, Part, PartLayer
+from ckpttool.layouts.canonical import Binding, Default, Facts, Part, PartLayer
 from ckpttool.layouts.modules import (
     Entry,
     Module,
+    Segments,
     by_definition,
     connected,
     entries,
@@ -70,15 +71,26 @@ class Optimizer:
     tree: Tree
     weights: tuple[tuple[Path, Path, Rule], ...]
 
+    @property
+    def own(self) -> dict[Segments, Path]:
+        """The optimizer's own leaves by their names below it, in the order of the file."""
+        cut = len(self.prefix)
+        split = ((tuple(name.split("/")), path) for path, name in self.tree.names.items())
+        return {name[cut:]: path for name, path in split if name[:cut] == self.prefix}
+
 
 @dataclass(frozen=True, slots=True)
 class OptimizerMoves:
-    """An optimizer's moves, the leaves that only repeat others, and each slot's parameter."""
+    """An optimizer's moves, the leaves that only repeat others, and each slot's parameter.
+
+    `defaults` are settings of its library where they are not Keras's.
+    """
 
     moves: tuple[Move, ...]
     consumed: frozenset[Path] = frozenset()
     of: Mapping[Path, Path] | None = None
     note: str = ""
+    defaults: Mapping[str, Default] = field(default_factory=dict)
 
 
 def bind(tree: Tree, table: Table) -> Binding | None:
@@ -115,6 +127,7 @@ def bind(tree: Tree, table: Table) -> Binding | None:
         consumed=frozenset().union(*(found_state.consumed for found_state in state), _repeated(state)),
         evidence=f"{'/'.join(root)}/ has {networks}" if root else networks,
         of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
+        defaults={name: value for found_state in state for name, value in found_state.defaults.items()},
     )
 
 

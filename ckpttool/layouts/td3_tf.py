@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ckpttool.layouts import adam, arguments, canonical, keras_rl
-from ckpttool.layouts.adam_keras import ToKeras, as_tensor
+from ckpttool.layouts import arguments, canonical, keras_rl, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Part, PartLayer
+from ckpttool.layouts.optimizers.keras_write import as_tensor
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Path, attr, display
 from ckpttool.mapping.kinds import SPELLING
@@ -28,7 +28,7 @@ TABLE = Table(
         "num_timesteps": "num_timesteps",
     },
     facts=Facts(head="tanh", hidden="relu", epsilon=1e-3),
-    optimizer=adam.from_keras,
+    optimizer=optimizers.from_keras,
     rooted=True,
     branches=canonical.BRANCHES,
     tensors={"log_alpha": "temperature/log_alpha"},
@@ -62,7 +62,7 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
     return arguments.told_by(binding, file, tree)
 
 
-def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:  # noqa: ARG001  # all that Keras keeps is here
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     """Return where a canonical agent goes: `tf.train.Checkpoint(policy=agent)` with Keras 3 layers.
 
     Layers keep the names and the order that their source gave them; those of a torch Sequential are a Keras
@@ -70,7 +70,7 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:  # noqa: ARG001
     """
     weights = (*_weights(binding, agent), *_temperature(agent))
     labels = {m.target: Label("parameter", display(m.target[1:])) for m in weights}
-    state = _optimizers(weights, agent)
+    state = _optimizers(weights, binding, agent, told)
     counters = tuple(_counters(agent))
     labels |= {move.target: Label("counter", display(move.target[-1:])) for move in counters}
     networks = {move.source[0].value for move in weights}
@@ -148,15 +148,17 @@ def _layers(part: Part, agent: Tree, *, named: bool) -> Iterator[list[tuple[Path
         ]
 
 
-def _optimizers(weights: tuple[Move, ...], agent: Tree) -> list[Plan]:
+def _optimizers(weights: tuple[Move, ...], binding: Binding, agent: Tree, told: Settings) -> list[Plan]:
     present = [name for name in canonical.ALL_OPTIMIZED if any(path[0] == attr(name) for path in agent)]
     return [
-        ToKeras(
+        optimizers.ToKeras(
             name,
             f"adam_{number}" if number else "adam",
             [move for move in weights if move.source[0] == attr(canonical.ALL_OPTIMIZED[name])],
             agent,
-            (ROOT,),
+            (ROOT, attr(name)),
+            told.get(name, {}),
+            binding.defaults,
         ).plan()
         for number, name in enumerate(present)
     ]

@@ -6,18 +6,20 @@ This is what `convert --to torch` writes for an agent, and what examples/train_t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from ckpttool.layouts import adam, canonical
+from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Part, PartLayer
 from ckpttool.layouts.table import Table, bind
-from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, key
+from ckpttool.layouts.writing import together
+from ckpttool.leaf import Path, attr, display, key
 from ckpttool.mapping.kinds import SPELLING
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP, ToValue
 from ckpttool.tree import Container, Tree
 
+_COUNTERS = ("total_it", "save_counter", "num_timesteps", "iter", "global_step")
 _STATISTICS = [f"{whose}{name}" for whose in ("", "critic_") for name in canonical.STATISTICS]
 _ALONE = ("actor/log_std", "actor/std", "actor_target/log_std", "critic/q_support", "critic_target/q_support")
 
@@ -27,9 +29,9 @@ TABLE = Table(
     framework="torch",
     components={name: name for name in (*canonical.NETWORKS, *canonical.VALUES)},
     optimizers={name: name for name in canonical.ALL_OPTIMIZED},
-    counters={"total_it": "total_it", "save_counter": "save_counter", "num_timesteps": "num_timesteps"},
+    counters={name: name for name in _COUNTERS},
     facts=Facts(head="tanh", hidden="relu", epsilon=1e-5),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     branches=canonical.BRANCHES,
     tensors={
         "log_alpha": "temperature/log_alpha",
@@ -54,7 +56,8 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     top = {path[0].value for path in tree if 0 < len(path) < 3}
     theirs = any(_THEIRS.match(str(path[-1].value)) for path in tree if len(path) == 2)
     bare = not theirs and ("critic" in top or top == {"actor"})
-    if not (top & _OURS or ("actor" in top and (top & _ALSO or bare))):
+    alone = not theirs and top == {"critic"}
+    if not (top & _OURS or alone or ("actor" in top and (top & _ALSO or bare))):
         return None
     if any(_SPLIT.fullmatch(str(path[0].value)) for path in tree if path):
         return None  # with critics apart too
@@ -83,24 +86,30 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     for move in single:
         if len(move.target) > 1:
             containers.setdefault(move.target[:1], _DICT)
-    added: dict[Path, Leaf | ValueLeaf] = {}
-    assumed: list[str] = []
-    missing: list[str] = []
-    consumed: list[Path] = [path for path in agent if canonical.mapped_by_sidecar(path)]
-    for name, network in canonical.ALL_OPTIMIZED.items():
-        weights = [move for move in moves if move.source[0] == attr(network)]
-        if any(path[0] == attr(name) for path in agent):
-            state = adam.ToTorch(name, weights, agent, told.get(name, {}), binding.defaults)
-            moves += state.moves()
-            added |= state.added()
-            containers |= state.containers()
-            assumed += state.assumed()
-            missing += state.missing()
-            consumed += state.consumed()
-    moves += [Move(path, (key(path[0].value),), ToValue()) for path in agent if len(path) == 1]
-    absent = [c for c in canonical.NETWORKS if (key(c),) not in containers]
-    notes = (f"the source has no {', '.join(absent)}",) if absent else ()
-    return Plan(tuple(moves), added, containers, tuple(assumed), tuple(missing), tuple(consumed), notes)
+    weights = Plan(
+        tuple(moves),
+        containers=containers,
+        consumed=tuple(path for path in agent if canonical.mapped_by_sidecar(path)),
+        notes=_notes(containers),
+    )
+    states = [
+        optimizers.ToTorch(
+            name,
+            [move for move in moves if move.source[0] == attr(network)],
+            agent,
+            told.get(name, {}),
+            binding.defaults,
+        ).plan()
+        for name, network in canonical.ALL_OPTIMIZED.items()
+        if any(path[0] == attr(name) for path in agent)
+    ]
+    counters = (Move(path, (key(path[0].value),), ToValue()) for path in agent if len(path) == 1)
+    return together(weights, *states, Plan(tuple(counters)))
+
+
+def _notes(containers: Collection[Path]) -> tuple[str, ...]:
+    absent = [name for name in canonical.NETWORKS if (key(name),) not in containers]
+    return (f"the source has no {', '.join(absent)}",) if absent else ()
 
 
 def _single(agent: Tree) -> Iterator[Move]:

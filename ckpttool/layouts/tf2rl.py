@@ -11,10 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckpttool.layouts import adam, arguments
+from ckpttool.errors import UnsupportedError
+from ckpttool.layouts import arguments, optimizers
 from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.optimizers.keras_older import ToSlots
 from ckpttool.layouts.table import Table, bind
+from ckpttool.layouts.writing import Lone, Names, Network, Writing, critics, gaussian
+from ckpttool.layouts.writing_graph import KERAS, edge, graph, place
 from ckpttool.leaf import attr
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
 TABLE = Table(
@@ -39,7 +44,7 @@ TABLE = Table(
     },
     counters={"save_counter": "save_counter"},
     facts=Facts(head="tanh", hidden="relu", epsilon=1e-3, lacks=("the action bounds",)),
-    optimizer=adam.from_keras,
+    optimizer=optimizers.from_keras,
     rooted=True,
     seen="SAC trained and saved by 0.2.0, 1.0.0 and 1.1.5 under TensorFlow 2.21 with Keras 2",
     branches={"out_logstd": "log_std", "out_log_std": "log_std"},
@@ -71,3 +76,72 @@ def companions(location: str) -> Sequence[str]:
 def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
     """Return the binding with the environment that the arguments name."""
     return arguments.told_by(binding, file, tree)
+
+
+_WHOSE = "tf2rl"
+_MLP = Names("l{n}", "l{n}")
+# tf2rl/algos/td3.py, Critic: both Q-functions in one module.
+_SECOND = _MLP._replace(first=4)
+_DEPTH = 3
+_SAC = Names("base_layers/{i}", "out_mean", {"log_std": "out_logstd"})
+_Q = Names("base_layers/{i}", "out_layer")
+
+
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: what the trainer's `tf.train.Checkpoint(policy=agent)` restores.
+
+    A Gaussian policy is a SAC of 1.1, another a TD3 or with one Q-function a DDPG, whose classes have three
+    layers each. Optimizers are those of Keras 2 up to 2.10, which tf2rl has. Raise UnsupportedError for
+    networks that its classes cannot be.
+    """
+    if gaussian(binding):
+        return graph(_sac(), binding, agent, told, ToSlots)
+    deep = [
+        part.title for part in binding.parts if len(part.layers) != _DEPTH and part.component in TABLE_TD3
+    ]
+    if deep:
+        raise UnsupportedError("tf2rl's TD3 and DDPG have networks of three layers", found=", ".join(deep))
+    twin = critics(binding) > 1
+    rows = [Network(name, place(f"policy/{name}"), _MLP) for name in ("actor", "actor_target")]
+    for name in ("critic", "critic_target"):
+        rows.append(Network(f"{name}/q1", place(f"policy/{name}"), _MLP))
+        rows += [Network(f"{name}/q2", place(f"policy/{name}"), _SECOND)] if twin else []
+    made = Writing(
+        _WHOSE,
+        rows,
+        "tanh",
+        optimizers={name: place(f"policy/{name}") for name in ("actor_optimizer", "critic_optimizer")},
+        counters={"save_counter": place("save_counter")}
+        | ({"total_it": place("policy/_it")} if twin else {}),
+        needs=("actor", "critic"),
+        kinds=KERAS,
+        path=edge,
+    )
+    return graph(made, binding, agent, told, ToSlots, "int32")
+
+
+TABLE_TD3 = frozenset(("actor", "actor_target", "critic", "critic_target"))
+
+
+def _sac() -> Writing:
+    return Writing(
+        _WHOSE,
+        [
+            Network("actor", place("policy/actor"), _SAC),
+            *(Network(ours, place(f"policy/{theirs}"), _Q) for theirs, ours in _QS.items()),
+            Lone("temperature/log_alpha", place("policy/log_alpha"), (), optional=True),
+        ],
+        "tanh",
+        optimizers={
+            ours: place(f"policy/{theirs}")
+            for theirs, ours in TABLE.optimizers.items()
+            if ours != "value_optimizer"
+        },
+        counters={"save_counter": place("save_counter")},
+        needs=("actor", "critic"),
+        kinds=KERAS,
+        path=edge,
+    )
+
+
+_QS = {theirs: ours for theirs, ours in TABLE.components.items() if theirs.startswith("qf")}

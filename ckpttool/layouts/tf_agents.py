@@ -11,6 +11,10 @@ network's default activation is ReLU, and no file names another one. PPO's polic
 tf_agents/utils/tensor_normalizer.py: epsilon 1e-3 inside the root, then limited to [-5, 5]; PPO's own
 examples have tanh. A Sequential (agents/ddpg/examples/v2/train_eval.py) has the same layers under
 `_sequential_layers`.
+
+TD3's and SAC's agents hand the critics' variables to the optimizer in the order of their memory addresses
+(td3_agent.py, `ObjectIdentitySet`), so that a Keras 2.11 optimizer's lists cannot be written for them. SAC's
+makes legacy optimizers of Keras's newer ones.
 """
 
 from __future__ import annotations
@@ -18,10 +22,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ckpttool.layouts import adam, tf_agents_specs
+from ckpttool.layouts import optimizers, tf_agents_specs
 from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.optimizers.keras_older import ToSlots
 from ckpttool.layouts.table import Table, bind
+from ckpttool.layouts.writing import Lone, Names, Network, Writing, critics, gaussian
+from ckpttool.layouts.writing_graph import KERAS, edge, graph, number, place
 from ckpttool.leaf import Key, Leaf, Path, attr, display
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Alias, Tree
 
 _POLICIES = {"_actor_network": "actor", "_actor_net": "actor", "_target_actor_network": "actor_target"}
@@ -75,7 +83,7 @@ TABLE = Table(
     },
     counters={"_train_step_counter": "total_it", "train_step": "total_it", "save_counter": "save_counter"},
     facts=Facts(head="affine", hidden="relu", epsilon=1e-3, lacks=("the action bounds",)),
-    optimizer=adam.from_keras,
+    optimizer=optimizers.from_keras,
     rooted=True,
     seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO saved by the library: checkpoints and exported policies",
     branches={"_stddev_projection_layer": "std"},
@@ -171,3 +179,49 @@ def companions(location: str) -> Sequence[str]:
 def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
     """Return the binding with the bounds of the action that the specs tell."""
     return tf_agents_specs.told_by(binding, file, tree)
+
+
+_WHOSE = "TF-Agents"
+# Every stack of layers begins with a Flatten, number 0 (networks/utils.py, mlp_layers).
+_ACTOR_NAMES = Names("_mlp_layers/{n}", "_mlp_layers/{n}")
+_SAC_NAMES = Names(
+    "_encoder/_postprocessing_layers/{n}", "_projection_networks/_projection_layer", joined=True
+)
+_CRITIC_NAMES = Names("_joint_layers/{n}", "_joint_layers/{n}")
+
+
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: what `Checkpointer(agent=..., ...)` of DDPG, TD3 or SAC restores.
+
+    Networks are ActorNetwork or, of a Gaussian policy, ActorDistributionNetwork with a
+    TanhNormalProjectionNetwork; CriticNetwork with joint layers only. Optimizers are those of
+    `tf.keras.optimizers.legacy`. Raise UnsupportedError for networks that these cannot be.
+    """
+    sac, twin = gaussian(binding), critics(binding) > 1 or gaussian(binding)
+    rows: list[Network | Lone] = [
+        Network("actor", place("agent/_actor_network"), _SAC_NAMES if sac else _ACTOR_NAMES)
+    ]
+    if not sac:
+        rows.append(Network("actor_target", place("agent/_target_actor_network"), _ACTOR_NAMES))
+    for component, theirs in (("critic", "_critic_network"), ("critic_target", "_target_critic_network")):
+        for head, end in (("q1", "_1"), ("q2", "_2")) if twin else (("q1", ""),):
+            rows.append(Network(f"{component}/{head}", place(f"agent/{theirs}{end}"), _CRITIC_NAMES))
+    rows.append(Lone("update_target/counter", place("agent/_update_target/_counter"), (), number(0, "int64")))
+    if sac:
+        rows.append(Lone("temperature/log_alpha", place("agent/_log_alpha"), (), number(0.0, "float32")))
+    written = Writing(
+        _WHOSE,
+        rows,
+        "affine",
+        optimizers={
+            ours: place(f"agent/{theirs}")
+            for theirs, ours in TABLE.optimizers.items()
+            if sac or ours != "temperature_optimizer"
+        },
+        counters={"total_it": place("agent/_train_step_counter"), "save_counter": place("save_counter")},
+        needs=("actor", "critic"),
+        kinds=KERAS,
+        path=edge,
+        notes=("optimizers are those of tf.keras.optimizers.legacy",),
+    )
+    return graph(written, binding, agent, told, ToSlots)

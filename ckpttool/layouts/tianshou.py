@@ -11,15 +11,18 @@ utils/statistics.py, RunningMeanStd.norm: the observations' statistics, epsilon 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ckpttool.layouts import adam
+from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import NORMALIZER, Binding, Facts, Norm
 from ckpttool.layouts.table import Table, bind
-from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, key
+from ckpttool.layouts.writing import LIST, Lone, Names, Network, Writing, critics, gaussian, valued, written
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, index, key
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP, ToTensor
-from ckpttool.tree import Tree
+from ckpttool.tree import Container, Tree
 
 _LACKS = ("the action bounds", "the actor's max_action (taken as the first upper bound)")
 _SIGMA = {"sigma/model/0": "log_std"}
@@ -45,7 +48,7 @@ TABLE = Table(
     },
     counters={},
     facts=Facts(head="tanh_clip_affine", hidden="relu", epsilon=1e-5, lacks=_LACKS),
-    optimizer=adam.from_torch,
+    optimizer=optimizers.from_torch,
     rooted=True,
     seen="TD3 and TD3+BC on Pendulum of public runs; all of them as 0.4.11, 0.5.1, 1.2.0 and 2.0.1 save",
     branches=_SIGMA,
@@ -127,3 +130,55 @@ def _number(tree: Tree, path: Path) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _LARGEST:
         return None
     return float(value)
+
+
+def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: the `algorithm.state_dict()` of version 2, optimizers included.
+
+    Raise UnsupportedError for networks or an action map that the library's Actor and Critic cannot be.
+    """
+    return written(_writing(binding), binding, agent, told)
+
+
+_OPTIMIZERS = key("_optimizers")
+_STATES: Mapping[Path, Container] = {(_OPTIMIZERS,): LIST}
+_ONE = "its Actor is to be made with max_action=1, by which tanh is what is mapped to the bounds"
+
+
+def _net(place: str, theirs: str, last: str = "last", **branches: str) -> Network:
+    hidden = f"{theirs}.preprocess.model.model.{{s}}"
+    heads = {ours: f"{theirs}.{name}.model.0" for ours, name in branches.items()}
+    return Network(place, (), Names(hidden, f"{theirs}.{last}.model.0", heads, norm=hidden))
+
+
+def _writing(binding: Binding) -> Writing:
+    if valued(binding):
+        rows: list[Network | Lone] = [
+            Lone("actor/log_std", (key("policy.actor.sigma_param"),), (-1, 1)),
+            _net("actor", "policy.actor", "mu"),
+            _net("value", "critic"),
+        ]
+        joint = (_OPTIMIZERS, index(0))
+        return Writing(
+            "Tianshou", rows, "clip_affine", joint=joint, needs=("actor", "value"), containers=_STATES
+        )
+    soft, qs = gaussian(binding), [("q1", "critic"), ("q2", "critic2")][: max(critics(binding), 1)]
+    rows = [_net("actor", "policy.actor", "mu", log_std="sigma") if soft else _net("actor", "policy.actor")]
+    for q, name in qs:
+        rows += [_net(f"critic/{q}", name), _net(f"critic_target/{q}", f"{name}_old.module")]
+    if soft:
+        rows.append(Lone("temperature/log_alpha", (key("alpha._log_alpha"),), (1,), optional=True))
+    else:
+        rows.append(_net("actor_target", "actor_old.module"))
+    trained = ("actor_optimizer", *(f"critic_optimizer/{q}" for q, _ in qs))
+    ours = soft or binding.facts.head == "tanh_clip_affine"
+    return Writing(
+        "Tianshou",
+        rows,
+        "affine" if soft or not ours else "tanh_clip_affine",
+        optimizers={name: (_OPTIMIZERS, index(number)) for number, name in enumerate(trained)},
+        fresh=True,
+        needs=("actor", "critic"),
+        containers=_STATES,
+        notes=() if ours else (_ONE,),
+    )

@@ -1,34 +1,32 @@
 """TensorFlow's two ways of keeping the same variables: by name (TensorFlow 1), as objects (TensorFlow 2).
 
-Variables keep their paths. Only Adam is told otherwise by the two: by name its moments are `VARIABLE/Adam`
-and `VARIABLE/Adam_1` beside two powers of its betas; as an object it owns them. What
-tf.compat.v1.train.AdamOptimizer saves when tf.train.Checkpoint tracks it is the object that stands for Adam
-here: children beta1_power and beta2_power, slot variables m and v (tensorflow/python/training/adam.py,
-tensorflow/python/training/optimizer.py).
+Variables keep their paths; variable_names.py has the way from objects to names. Adam is told otherwise by
+the two: by name its moments are `VARIABLE/Adam` and `VARIABLE/Adam_1` beside two powers of its betas; as an
+object it owns them. What tf.compat.v1.train.AdamOptimizer saves when tf.train.Checkpoint tracks it is the
+object that stands for Adam here: children beta1_power and beta2_power, slot variables m and v
+(tensorflow/python/training/adam.py, tensorflow/python/training/optimizer.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ckpttool.formats.object_graph import MARK
 from ckpttool.formats.object_graph.roles import slot_path
-from ckpttool.layouts.adam import KERAS_DEFAULTS, KERAS_SETTINGS, NOT_ADAM, optimizer_class
-from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
-from ckpttool.mapping.plan import Label, Plan, Settings, edges
+from ckpttool.layouts.optimizers.keras_read import KERAS_SETTINGS
+from ckpttool.layouts.optimizers.tf1 import POWERS
+from ckpttool.layouts.variable_names import is_trained
+from ckpttool.leaf import Leaf, Path, display
+from ckpttool.mapping.plan import Label, Plan, edges
 from ckpttool.mapping.report import Move
-from ckpttool.mapping.rules import KEEP, ToTensor, ToValue
+from ckpttool.mapping.rules import KEEP
 from ckpttool.tree import Tree
 
-POWERS = ("beta1_power", "beta2_power")
-_BETAS = {"beta1_power": "beta_1", "beta2_power": "beta_2"}
 _ADAM = ("m", "v")
 _POWER = re.compile(r"beta[12]_power(_\d+)?")
 _PLAIN = "optimizer"  # the object's name where the variables' names give none
-_MOST_STEPS = 10_000_000  # by then a float32 of any usual beta is 0
-_STEPS = ("_iterations", "iterations", "iter")
 
 
 def is_graph(tree: Tree) -> bool:
@@ -106,8 +104,7 @@ def _label(path: Path, leaf: Leaf, placed: Mapping[Path, Path], *, held: bool) -
 
 
 def _is_adam_slot(tree: Tree, leaf: Leaf) -> bool:
-    owner = tree.get(leaf.of) if leaf.of is not None else None
-    return leaf.role == "slot" and leaf.slot in _ADAM and isinstance(owner, Leaf) and owner.role != "slot"
+    return leaf.role == "slot" and leaf.slot in _ADAM and is_trained(tree, leaf)
 
 
 def _pairs(tree: Tree) -> tuple[list[_Pair], tuple[str, ...]]:
@@ -164,145 +161,3 @@ def _tops(pairs: list[_Pair], names: Mapping[Path, tuple[str, ...]]) -> list[tup
         taken.add(top)
         tops.append(top)
     return tops
-
-
-# From objects to names.
-
-
-class _Adam(NamedTuple):
-    """An optimizer object: its path, its moments, its powers or its count of updates."""
-
-    path: Path
-    slots: list[Path]
-    powers: Mapping[str, Path]
-    steps: Path | None
-
-    @property
-    def title(self) -> str:
-        """Its name for people."""
-        return display(self.path)
-
-
-def to_names(tree: Tree, told: Settings) -> Plan:
-    """Return the way of an object graph to variables known by name: paths as people read them.
-
-    Adam's moments go beside their variables, and the powers of its betas are computed from its count of
-    updates; `told` are optimizers' settings from a sidecar. Other optimizers' state keeps its path. Each of
-    several Adams has its own scope, as if made there (tensorflow/python/training/slot_creator.py):
-    powers at `SCOPE/beta1_power`, moments at `SCOPE/VARIABLE/Adam`, so that the names say whose they are.
-    """
-    adams = list(_adams(tree))
-    names = {path: tree.names[path] for path, _ in tree.tensors()}
-    added: dict[Path, Leaf | ValueLeaf] = {}
-    assumed: list[str] = []
-    missing: list[str] = []
-    taken = set(names.values())
-    for adam in adams:
-        alone = len(adams) == 1 and (adam.powers or not taken & set(POWERS))
-        scope = "" if alone else f"{adam.title}/"
-        _name_slots(tree, adam, scope, names, taken)
-        for power in POWERS:
-            if power in adam.powers:
-                names[adam.powers[power]] = scope + power
-            elif adam.steps is None:
-                missing.append(scope + power)
-            else:
-                value, whence = _power(tree, adam, power, told)
-                assumed += whence
-                added[_named(scope + power)] = ToTensor("float32").leaf(ValueLeaf(value))
-    moves = tuple(Move(path, _named(name), KEEP) for path, name in names.items())
-    labels = {_named(names[path]): _plain(leaf, names[path], names) for path, leaf in tree.tensors()}
-    labels |= {path: Label("other", display(path)) for path in added}
-    return Plan(
-        moves, added, labels=labels, assumed=tuple(dict.fromkeys(assumed)), missing=tuple(missing), told=told
-    )
-
-
-def _named(name: str) -> Path:
-    return tuple(attr(part) for part in name.split("/"))
-
-
-def _plain(leaf: Leaf, name: str, names: Mapping[Path, str]) -> Label:
-    of = _named(names[leaf.of]) if leaf.of is not None and leaf.of in names else None
-    return Label(leaf.role, name, of, leaf.slot)
-
-
-def _adams(tree: Tree) -> Iterator[_Adam]:
-    """Go through the optimizers that are Adam, in the order of their first moments."""
-    slots: dict[Path, list[Path]] = {}
-    children: dict[Path, dict[str, Path]] = {}
-    for path, leaf in tree.tensors():
-        children.setdefault(path[:-1], {})[str(path[-1].value) if path else ""] = path
-        if _is_adam_slot(tree, leaf):
-            slots.setdefault(_holder(path, leaf), []).append(path)
-    for top, moments in slots.items():
-        mine = children.get(top, {})
-        steps = next((mine[name] for name in _STEPS if name in mine), None)
-        counter = tree[steps] if steps is not None else None
-        kinds = {found.slot for path in moments if isinstance(found := tree[path], Leaf)}
-        if kinds == set(_ADAM) and optimizer_class(counter) not in NOT_ADAM:
-            yield _Adam(top, moments, {power: mine[power] for power in POWERS if power in mine}, steps)
-
-
-def _holder(path: Path, leaf: Leaf) -> Path:
-    """Return the path of a moment's optimizer: above its list, or what the graph lists it with."""
-    if leaf.of is not None:
-        top = path[: len(path) - len(leaf.of) - 2]
-        if path == slot_path(top, leaf.slot or "", leaf.of):
-            return top
-    return path[:-2]
-
-
-def _name_slots(tree: Tree, adam: _Adam, scope: str, names: dict[Path, str], taken: set[str]) -> None:
-    by_owner: dict[Path, dict[str, Path]] = {}
-    for path in adam.slots:
-        leaf = tree[path]
-        if isinstance(leaf, Leaf) and leaf.of is not None:
-            by_owner.setdefault(leaf.of, {})[str(leaf.slot)] = path
-            taken.discard(names[path])
-    for owner, moments in by_owner.items():
-        # An optimizer that finds its names taken goes on counting.
-        number, name = 0, scope + names[owner]
-        while taken & {_slot_name(name, number), _slot_name(name, number + 1)}:
-            number += 2
-        for position, slot in enumerate(_ADAM):
-            if slot in moments:
-                names[moments[slot]] = _slot_name(name, number + position)
-                taken.add(names[moments[slot]])
-
-
-def _slot_name(owner: str, number: int) -> str:
-    return f"{owner}/Adam_{number}" if number else f"{owner}/Adam"
-
-
-def _power(tree: Tree, adam: _Adam, power: str, told: Settings) -> tuple[float, list[str]]:
-    """Return a power of a beta and what it assumes: it begins as beta, which each update multiplies it by."""
-    count = _number(tree, adam.steps)
-    steps = max(0, count) if isinstance(count, int) else 0
-    name = _BETAS[power]
-    beta = _number(tree, (*adam.path, attr(name)))
-    if beta is None:
-        beta = told.get(str(adam.path[-1].value) if adam.path else "", {}).get(name)
-    if isinstance(beta, float) and 0 <= beta < 1:
-        return _multiplied(beta, steps), []
-    default = KERAS_DEFAULTS[name]
-    sentence = f"{adam.title} {name} = {default.value} (default of {default.whose}; "
-    return _multiplied(default.value or 0, steps), [f"{sentence}the checkpoint does not hold it)"]
-
-
-def _multiplied(beta: float, steps: int) -> float:
-    """Return beta in float32 after it was multiplied by it so often, each time rounded."""
-    import numpy as np
-
-    factors = np.full(min(steps, _MOST_STEPS) + 1, beta, np.float32)
-    with np.errstate(under="ignore"):
-        return float(np.multiply.accumulate(factors)[-1])
-
-
-def _number(tree: Tree, path: Path | None) -> float | None:
-    leaf = tree.get(path) if path is not None else None
-    if not isinstance(leaf, Leaf) or leaf.size != 1:
-        return None
-    value = ToValue().leaf(leaf)
-    found = value.value if isinstance(value, ValueLeaf) else None
-    return found if isinstance(found, int | float) else None

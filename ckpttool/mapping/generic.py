@@ -2,63 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ckpttool import dtypes
-from ckpttool.leaf import Path, key
-from ckpttool.mapping.kinds import SPELLING, recognise
-from ckpttool.mapping.plan import Label, edges
+from ckpttool.errors import MappingError
+from ckpttool.leaf import Leaf, Path, key
+from ckpttool.mapping import cautions, flattened
+from ckpttool.mapping.layers import Choice, Done, Layer, converted, layers, spelled
+from ckpttool.mapping.modules import Name
+from ckpttool.mapping.names import tensorflow_names, torch_names
+from ckpttool.mapping.plan import Label, Plan, edges
 from ckpttool.mapping.report import Move
-from ckpttool.mapping.rules import KEEP, Rule, chain
-from ckpttool.tree import Tree
+from ckpttool.mapping.rules import KEEP
+from ckpttool.tree import Container, Tree
 
-Name = tuple[str, ...]
+_STATISTICS = frozenset(("moving_mean", "moving_variance"))
 
 
-def to_torch(tree: Tree) -> tuple[Move, ...]:
-    """Return a move for every tensor of a layer whose kind is sure: `a/l1/kernel` to `a.l1.weight`.
+class _Placed(NamedTuple):
+    """What becomes of a tree's layers, under the names that their tensors get; and what is said of it."""
+
+    done: tuple[tuple[Layer, Done, Mapping[str, Name]], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[Name, ...]:
+        return tuple(name for _, _, names in self.done for name in names.values())
+
+    @property
+    def left(self) -> tuple[Path, ...]:
+        return tuple(path for _, done, _ in self.done for path in done.left)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(said for _, done, _ in self.done for said in done.assumed))
+
+    def moves(self, paths: Mapping[Name, Path]) -> tuple[Move, ...]:
+        return tuple(
+            Move(source, paths[names[stored]], rule)
+            for _, done, names in self.done
+            for source, stored, rule in done.moves
+        )
+
+    def added(self, paths: Mapping[Name, Path]) -> dict[Path, Leaf]:
+        return {
+            paths[names[stored]]: leaf for _, done, names in self.done for stored, leaf in done.added.items()
+        }
+
+
+def to_torch(tree: Tree, given: Sequence[Choice] = ()) -> Plan:
+    """Return the plan for every layer whose kind is sure: `a/l1/kernel` goes to `a.l1.weight`.
 
     Replayed experience is no layer's: its tensors go as they are. What no kind names (other ranks, other
-    siblings) has no move and is reported as unused.
+    siblings) has no move and is reported as unused, and so is a layer that may be of several kinds: a note
+    names them.
     """
-    found = [*_spelled(tree, "tensorflow", "torch"), *_experience(tree)]
-    return tuple(Move(source, (key(".".join(name)),), rule) for source, name, rule in found)
+    placed = _placed(tree, layers(tree, "tensorflow", given), "torch", torch_names)
+    paths = {name: (key(".".join(name)),) for name in placed.names}
+    moves = (*placed.moves(paths), *_experience(tree))
+    containers: dict[Path, Container] = {(): Container("OrderedDict")}
+    return Plan(
+        moves, placed.added(paths), containers, placed.assumed, consumed=placed.left, notes=placed.notes
+    )
 
 
-def _experience(tree: Tree) -> Iterator[tuple[Path, Name, Rule]]:
+def _experience(tree: Tree) -> Iterator[Move]:
     for path, leaf in tree.tensors():
         if leaf.role == "replay" and dtypes.BY_NAME[leaf.dtype].torch is not None:
-            yield path, tuple(tree.names[path].split("/")), KEEP
+            yield Move(path, (key(tree.names[path].replace("/", ".")),), KEEP)
 
 
-def to_tensorflow(tree: Tree) -> tuple[tuple[Move, ...], dict[Path, Label]]:
-    """Return the inverse of `to_torch`, `a.l1.weight` to `a/l1/kernel`, and each target's label.
+def to_tensorflow(tree: Tree, given: Sequence[Choice] = ()) -> Plan:
+    """Return the inverse of `to_torch`, `a.l1.weight` to `a/l1/kernel`, with each target's label.
 
     A number in a name is an item of a list, as in a Sequential, and goes on being one.
     """
-    found = list(_spelled(tree, "torch", "tensorflow"))
-    paths = edges(name for _, name, _ in found)
-    moves = tuple(Move(source, paths[name], rule) for source, name, rule in found)
-    return moves, {paths[name]: Label("parameter", "/".join(name)) for _, name, _ in found}
+    placed = _placed(tree, layers(tree, "torch", given), "tensorflow", tensorflow_names)
+    paths = edges(placed.names)
+    labels = {
+        paths[name]: Label("buffer" if name[-1] in _STATISTICS else "parameter", "/".join(name))
+        for name in placed.names
+    }
+    return Plan(
+        placed.moves(paths),
+        placed.added(paths),
+        assumed=placed.assumed,
+        consumed=placed.left,
+        notes=placed.notes,
+        labels=labels,
+    )
 
 
-def _spelled(tree: Tree, theirs: str, ours: str) -> list[tuple[Path, Name, Rule]]:
-    groups: dict[Name, dict[str, Path]] = {}
-    for path, leaf in tree.tensors():
-        if leaf.role in ("parameter", "buffer"):
-            *module, name = tree.names[path].split("/")
-            groups.setdefault(tuple(module), {})[name] = path
-    found = []
-    leaves = dict(tree.tensors())
-    for owner, paths in groups.items():
-        kind = recognise({name: leaves[at] for name, at in paths.items()}, theirs)
-        if kind is None:
+def _placed(
+    tree: Tree,
+    found: tuple[Layer, ...],
+    framework: str,
+    naming: Callable[[tuple[Layer, ...]], Callable[[Layer, str], Name]],
+) -> _Placed:
+    done: list[tuple[Layer, Done, Mapping[str, Name]]] = []
+    refused: list[str] = []
+    asked: dict[cautions.Why, list[str]] = {}
+    named = naming(found)
+    unknown = flattened.unknown(tree, found)
+    for layer in found:
+        if layer.title in unknown:
+            refused.append(unknown[layer.title])
             continue
-        spelling = {weight.canonical: weight for weight in SPELLING[ours, kind.name].weights}
-        for weight in kind.weights:
-            if weight.name in paths:
-                there = spelling[weight.canonical]
-                source = paths[weight.name]
-                rule = chain(weight.to_canonical, there.to_canonical.inverse(leaves[source]))
-                found.append((source, (*owner, there.name), rule))
-    return found
+        ways, why = _ways(tree, layer, framework)
+        if len(ways) == 1 and not why:
+            stored = dict.fromkeys((*(name for _, name, _ in ways[0].moves), *ways[0].added))
+            done.append((layer, ways[0], {name: named(layer, name) for name in stored}))
+        else:
+            reason = why[0] if len(layer.kinds) == 1 else cautions.ambiguous(layer)
+            asked.setdefault(reason, []).append(layer.title)
+    refused += [reason.sentence(titles) for reason, titles in asked.items()]
+    left = [tree.names[path] for _, made, _ in done for path in made.left]
+    said = (*cautions.left(left), *cautions.notes(layer for layer, _, _ in done))
+    return _Placed(tuple(done), (*refused, *said))
+
+
+def _ways(tree: Tree, layer: Layer, framework: str) -> tuple[list[Done], list[cautions.Why]]:
+    """Return what can become of a layer, each outcome once, and why a kind that it may be has none."""
+    ways: list[Done] = []
+    why: list[cautions.Why] = []
+    for kind in layer.kinds:
+        try:
+            done = converted(tree, layer, kind, spelled(tree, layer, kind, framework))
+        except MappingError as error:
+            why.append(cautions.refused(error))
+            continue
+        if not any(done.moves == other.moves and done.added.keys() == other.added.keys() for other in ways):
+            ways.append(done)
+    return ways, why

@@ -193,7 +193,9 @@ class Summed(NamedTuple):
 
         if not self.finished:
             raise MappingError("the terms of a sum are not all there")
-        first, *others = (as_array(term.read(), self.dtype, self.shape) for term in self.terms)
+        # The last first: a constant that comes after the terms of a file may undo one of them exactly.
+        last = reversed(self.terms)
+        first, *others = (as_array(term.read(), self.dtype, self.shape) for term in last)
         total = np.array(first)
         for term in others:
             total += term
@@ -220,6 +222,11 @@ def is_part(rule: Rule) -> bool:
     """Say whether what the rule makes is unfinished without others."""
     last = rule.rules[-1] if isinstance(rule, Chain) else rule
     return isinstance(last, Into | Term)
+
+
+def is_cut(rule: Rule) -> bool:
+    """Say whether the rule takes a part of a tensor, whose rest goes elsewhere."""
+    return any(isinstance(each, Take) for each in (rule.rules if isinstance(rule, Chain) else (rule,)))
 
 
 def filled(dtype: str, shape: Shape, value: float, name: str = "", role: Role = "parameter") -> Leaf:

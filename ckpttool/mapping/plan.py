@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf, Path, Role, ValueLeaf, attr, display, index
-from ckpttool.mapping.parts import is_part, merged, unfinished
+from ckpttool.mapping.parts import is_cut, is_part, merged, unfinished
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP, chain
 from ckpttool.tree import Alias, Container, Tree
 
-Settings = Mapping[str, Mapping[str, float | bool | None]]
+Settings = Mapping[str, Mapping[str, float | bool | str | None]]
 
 
 class Label(NamedTuple):
@@ -35,9 +35,10 @@ class Plan:
 
     `added` are leaves that no source leaf gives (an index list, a default); those that matter for
     training are named in `assumed`. `missing` are targets that nothing fills; `consumed` are source
-    leaves that the target says without an entry of its own. `aliases` are further paths of a target,
-    `labels` its role and owner where they differ from the source's. `told` are settings by optimizer
-    that the target cannot hold and its sidecar tells.
+    leaves that the target says without an entry of its own, or that nothing depends on there. `aliases` are
+    further paths of a target, `labels` its role and owner where they differ from the source's. `told` are
+    settings by optimizer that the target cannot hold and its sidecar tells, `partly` source leaves of which
+    a part has no place in it.
     """
 
     moves: tuple[Move, ...]
@@ -50,6 +51,7 @@ class Plan:
     aliases: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
     labels: Mapping[Path, Label] = field(default_factory=dict)
     told: Settings = field(default_factory=dict)
+    partly: tuple[Path, ...] = ()
 
 
 def build(tree: Tree, plan: Plan) -> Tree:
@@ -68,8 +70,10 @@ def build(tree: Tree, plan: Plan) -> Tree:
             leaves[move.target] = _joined(leaves.get(move.target), changed, label, move.target)
             continue
         before = first.setdefault((move.source, move.rule.name), move.target)
-        # Parameters that share storage go on sharing it; a step that torch keeps per parameter does not.
-        if before is not move.target and isinstance(changed, Leaf) and changed.role == "parameter":
+        # Parameters that share storage go on sharing it; a step that torch keeps per parameter does not, by
+        # whatever role a format without optimizers listed it.
+        weight = isinstance(changed, Leaf) and changed.role == "parameter" and changed.shape
+        if before is not move.target and weight:
             more = aliases.pop(move.target, ())
             shared = Alias(move.target, display(move.target))
             aliases[before] = (*aliases.get(before, ()), shared, *more)
@@ -127,6 +131,8 @@ def after(first: Plan, second: Plan) -> Plan:
     ]
     added = {m.target: m.rule.leaf(first.added[m.source]) for m in second.moves if m.source in first.added}
     consumed = [move.source for path in second.consumed for move in ways.get(path, ())]
+    used = {move.source for move in second.moves} | set(second.consumed)
+    lost = [move.source for move in first.moves if is_cut(move.rule) and move.target not in used]
     return Plan(
         tuple(moves),
         added | dict(second.added),
@@ -138,6 +144,7 @@ def after(first: Plan, second: Plan) -> Plan:
         second.aliases,
         second.labels,
         {**first.told, **second.told},
+        (*first.partly, *dict.fromkeys(lost)),
     )
 
 

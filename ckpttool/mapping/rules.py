@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ckpttool import dtypes
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf, Plain, ValueLeaf
+from ckpttool.mapping.strips import permuted
 from ckpttool.source import Inline, Op, Shape, Transformed
 
 if TYPE_CHECKING:
     import numpy as np
-
-_STRIP = 8
 
 
 class Rule(Protocol):
@@ -67,15 +66,8 @@ class Permute(NamedTuple):
         return dtype, tuple(shape[axis] for axis in self.axes)
 
     def apply(self, array: np.ndarray) -> np.ndarray:
-        """Return the permuted array; matrices go by strips, six times faster than numpy's own copy."""
-        if self.axes != (1, 0):
-            return array.transpose(self.axes)
-        import numpy as np
-
-        out = np.empty(array.shape[::-1], array.dtype)
-        for start in range(0, array.shape[0], _STRIP):
-            out[:, start : start + _STRIP] = array[start : start + _STRIP].T
-        return out
+        """Return the permuted array, several times faster than NumPy's own copy where it is large."""
+        return permuted(array, self.axes)
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
         """Return the leaf with permuted axes; undoing an earlier permutation gives its source back."""
@@ -260,10 +252,28 @@ class Chain:
 
 def chain(first: Rule, second: Rule) -> Rule:
     """Return one rule for two; a permutation and its undoing are no rule at all."""
-    if isinstance(first, Permute) and isinstance(second, Permute) and first.inverse_axes == second.axes:
-        return KEEP
-    rules = tuple(rule for rule in (first, second) if not isinstance(rule, Keep))
-    return rules[0] if len(rules) == 1 else Chain(rules) if rules else KEEP
+    steps = list(_steps(first))
+    for step in _steps(second):
+        last = steps[-1] if steps else None
+        if isinstance(last, Permute) and isinstance(step, Permute) and last.inverse_axes == step.axes:
+            steps.pop()
+        else:
+            steps.append(step)
+    return steps[0] if len(steps) == 1 else Chain(tuple(steps)) if steps else KEEP
+
+
+def _steps(rule: Rule) -> tuple[Rule, ...]:
+    if isinstance(rule, Chain):
+        return tuple(step for each in rule.rules for step in _steps(each))
+    return () if isinstance(rule, Keep) else (rule,)
+
+
+def chained(*rules: Rule) -> Rule:
+    """Return one rule for any number of them, in their order."""
+    found: Rule = KEEP
+    for rule in rules:
+        found = chain(found, rule)
+    return found
 
 
 KEEP = Keep()

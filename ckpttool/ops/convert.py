@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttool import sidecar
-from ckpttool.checkpoint import require_new
+from ckpttool.behind import Lane
+from ckpttool.checkpoint import Checkpoint, require_new
+from ckpttool.errors import UsageError
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.mapping import rule_file
 from ckpttool.mapping.report import Report
-from ckpttool.ops import receipt, save
+from ckpttool.ops import receipt, save, undo
+from ckpttool.ops.digest import Digest, digest_behind
+from ckpttool.ops.layer_options import choices
+from ckpttool.ops.optimizer_options import Stated
 from ckpttool.ops.plain_names import Wanted
 from ckpttool.ops.progress import Progress, silent
+from ckpttool.ops.proof import DiffersError, Proof, as_read, prove
 from ckpttool.ops.restore import own_sidecar
 from ckpttool.ops.route import route
+from ckpttool.sidecar import Sidecar
+
+if TYPE_CHECKING:
+    from ckpttool.agents.skeleton.beside import Like
+    from ckpttool.ops.export import Exported
+    from ckpttool.ops.like import Filled
+    from ckpttool.ops.parity import Parity
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """What a conversion did; `digest` is the target's (None for a dry run or a refusal).
 
-    `written` says whether the target is there now.
+    `written` says whether the target is there now, `parity` how the networks that were written compared,
+    `model` what became of the user's own model.
     """
 
     source: str
@@ -28,6 +44,13 @@ class Conversion:
     report: Report
     digest: str | None
     written: bool
+    parity: tuple[Parity, ...] = ()
+    model: Filled | None = None
+
+    @property
+    def within(self) -> bool:
+        """Say whether what was compared is within its bound."""
+        return all(network.within for network in self.parity)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -48,8 +71,10 @@ class Conversion:
             "missing": list(self.report.missing),
             "assumed": list(self.report.assumed),
             "notes": list(self.report.notes),
+            "parity": [network.document() for network in self.parity],
             "digest": self.digest,
             "written": self.written,
+            **({} if self.model is None else self.model.document()),
         }
 
 
@@ -63,20 +88,55 @@ def convert(
     strip: bool = False,
     restore: bool = False,
     fold_weight_norm: bool = False,
+    rules: str | None = None,
+    l2: Sequence[str] = (),
+    optimizer: Sequence[str] = (),
+    kinds: Sequence[str] = (),
+    flatten: Sequence[str] = (),
+    network: str | None = None,
+    env: str | None = None,
+    like: Like | str | None = None,
+    match: Sequence[str] = (),
     allow_missing: bool = False,
     dry_run: bool = False,
     force: bool = False,
     sync: bool = True,
+    verify: bool = True,
     progress: Progress = silent,
 ) -> Conversion:
     """Convert the checkpoint at `source` into a new one at `target`, with its sidecar beside it.
 
     `part` names a path: only what lies below it is converted. First, `strip` takes out of names what wrappers
     put into them, `restore` puts it back as the source's sidecar says, `fold_weight_norm` makes one weight of
-    a direction and a length. Nothing is written when something is unmapped (unless `allow_missing`) or on
-    `dry_run`. The target is written beside, read back, compared and then renamed; the same conversion gives
-    the same bytes.
+    a direction and a length. `l2` and `optimizer` say what no file does of optimizers
+    (ops/optimizer_options.py), `kinds` and `flatten` what none does of layers (ops/layer_options.py). `rules`
+    is a TOML file of the user's own rules. Nothing is written when something is unmapped (unless
+    `allow_missing`) or on `dry_run`. The target is written beside, read back, compared and then renamed; the
+    same conversion gives the same bytes. To onnx goes one network, the policy unless `network` names
+    another; `env` is what `export` takes. `like` names the user's own model, which is the target then,
+    and `match` pairs layers or modules of the two (ops/like.py). With `verify` an agent's networks are
+    compared with what was read back, and nothing is written if one computes something else.
     """
+    if save.word(target, to) in save.EXPORTS:
+        # Playing and comparing networks takes modules that no other conversion needs.
+        from ckpttool.ops.export import export
+
+        _require_none("is not for onnx", part=part, strip=strip, restore=restore, map=rules, like=like)
+        _require_none("is not for onnx", fold_weight_norm=fold_weight_norm, l2=l2, optimizer=optimizer)
+        _require_none("is not for onnx", kind=kinds, flatten=flatten, match=match, no_verify=not verify)
+        title = network or "actor"
+        made = export(source, target, title, env, layout=layout, dry_run=dry_run, force=force, sync=sync)
+        return _exported(made, target)
+    _require_none("is for --to onnx alone", network=network, env=env)
+    if like is not None:
+        from ckpttool.ops import like as models
+
+        _require_none("is not for --like", layout=layout, restore=restore, map=rules)
+        _require_none("is not for --like", l2=l2, optimizer=optimizer)
+        wanted, said = Wanted(strip, False, fold_weight_norm), choices(kinds, flatten)
+        how = models.How(part, wanted, said, models.pairs(match), allow_missing, dry_run, force, sync, verify)
+        return _filled(models.like(source, target, to, like, how, progress), target)
+    _require_none("is for --like alone", match=match)
     kind = save.target_kind(target, to)
     target = save.stem(target, kind)
     checkpoint = open_checkpoint(source)
@@ -84,17 +144,64 @@ def convert(
         save.require_free(target, kind, checkpoint.files, force=force)
         require_new(sidecar.beside(target), checkpoint.files, force=force)
     own = own_sidecar(checkpoint)
-    way = route(checkpoint, kind, layout, own.sidecar, part, Wanted(strip, restore, fold_weight_norm))
-    report = replace(way.report, notes=(*way.report.notes, *own.notes))
-    if dry_run or not (report.complete or allow_missing):
-        return Conversion(checkpoint.path, target, report, None, written=False)
-    written = save.write(
-        way.tree,
-        target,
-        kind,
-        receipt=lambda digest: receipt.receipt(checkpoint, replace(way, report=report), own, digest, part),
-        force=force,
-        sync=sync,
-        progress=progress,
+    wanted = Wanted(strip, restore, fold_weight_norm)
+    own_rules = rule_file.load(rules) if rules is not None else None
+    stated = Stated(tuple(l2), tuple(optimizer))
+    given = choices(kinds, flatten)
+    with Lane() as aside:
+        # The receipt, written last, tells the source's digest: it is computed all the while.
+        known = digest_behind(checkpoint, aside) if own.sha256 is None and not dry_run else None
+        way = route(checkpoint, kind, layout, own.sidecar, part, wanted, own_rules, stated, given)
+        report = replace(way.report, notes=(*way.report.notes, *own.notes))
+        if dry_run or not (report.complete or allow_missing):
+            aside.drop()
+            return Conversion(checkpoint.path, target, report, None, written=False)
+        back = undo.Undo()
+        if way.whole:
+            back = undo.undo(way.source, way.moves, save.places(way.tree, target, kind))
+        others, proof = back.outputs(target), Proof()
+        for output in others:
+            require_new(output.file, checkpoint.files, force=force)
+
+        def told(written: Digest, found: Checkpoint) -> Sidecar:
+            nonlocal proof
+            mine = own if known is None else replace(own, sha256=known().sha256)
+            made = receipt.receipt(checkpoint, replace(way, report=report), mine, written, back, part)
+            if not verify or way.binding is None:
+                return made
+            source = as_read(checkpoint, way.source, way.binding, own)
+            proof = prove(source, found, target, made)
+            return replace(made, parity=proof.entry())
+
+        try:
+            written = save.write(
+                way.tree, target, kind, receipt=told, others=others, force=force, sync=sync, progress=progress
+            )
+        except DiffersError as error:
+            proof, written = error.proof, None
+    report = replace(report, notes=(*report.notes, *proof.notes))
+    sha256 = None if written is None else written.sha256
+    return Conversion(
+        checkpoint.path, target, report, sha256, written=written is not None, parity=proof.networks
     )
-    return Conversion(checkpoint.path, target, report, written.sha256, written=True)
+
+
+def _require_none(why: str, **options: object) -> None:
+    """Raise UsageError for an option that was given and that means nothing for such a target."""
+    for name, value in options.items():
+        if value:
+            raise UsageError(f"--{name.replace('_', '-')} {why}", hint="leave it out")
+
+
+def _filled(made: Filled, target: str) -> Conversion:
+    """Return what became of the user's own model as the record of a conversion."""
+    written = made.sha256 is not None
+    return Conversion(made.path, target, made.report, made.sha256, written=written, model=made)
+
+
+def _exported(made: Exported, target: str) -> Conversion:
+    """Return an export as the record of a conversion."""
+    networks = () if made.parity is None else (made.parity,)
+    return Conversion(
+        made.source, target, made.report, made.sha256, written=made.sha256 is not None, parity=networks
+    )

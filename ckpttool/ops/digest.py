@@ -5,18 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ckpttool import documents
+from ckpttool.behind import Lane
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, NotFoundError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf
 from ckpttool.ops.progress import Progress, silent
+from ckpttool.source import pieces
 
 _SAVED_LIMIT = 1 << 30
+# What is smaller is hashed in less time than it takes to hand it to another thread.
+SHARED = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +91,73 @@ def digest(path: str, progress: Progress = silent) -> Digest:
 
 def digest_of(checkpoint: Checkpoint, progress: Progress = silent) -> Digest:
     """Return the digest of a checkpoint that is already listed."""
+    with Lane() as lane:
+        return combined(checkpoint, each(checkpoint, lane, lambda _, leaf: sha256(leaf), progress))
+
+
+def each(
+    checkpoint: Checkpoint, lane: Lane, work: Callable[[Path, Leaf], str], progress: Progress = silent
+) -> dict[Path, str]:
+    """Return what `work` makes of every tensor, here and in the lane; raise the first tensor's error."""
     total = sum(leaf.nbytes for _, leaf in checkpoint.tree.tensors())
-    done, found = 0, []
+    done, notes = 0, _Notes(checkpoint, work)
     for path, leaf in checkpoint.tree.tensors():
-        sha256 = _sha256(checkpoint, path, leaf)
-        for name, native in _named(checkpoint, path, leaf):
-            found.append(TensorDigest(name, native, leaf.dtype, leaf.shape, sha256))
+        if notes.wrong:
+            break
+        if leaf.nbytes >= SHARED and lane.idle:
+            lane.do(partial(notes.take, path, leaf))
+        else:
+            notes.take(path, leaf)
         done += leaf.nbytes
         progress(done, total)
+    lane.wait()
+    return notes.complete()
+
+
+def digest_behind(checkpoint: Checkpoint, lane: Lane) -> Callable[[], Digest]:
+    """Let the lane read every tensor; return what waits for it and returns the digest, or raises."""
+    notes = _Notes(checkpoint, lambda _, leaf: sha256(leaf))
+    for path, leaf in checkpoint.tree.tensors():
+        lane.do(partial(notes.take, path, leaf))
+
+    def finished() -> Digest:
+        lane.wait()
+        return combined(checkpoint, notes.complete())
+
+    return finished
+
+
+class _Notes:
+    """What is found out of each tensor, on whatever thread, or the error that says why not."""
+
+    def __init__(self, checkpoint: Checkpoint, work: Callable[[Path, Leaf], str]) -> None:
+        self._checkpoint, self._work = checkpoint, work
+        self._found: dict[Path, str] = {}
+        self.wrong: dict[Path, CkpttoolError] = {}
+
+    def take(self, path: Path, leaf: Leaf) -> None:
+        """Do the work for one tensor."""
+        try:
+            self._found[path] = self._work(path, leaf)
+        except CkpttoolError as error:
+            tree = self._checkpoint.tree
+            self.wrong[path] = error.located(file=self._checkpoint.path, path=tree.names[path])
+
+    def complete(self) -> dict[Path, str]:
+        """Return all that was found; raise the error of the first tensor that has one."""
+        for path in self._checkpoint.tree:
+            if path in self.wrong:
+                raise self.wrong[path]
+        return self._found
+
+
+def combined(checkpoint: Checkpoint, hashes: Mapping[Path, str]) -> Digest:
+    """Return the digest of a checkpoint whose every tensor's sha256 is known."""
+    found = [
+        TensorDigest(name, native, leaf.dtype, leaf.shape, hashes[path])
+        for path, leaf in checkpoint.tree.tensors()
+        for name, native in _named(checkpoint, path, leaf)
+    ]
     whole = hashlib.sha256()
     for line in sorted([*map(_line, found), *_values(checkpoint)]):
         whole.update(line)
@@ -101,11 +165,12 @@ def digest_of(checkpoint: Checkpoint, progress: Progress = silent) -> Digest:
     return Digest(checkpoint.path, checkpoint.format, checksums, tuple(found), whole.hexdigest())
 
 
-def _sha256(checkpoint: Checkpoint, path: Path, leaf: Leaf) -> str:
-    try:
-        return hashlib.sha256(leaf.read()).hexdigest()
-    except CkpttoolError as error:
-        raise error.located(file=checkpoint.path, path=checkpoint.tree.names[path]) from error
+def sha256(leaf: Leaf) -> str:
+    """Return the digest of one tensor's bytes."""
+    found = hashlib.sha256()
+    for piece in pieces(leaf.source):
+        found.update(piece)
+    return found.hexdigest()
 
 
 def _named(checkpoint: Checkpoint, path: Path, leaf: Leaf) -> Iterator[tuple[str, str]]:

@@ -164,17 +164,24 @@ def _policy(agent: Agent, how: Protocol, backend: Backend, spec: EnvSpec) -> tup
             file=agent.checkpoint.path,
             hint=f"it has {', '.join(policies)}" if policies else "it holds no policy at all",
         )
-    obs_dim, act_dim = widths(agent.tree, part)
-    if (obs_dim, act_dim) != (spec.obs_dim, spec.action_dim):
+    wiring, assumed = wire(agent, bounds_of(agent, widths(agent.tree, part), spec))
+    return backend.build(policy_network(agent.tree, part, wiring), how.device), assumed
+
+
+def bounds_of(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> Bounds:
+    """Return an environment's action bounds; raise EnvironmentMismatchError if it has other sizes.
+
+    `sizes` are the policy's numbers of observations and of actions.
+    """
+    obs_dim, act_dim = sizes
+    if sizes != (spec.obs_dim, spec.action_dim):
         raise EnvironmentMismatchError(
             f"the policy does not fit {spec.id}",
             file=agent.checkpoint.path,
             expected=f"{spec.obs_dim} observations and {spec.action_dim} actions",
             found=f"{obs_dim} and {act_dim}",
         )
-    bounds = Bounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space")
-    wiring, assumed = wire(agent, bounds)
-    return backend.build(policy_network(agent.tree, part, wiring), how.device), assumed
+    return Bounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space")
 
 
 def _drift(agent: Agent, vector: VectorEnv) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import FormatError, MappingError
 from ckpttool.formats import settings, text_proto, yaml_settings
 from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import canonical, plan
+from ckpttool.layouts import canonical, plan, small_arrays
 from ckpttool.layouts.canonical import Binding, Facts, Norm, Part
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
 from ckpttool.sidecar import Sidecar
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ACTION_BOUNDS = "the action bounds"
 # The facts that the action's map consists of, and those of the observations.
-_FIELDS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
+FACTS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
 
 _SETTINGS = 1 << 24
 _TEXT = "args.txt"
@@ -151,6 +151,20 @@ def _norm(norm: Norm | None) -> dict[str, Any] | None:
     return {"mean": _flat(norm.mean).tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": norm.clip}
 
 
+def norm(known: Sidecar) -> Norm | None:
+    """Return the statistics of the observations that are known, whoever says so."""
+    told = known.obs_norm
+    if told is None:
+        return None
+    clip = told.get("clip")
+    mean, var = (
+        small_arrays.tensor([float(value) for value in told[name]], name) for name in ("mean", "var")
+    )
+    return Norm(
+        mean, var, epsilon=float(told.get("epsilon", 1e-8)), clip=None if clip is None else float(clip)
+    )
+
+
 def action_map(known: Sidecar, agent: Tree) -> dict[Path, Leaf | ValueLeaf]:
     """Return the action's scale and bias [act_dim] as canonical leaves, for layouts whose weights hold them.
 
@@ -179,12 +193,12 @@ def merged(told: Sidecar | None, read: Sidecar) -> Sidecar:
         return read
     better = {
         name: getattr(read, name)
-        for name in _FIELDS
+        for name in FACTS
         if getattr(read, name) is not None
         and (getattr(told, name) is None or _assumed(told.provenance, name))
         and not (getattr(told, name) is not None and _assumed(read.provenance, name))
     }
-    provenance = {**told.provenance, **{name: read.provenance[name] for name in better}}
+    provenance = {**told.provenance, **{name: read.provenance.get(name, "given") for name in better}}
     return replace(told, **better, provenance=provenance)
 
 

@@ -9,19 +9,22 @@ from typing import Any
 
 from ckpttool import documents
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.layouts.canonical import OPTIMIZED, Binding
 from ckpttool.leaf import ValueLeaf
-from ckpttool.ops import knowledge
+from ckpttool.mapping.report import Report
+from ckpttool.ops import knowledge, optimizer_facts
 from ckpttool.ops.digest import Digest, digest_of
 from ckpttool.ops.restore import Own, networks
 from ckpttool.ops.route import Route
 from ckpttool.ops.rows import shown_value
+from ckpttool.ops.undo import Undo
 from ckpttool.sidecar import Sidecar
 
 _LONGEST = 1000  # characters of a text in the sidecar
 
 
 def receipt(
-    checkpoint: Checkpoint, way: Route, own: Own, written: Digest, part: str | None = None
+    checkpoint: Checkpoint, way: Route, own: Own, written: Digest, undone: Undo, part: str | None = None
 ) -> Sidecar:
     """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried."""
     binding, report = way.binding, way.report
@@ -36,20 +39,44 @@ def receipt(
         base = replace(base, optimizers=way.settings or None, provenance=provenance)
     return replace(
         base,
+        provenance={**base.provenance, **way.said},
         target_sha256=written.sha256,
-        source={
-            "path": os.path.basename(checkpoint.path),
-            "sha256": own.sha256 or digest_of(checkpoint).sha256,
-            "format": checkpoint.format,
-            "layout": binding.layout if binding is not None else None,
-            **({"part": part} if part is not None else {}),
-        },
-        rules=[{"source": m.source, "target": m.target, "rule": m.rule} for m in report.mapped],
+        source=origin(checkpoint, binding, own.sha256, **_more(own, binding, part)),
+        rules=rules(report),
         assumed=report.assumed,
         objects=way.objects,
         stripped=way.stripped,
+        parity=None,
         residue=tuple(_residue(way, report.unused)),
+        undo=undone.record,
     )
+
+
+def _more(own: Own, binding: Binding | None, part: str | None) -> dict[str, str]:
+    """Return what else is known of the source: the part that was taken, and where its Adam adds epsilon."""
+    found = {"part": part} if part is not None else {}
+    optimized = binding is not None and any(m.target[0].value in OPTIMIZED for m in binding.moves.moves)
+    if binding is not None and optimized:
+        found["epsilon"] = optimizer_facts.epsilon(own.sidecar, binding.layout)
+    return found
+
+
+def origin(
+    checkpoint: Checkpoint, binding: Binding | None, sha256: str | None, **more: str
+) -> dict[str, str | None]:
+    """Return what a receipt says of the source; its digest is computed if nobody knows it yet."""
+    return {
+        "path": os.path.basename(checkpoint.path),
+        "sha256": sha256 or digest_of(checkpoint).sha256,
+        "format": checkpoint.format,
+        "layout": binding.layout if binding is not None else None,
+        **more,
+    }
+
+
+def rules(report: Report) -> list[dict[str, str]]:
+    """Return a receipt's line for each move."""
+    return [{"source": m.source, "target": m.target, "rule": m.rule} for m in report.mapped]
 
 
 def _residue(way: Route, unused: Sequence[str]) -> Iterator[dict[str, Any]]:

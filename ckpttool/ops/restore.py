@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -67,16 +68,26 @@ def restore(path: str, layout: str | None = None) -> Agent:
     Raise UsageError when no layout knows its naming.
     """
     checkpoint = open_checkpoint(path)
-    binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
-    if binding is None:
+    agent = agent_of(checkpoint, own_sidecar, layout)
+    if agent is None:
         raise UsageError(
             "no layout recognises an agent in this checkpoint",
             file=checkpoint.path,
             found=next((note for note in checkpoint.notes if note.startswith("policy ")), None),
             hint="ckpttool inspect shows its tensors, ckpttool layouts the namings that are known",
         )
+    return agent
+
+
+def agent_of(
+    checkpoint: Checkpoint, sidecar_of: Callable[[Checkpoint], Own], layout: str | None = None
+) -> Agent | None:
+    """Return the checkpoint as an agent, its sidecar whatever `sidecar_of` says; None if it is none."""
+    binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
+    if binding is None:
+        return None
     binding, used = knowledge.with_companions(binding, checkpoint)
-    own = own_sidecar(checkpoint)
+    own = sidecar_of(checkpoint)
     notes = (*own.notes, *used, *(knowledge.untold(binding) if own.sidecar is None else ()))
     tree = networks(checkpoint.tree, binding)
     other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})

@@ -11,23 +11,27 @@ from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UsageError
 from ckpttool.formats.probe import Format
-from ckpttool.layouts import objects, variables
+from ckpttool.layouts import objects, variable_names, variables
 from ckpttool.layouts import plan as plans
-from ckpttool.layouts.canonical import NORMALIZER, OPTIMIZED, Binding
+from ckpttool.layouts.canonical import NORMALIZER, Binding
+from ckpttool.layouts.optimizers import differences
 from ckpttool.layouts.recognise import recognise
 from ckpttool.layouts.td3_tf import SAVES
 from ckpttool.leaf import Leaf, Path, display
-from ckpttool.mapping import generic, inert
+from ckpttool.mapping import by_rules, generic, inert
+from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.plan import Plan, Settings, after, build
 from ckpttool.mapping.report import Mapped, Move, Report
+from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.rules import KEEP
-from ckpttool.ops import knowledge
+from ckpttool.ops import knowledge, optimizer_facts, undone
 from ckpttool.ops import part as parts
+from ckpttool.ops.optimizer_options import NOTHING_STATED, Stated
 from ckpttool.ops.plain_names import AS_IT_IS, Prepared, Wanted, prepared
 from ckpttool.ops.restore import canonical_tree
-from ckpttool.ops.save import TargetKind
+from ckpttool.ops.save import TARGETS, TargetKind
 from ckpttool.sidecar import Sidecar
-from ckpttool.tree import Container, Tree
+from ckpttool.tree import Tree
 
 TENSORFLOW, NUMPY = "tensorflow", "numpy"
 # The formats that store what a torch program handed them, and nothing of their own.
@@ -36,7 +40,7 @@ CONTAINERS = frozenset(("pytorch", "pytorch_legacy", "pytorch_tar", "pytorch_dcp
 PICKLES = frozenset(("rllib",))
 # The layouts of a library's own container, whose settings mean nothing elsewhere.
 ENCLOSED = frozenset(("stable_baselines3", "rllib", "rllib_policy", "d3rlpy"))
-_STATISTICS = "observation statistics are in the sidecar"
+_STATISTICS = "observation statistics are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class Route:
 
     `source` is the part that is converted, as it was prepared; `names` are its leaves' in the checkpoint and
     `stripped` what was removed from them; `settings` are what the target's sidecar tells of its optimizers,
-    None if it is what the source's tells; `objects` what it tells of the objects that names hide.
+    None if it is what the source's tells; `objects` what it tells of the objects that names hide. `moves`
+    say where what went, and `whole` whether all of a checkpoint did, under the names that it had there.
     """
 
     source: Tree
@@ -56,6 +61,9 @@ class Route:
     objects: Mapping[str, Any] | None = None
     names: Mapping[Path, str] = field(default_factory=dict)
     stripped: Sequence[Mapping[str, Any]] | None = None
+    moves: tuple[Move, ...] = ()
+    whole: bool = False
+    said: Mapping[str, str] = field(default_factory=dict)
 
 
 def route(
@@ -65,43 +73,118 @@ def route(
     known: Sidecar | None,
     part: str | None,
     wanted: Wanted = AS_IT_IS,
+    rules: RuleFile | None = None,
+    stated: Stated = NOTHING_STATED,
+    given: Sequence[Choice] = (),
 ) -> Route:
     """Return how the checkpoint, or what lies below `part` in it, becomes a target of the kind.
 
-    `known` is the sidecar that belongs to the checkpoint, `wanted` what is done to it first. Raise UsageError
-    for a part that is not there, a layout that does not fit or cannot be written and names that cannot be
-    restored, MappingError when nothing can be mapped.
+    `known` is the sidecar that belongs to the checkpoint, `wanted` what is done to it first, `rules` the
+    user's own, `stated` and `given` what was said of optimizers and layers. Raise UsageError for a part that
+    is not there, a layout that does not fit or cannot be written and names that cannot be restored,
+    MappingError when nothing can be mapped.
     """
     tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
     ready = prepared(checkpoint.tree, tree, part, wanted, known)
     tree, lost = ready.tree, (*lost, *ready.lost)
     binding, read = _recognised(checkpoint, tree, layout, part)
-    told = _told(known)
-    plan, by_layout = _planned(checkpoint, tree, kind, layout, binding, known, part)
+    whole = part is None and wanted == AS_IT_IS
+    plain = not (layout or rules or any(stated) or given)
+    back = _back(checkpoint, kind, known, ready) if whole and plain else None
+    if isinstance(back, Route):
+        return replace(back, binding=binding)
+    if back is not None:
+        ready = ready._replace(notes=(*ready.notes, back))
+    known = stated.into(known, binding, tree)
+    ready = ready._replace(notes=(*ready.notes, *stated.notes(known)))
+    told = optimizer_facts.settings(known)
+    if rules is None:
+        plan, by_layout = _planned(checkpoint, tree, kind, layout, binding, known, part, given)
+    else:
+        plan, by_layout, binding = _by_rules(checkpoint, tree, kind, rules, given), False, None
     if plan is not None and by_layout:
         plan = replace(plan, notes=(*plan.notes, *read))
     if by_layout and binding is not None:
         binding = _without_added(binding, tree, known)
     remembered = None
     if _named(kind) and not variables.by_name(middle := tree if plan is None else build(tree, plan)):
-        to_names = variables.to_names(middle, told if plan is None else {**told, **plan.told})
+        to_names = variable_names.to_names(middle, told if plan is None else {**told, **plan.told})
         remembered = objects.remembered(middle, to_names)
         plan = to_names if plan is None else after(plan, to_names)
     if plan is None and kind.format == "pytorch":
         plan = inert.to_state_dicts(tree)
     if plan is None:
         moves = tuple(Move(path, path, KEEP) for path in tree)
-        report = Report(_lines(ready, tree, moves), lost, notes=ready.notes)
-        return Route(tree, tree, report, binding, None, None, ready.names, ready.stripped)
+        report = Report(mapped(ready, tree, moves), lost, notes=ready.notes)
+        names, stripped, whole = ready.names, ready.stripped, whole and kind.format != checkpoint.format
+        return Route(
+            tree,
+            tree,
+            report,
+            binding,
+            _given(stated, known),
+            None,
+            names,
+            stripped,
+            moves,
+            whole,
+            _said(known),
+        )
     target = build(tree, plan)
     used = {move.source for move in plan.moves} | set(plan.consumed)
     if by_layout and binding is not None:
         used |= binding.consumed
+    used -= set(plan.partly)
     unused = (*(ready.names[path] for path in tree if path not in used), *lost)
-    lines = _lines(ready, target, plan.moves)
+    lines = mapped(ready, target, plan.moves)
     report = Report(lines, unused, plan.missing, plan.assumed, (*ready.notes, *plan.notes))
-    settings = plan.told if by_layout else None
-    return Route(tree, target, report, binding, settings, remembered, ready.names, ready.stripped)
+    settings = plan.told if by_layout else _given(stated, known)
+    names, stripped = ready.names, ready.stripped
+    return Route(
+        tree, target, report, binding, settings, remembered, names, stripped, plan.moves, whole, _said(known)
+    )
+
+
+def _given(stated: Stated, known: Sidecar | None) -> Settings | None:
+    """Return the settings with those that were stated, None if none was."""
+    return known.optimizers if any(stated) and known is not None else None
+
+
+def _said(known: Sidecar | None) -> Mapping[str, str]:
+    """Return where the statements about optimizers are from, for the receipt."""
+    told = known.provenance if known is not None else {}
+    return {name: told[name] for name in ("l2", "optimizer") if name in told}
+
+
+def _back(
+    checkpoint: Checkpoint, kind: TargetKind, known: Sidecar | None, ready: Prepared
+) -> Route | str | None:
+    """Return the way back to what the checkpoint was converted from, None if the target is not that.
+
+    A text says why there is no way although it is.
+    """
+    if known is None or known.undo is None or not _returns(known, kind):
+        return None
+    found = undone.undone(ready.tree, known.undo, checkpoint.path)
+    if found.tree is None:
+        return found.note
+    target = found.tree
+    if kind.state and _named(kind) != variables.by_name(target):
+        return None
+    lines = mapped(ready, target, found.moves)
+    said = f"undone: every entry is as it was in {(known.source or {}).get('path')}"
+    report = Report(lines, notes=(*ready.notes, said))
+    return Route(ready.tree, target, report, None, None, None, ready.names, moves=found.moves, whole=True)
+
+
+def _returns(known: Sidecar, kind: TargetKind) -> bool:
+    """Say whether the target is what the sidecar's checkpoint was converted from, by format and layout."""
+    before, layout = (known.source or {}).get("format"), (known.source or {}).get("layout")
+    if before != kind.format and not {before, kind.format} <= CONTAINERS:
+        return False
+    # A library's own form is asked for by the library's name.
+    others = {each.layout for each in TARGETS.values() if each.agent}
+    return layout == kind.layout or (not kind.agent and layout not in others)
 
 
 def _is_kept(source: str, target: str, tree: Tree, binding: Binding | None) -> bool:
@@ -116,7 +199,7 @@ def _is_kept(source: str, target: str, tree: Tree, binding: Binding | None) -> b
     # Arrays that belong to no framework have the paths that they have; their names tell who named them.
     if binding is not None:
         return binding.layout not in ENCLOSED and _framework_of(binding) == ours
-    return ours == TENSORFLOW or not generic.to_torch(tree)
+    return ours == TENSORFLOW or not generic.to_torch(tree).moves
 
 
 def _recognised(
@@ -137,6 +220,7 @@ def _planned(
     binding: Binding | None,
     known: Sidecar | None,
     part: str | None,
+    given: Sequence[Choice],
 ) -> tuple[Plan | None, bool]:
     """Return the way to a target of the kind, None if everything stays as it is; and if a layout says it."""
     if kind.agent and binding is None:
@@ -144,12 +228,19 @@ def _planned(
             f"only an agent can be written as {kind.layout}, and no layout recognises one here",
             file=checkpoint.path,
         )
-    kept = _is_kept(checkpoint.format, kind.format, tree, binding)
-    if layout is None and not kind.agent and kept:
+    kept = layout is None and not kind.agent and _is_kept(checkpoint.format, kind.format, tree, binding)
+    if given and (kept or binding is not None):
+        why = "stays as it is" if kept or binding is None else f"goes by its layout, {binding.layout}"
+        raise UsageError(
+            f"--kind and --flatten say how layers are mapped, and this {why}", file=checkpoint.path
+        )
+    if kept:
         return _rewritten(tree, kind, known if part is None else None), False
     if binding is not None:
-        return _agent(tree, _without_added(binding, tree, known), kind, _told(known), known), True
-    return _by_kind(checkpoint, tree, _framework(kind.format)), False
+        return _agent(
+            tree, _without_added(binding, tree, known), kind, optimizer_facts.settings(known), known
+        ), True
+    return _by_kind(checkpoint, tree, _framework(kind.format), given), False
 
 
 def _framework_of(binding: Binding) -> str:
@@ -184,15 +275,6 @@ def _named(kind: TargetKind) -> bool:
     return kind.options.get("graph") is False
 
 
-def _told(known: Sidecar | None) -> Settings:
-    """Return what the source's sidecar says of the optimizers."""
-    if known is None:
-        return {}
-    epsilon = {"epsilon": known.epsilon["adam"]} if known.epsilon and "adam" in known.epsilon else {}
-    stated = known.optimizers or {}
-    return {name: {**epsilon, **stated.get(name, {})} for name in (*OPTIMIZED, *stated)}
-
-
 def _rewritten(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | None:
     """Return the way to objects of what has none, None if the tree is that already or needs names."""
     if not kind.options.get("graph") or variables.is_graph(tree):
@@ -211,32 +293,62 @@ def _agent(tree: Tree, binding: Binding, kind: TargetKind, told: Settings, known
     binding = _as_known(binding, facts)
     found = binding.moves
     first = Plan(found.moves, added, assumed=found.assumed, notes=found.notes)
-    return _noted(after(first, layout.plan(binding, Tree({**agent, **added}), told)), facts)
+    second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), told))
+    said = differences.notes(agent, _framework_of(binding), layout.TABLE.framework)
+    return after(first, _noted(replace(second, notes=(*second.notes, *said)), facts))
 
 
 def _noted(plan: Plan, facts: Sidecar) -> Plan:
     """Return the plan with a note where only the sidecar keeps what observations are normalised with."""
-    held = any(move.target[0].value == NORMALIZER for move in plan.moves)
+    held = any(move.source[0].value == NORMALIZER for move in plan.moves)
     # Some layouts say so themselves, and where their library keeps it.
     if facts.obs_norm is None or held or any(note.startswith(_STATISTICS) for note in plan.notes):
         return plan
-    return replace(plan, notes=(*plan.notes, f"{_STATISTICS}: the target has no place for them"))
+    note = f"{_STATISTICS} in the sidecar: the target has no place for them"
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def _as_known(binding: Binding, known: Sidecar) -> Binding:
-    """Return the binding with the action map and the activations that are known, whoever says so."""
+    """Return the binding with the action map, activations, epsilon and statistics known, whoever says so."""
     told = binding.facts
-    names = tuple(known.activations) if known.activations else told.activations
-    return replace(binding, facts=told._replace(head=str(known.head or told.head), activations=names))
+    facts = told._replace(
+        head=str(known.head or told.head),
+        activations=tuple(known.activations) if known.activations else told.activations,
+        norm=knowledge.norm(known) or told.norm,
+        epsilon=(known.epsilon or {}).get("layer_norm", told.epsilon),
+    )
+    return replace(binding, facts=facts)
 
 
-def _by_kind(checkpoint: Checkpoint, tree: Tree, ours: str) -> Plan:
-    if ours == TENSORFLOW:
-        moves, labels = generic.to_tensorflow(tree)
-        plan = Plan(moves, labels=labels)
-    else:
-        plan = Plan(generic.to_torch(tree), containers={(): Container("OrderedDict")})
-    if not plan.moves:
+def _by_rules(
+    checkpoint: Checkpoint, tree: Tree, kind: TargetKind, rules: RuleFile, given: Sequence[Choice]
+) -> Plan:
+    """Return what the user's rules say, and of what they do not name what the file says of the rest."""
+    if kind.agent:
+        raise UsageError(f"rules say names, and those of {kind.layout} are its library's", file=rules.path)
+    found = by_rules.applied(rules, tree)
+    ours = _framework(kind.format)
+    plan = by_rules.plan(rules, found, objects=ours == TENSORFLOW)
+    rest = Tree({path: tree[path] for path in found.rest}, {}, tree.containers)
+    if rules.rest == "keep":
+        kept = tuple(Move(path, path, KEEP) for path in rest)
+        return replace(plan, moves=(*plan.moves, *kept))
+    if rules.rest == "kinds" and found.rest:
+        more = _by_kind(checkpoint, rest, ours, given)
+        return replace(
+            more,
+            moves=(*plan.moves, *more.moves),
+            added={**plan.added, **more.added},
+            labels={**plan.labels, **more.labels},
+            consumed=(*plan.consumed, *more.consumed),
+            notes=(*plan.notes, *more.notes),
+        )
+    return plan
+
+
+def _by_kind(checkpoint: Checkpoint, tree: Tree, ours: str, given: Sequence[Choice]) -> Plan:
+    plan = generic.to_tensorflow(tree, given) if ours == TENSORFLOW else generic.to_torch(tree, given)
+    if not plan.moves and not plan.notes:
         raise MappingError(
             "nothing in the checkpoint is a layer of a known kind",
             file=checkpoint.path,
@@ -245,7 +357,8 @@ def _by_kind(checkpoint: Checkpoint, tree: Tree, ours: str) -> Plan:
     return plan
 
 
-def _lines(ready: Prepared, target: Tree, moves: tuple[Move, ...]) -> tuple[Mapped, ...]:
+def mapped(ready: Prepared, target: Tree, moves: tuple[Move, ...]) -> tuple[Mapped, ...]:
+    """Return the report's line for each move."""
     lines = []
     for move in moves:
         before, there = ready.tree[move.source], target.get(move.target)

@@ -6,15 +6,14 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple, cast
 
 from ckpttool import plugins, sidecar
-from ckpttool.checkpoint import Output, require_new, write_atomically
+from ckpttool.behind import Lane
+from ckpttool.checkpoint import Checkpoint, Output, require_new, write_atomically
 from ckpttool.errors import (
-    CkpttoolError,
     FormatError,
     NotFoundError,
     TargetExistsError,
@@ -25,13 +24,13 @@ from ckpttool.errors import (
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.probe import Probe, WritingFormat
 from ckpttool.formats.resolve import Resolved, claims
-from ckpttool.leaf import Leaf, Path, display
-from ckpttool.ops.digest import Digest, digest_of
+from ckpttool.leaf import Path
+from ckpttool.ops.digest import Digest
 from ckpttool.ops.progress import Progress, silent
+from ckpttool.ops.readback import Taken
 from ckpttool.sidecar import Sidecar
-from ckpttool.source import Buffer, File, Source
+from ckpttool.source import File
 from ckpttool.tree import Tree
-from ckpttool.wire.crc import crc32c
 
 
 class TargetKind(NamedTuple):
@@ -39,7 +38,9 @@ class TargetKind(NamedTuple):
 
     `options` are what the format's `pieces` is told besides the tree. `prefix` says that the target is no
     file itself but what the names of several begin with, `state` that its folder has a state file, as
-    TensorFlow's do. `agent` says that nothing but an agent can be written so: the layout is the point.
+    TensorFlow's do. `agent` says that nothing but an agent can be written so: the layout is the point. An
+    `ending` is that of a name which stands for several files (`NAME.h5f`), and not before what they add.
+    `plan` is the layout's function, of which a library with several forms of file has several.
     """
 
     format: str
@@ -48,6 +49,8 @@ class TargetKind(NamedTuple):
     prefix: bool = False
     state: bool = False
     agent: bool = False
+    ending: str = ""
+    plan: str = "plan"
 
 
 TARGETS: dict[str, TargetKind] = {
@@ -56,11 +59,33 @@ TARGETS: dict[str, TargetKind] = {
     "tf1": TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": False}), prefix=True, state=True),
     "fujimoto": TargetKind("pytorch_set", "fujimoto", prefix=True, agent=True),
     "cleanrl": TargetKind("pytorch", "cleanrl", agent=True),
+    "tianshou": TargetKind("pytorch", "tianshou", agent=True),
+    "spinningup": TargetKind("pytorch", "spinningup", agent=True),
+    "rsl_rl": TargetKind("pytorch", "rsl_rl", agent=True),
+    "fasttd3": TargetKind("pytorch", "fasttd3", agent=True),
+    "skrl": TargetKind("pytorch", "skrl", agent=True),
+    "elegantrl": TargetKind("pytorch", "elegantrl", agent=True),
+    "d3rlpy": TargetKind("d3rlpy", "d3rlpy", agent=True, plan="plan_d3"),
+    "d3rlpy_model": TargetKind("pytorch", "d3rlpy", agent=True),
     "keras": TargetKind("keras_h5", "td3_tf", MappingProxyType({"root": "policy"})),
     "sb3": TargetKind("stable_baselines3", "stable_baselines3", agent=True),
+    "tf2rl": TargetKind(
+        "tensor_bundle", "tf2rl", MappingProxyType({"graph": True}), prefix=True, state=True, agent=True
+    ),
+    "tf_agents": TargetKind(
+        "tensor_bundle", "tf_agents", MappingProxyType({"graph": True}), prefix=True, state=True, agent=True
+    ),
+    "acme": TargetKind(
+        "tensor_bundle", "acme", MappingProxyType({"graph": True}), prefix=True, state=True, agent=True
+    ),
+    "keras_rl": TargetKind("keras_rl", "keras_rl", prefix=True, agent=True, ending=".h5f"),
+    "rllib": TargetKind("rllib", "rllib", agent=True),
+    "sb2": TargetKind("stable_baselines2", "stable_baselines2", agent=True),
     "safetensors": TargetKind("safetensors", "td3_torch"),
     "npz": TargetKind("npz", "td3_torch"),
 }
+# What is made to run and holds no tree that could be read back (ops/export.py).
+EXPORTS = ("onnx",)
 _SUFFIXES = {
     ".pt": "torch",
     ".pth": "torch",
@@ -69,27 +94,37 @@ _SUFFIXES = {
     ".safetensors": "safetensors",
     ".npz": "npz",
     ".cleanrl_model": "cleanrl",
+    ".d3": "d3rlpy",
+    ".onnx": "onnx",
 }
 _INDEX = ".index"
 
 
-def target_kind(target: str, to: str | None) -> TargetKind:
-    """Return what to write: what `to` names, else what the target's suffix means."""
-    chosen = to or _SUFFIXES.get(os.path.splitext(target)[1])
+def word(target: str, to: str | None) -> str:
+    """Return the word for what to write: `to`, else what the target's suffix means."""
+    chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
     if chosen is None:
         raise UsageError(
             "the target's name does not say what to write",
             file=target,
-            hint=f"--to {' or --to '.join(TARGETS)}",
+            hint=f"--to {' or --to '.join(known)}",
         )
-    if chosen not in TARGETS:
-        raise UsageError(f"{chosen} cannot be written", hint=choice(chosen, TARGETS))
+    if chosen not in known:
+        raise UsageError(f"{chosen} cannot be written", hint=choice(chosen, known))
+    return chosen
+
+
+def target_kind(target: str, to: str | None) -> TargetKind:
+    """Return what to write: what `to` names, else what the target's suffix means."""
+    chosen = word(target, to)
+    if chosen in EXPORTS:
+        raise UsageError(f"{chosen} holds a network that runs, not a tree", hint="ckpttool convert makes one")
     return TARGETS[chosen]
 
 
 def stem(target: str, kind: TargetKind) -> str:
     """Return what the names of the target's files begin with: a prefix may be named by its index."""
-    return target.removesuffix(_INDEX) if kind.state else target
+    return target.removesuffix(_INDEX) if kind.state else target.removesuffix(kind.ending) + kind.ending
 
 
 def require_free(
@@ -171,42 +206,55 @@ def write(
     target: str,
     kind: TargetKind,
     *,
-    receipt: Callable[[Digest], Sidecar] | None = None,
+    receipt: Callable[[Digest, Checkpoint], Sidecar] | None = None,
+    others: Sequence[Output] = (),
     force: bool = False,
     sync: bool = True,
     progress: Progress = silent,
 ) -> Digest:
-    """Write the tree, and beside it the sidecar that `receipt` makes from the written file's digest.
+    """Write the tree, and beside it `others` and the sidecar that `receipt` makes of the file read back.
 
+    `receipt` is given the digest as well; if it raises, nothing is written.
     A checkpoint that is found by its prefix becomes the latest one in its folder's state file.
     """
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     target = stem(target, kind)
     options = _options(target, kind)
-    taken = _Checksums()
-    result: list[Digest] = []
-
-    def check(temporary: str) -> None:
-        location = writer.claims(Probe(temporary))
-        written, found = writer.read(temporary if location is None else location), _Checksums()
-        result.append(digest_of(replace(written, tree=found.watch(written.tree))))
-        taken.require(found)
-
     tree = _as_stored(writer, tree, options)
-    pieces = writer.pieces(taken.watch(tree, progress), **options)
-    outputs = [Output(target, piece.write, suffix=piece.suffix) for piece in pieces]
-    outputs[-1] = outputs[-1]._replace(check=check)
-    for output in outputs if kind.prefix else ():
-        require_new(output.file, force=force)
-    if kind.prefix and not kind.state:
-        _require_no_rest(target, writer, outputs)
-    if receipt is not None:
-        make = receipt
-        outputs.append(Output(sidecar.beside(target), lambda stream: _put(stream, make(result[0]))))
-    if kind.state:
-        outputs.append(_state(target))
-    write_atomically(outputs, force=force, sync=sync)
-    return result[0]
+    result: list[tuple[Digest, Checkpoint]] = []
+    with Lane() as lane:
+        taken = Taken(lane)
+
+        def check(temporary: str) -> None:
+            location = writer.claims(Probe(temporary))
+            found = writer.read(temporary if location is None else location)
+            result.append((taken.compared(found), found))
+
+        pieces = writer.pieces(taken.watch(tree, progress), **options)
+        base = target.removesuffix(kind.ending)
+        outputs = [Output(base, piece.write, suffix=piece.suffix) for piece in pieces]
+        outputs[-1] = outputs[-1]._replace(check=check)
+        for output in outputs if kind.prefix else ():
+            require_new(output.file, force=force)
+        if kind.prefix and not kind.state:
+            _require_no_rest(target, writer, outputs)
+        outputs += others
+        if receipt is not None:
+            make = receipt
+            outputs.append(Output(sidecar.beside(target), lambda stream: _put(stream, make(*result[0]))))
+        if kind.state:
+            outputs.append(_state(target))
+        write_atomically(outputs, force=force, sync=sync)
+    return result[0][0]
+
+
+def places(tree: Tree, target: str, kind: TargetKind) -> dict[Path, Path]:
+    """Return the paths by which a tree's tensors will be read back, by those that they have now."""
+    writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
+    kept = _as_stored(writer, tree, _options(target, kind))
+    # A format that changes paths leaves the sources alone.
+    there = {id(leaf.source): path for path, leaf in kept.tensors()}
+    return {path: there[id(leaf.source)] for path, leaf in tree.tensors() if id(leaf.source) in there}
 
 
 def _options(target: str, kind: TargetKind) -> dict[str, Any]:
@@ -273,48 +321,3 @@ def _write(stream: IO[bytes], data: bytes) -> None:
 
 def _put(stream: IO[bytes], receipt: Sidecar) -> None:
     stream.write(receipt.encode())
-
-
-class _Checksums(dict[Path, int]):
-    """The CRC-32C of every leaf's bytes, noted as somebody else reads them."""
-
-    def watch(self, tree: Tree, progress: Progress = silent) -> Tree:
-        """Return the same tree whose leaves report what is read from them."""
-        total = sum(leaf.nbytes for _, leaf in tree.tensors())
-        done = 0
-
-        def seen(path: Path, data: Buffer) -> None:
-            nonlocal done
-            self[path] = crc32c(data)
-            done += len(data)
-            progress(done, total)
-
-        watched = {
-            path: replace(leaf, source=_Watched(leaf.source, path, seen)) if isinstance(leaf, Leaf) else leaf
-            for path, leaf in tree.items()
-        }
-        return Tree(watched, tree.aliases, tree.containers)
-
-    def require(self, found: Mapping[Path, int]) -> None:
-        """Raise FormatError unless what was found has all that was taken, byte for byte."""
-        for path, checksum in self.items():
-            if found.get(path) != checksum:
-                raise FormatError("what was written is not what was read", path=display(path))
-
-
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """A source that tells `seen` what was read from it."""
-
-    base: Source
-    path: Path
-    seen: Callable[[Path, Buffer], None]
-
-    def read(self) -> Buffer:
-        """Return the base's bytes."""
-        try:
-            data = self.base.read()
-        except CkpttoolError as error:
-            raise error.located(path=display(self.path)) from error
-        self.seen(self.path, data)
-        return data

@@ -6,13 +6,11 @@ import struct
 from collections.abc import Iterator
 
 from ckpttool.errors import CkpttoolError
+from ckpttool.layouts.optimizers.tf1 import BETAS, POWERS
 from ckpttool.leaf import Leaf, Path
 from ckpttool.tree import Tree
 
-_POWERS = ("beta1_power", "beta2_power")
 _SCALARS = {"float32": "<f", "float64": "<d"}
-# The defaults of tensorflow/python/training/adam.py, those of "Attention Is All You Need", of DCGAN.
-BETAS = ((0.9, 0.999), (0.9, 0.98), (0.5, 0.999))
 
 
 def notes(tree: Tree) -> tuple[str, ...]:
@@ -26,9 +24,9 @@ def notes(tree: Tree) -> tuple[str, ...]:
 def _sentences(tree: Tree) -> Iterator[str]:
     for path, leaf in tree.tensors():
         last = str(path[-1].value) if path else ""
-        if not last.startswith(_POWERS[0]) or leaf.role != "other" or leaf.shape:
+        if not last.startswith(POWERS[0]) or leaf.role != "other" or leaf.shape:
             continue
-        other: Path = (*path[:-1], path[-1]._replace(value=_POWERS[1] + last.removeprefix(_POWERS[0])))
+        other: Path = (*path[:-1], path[-1]._replace(value=POWERS[1] + last.removeprefix(POWERS[0])))
         yield from _counted(tree.names[path], leaf, tree.get(other))
 
 

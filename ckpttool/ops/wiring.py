@@ -1,23 +1,28 @@
-"""Gathers what a network needs and its checkpoint lacks, and says where each fact came from."""
+"""Gathers what a network needs and its checkpoint lacks, says where each fact came from, and builds it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ckpttool.agents.components import Wiring
-from ckpttool.ops.knowledge import merged
+from ckpttool.agents.components import Wiring, policy_network, q_network, value_network, widths
+from ckpttool.agents.network import Network
+from ckpttool.layouts.canonical import VALUES, Part
+from ckpttool.ops.knowledge import FACTS, merged
 from ckpttool.ops.restore import Agent
 from ckpttool.sidecar import Sidecar
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Action bounds per dimension, and who says so ("Pendulum-v1's action space")."""
+    """Action bounds per dimension, and who says so ("Pendulum-v1's action space").
+
+    Without an origin they stand in for what the network does not depend on, and nothing is said of them.
+    """
 
     low: Sequence[float]
     high: Sequence[float]
-    origin: str
+    origin: str | None
 
 
 def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiring, tuple[str, ...]]:
@@ -26,7 +31,7 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
     What the agent's sidecar or files say decides; where they are silent, what `other` knows (the same agent
     in another form); then the layout's habit, and `bounds` for the actions.
     """
-    known = agent.known if other is None else merged(agent.known, other.known)
+    known = agent.known if other is None else _with(agent, other)
     assumed = list(agent.binding.moves.assumed)
     facts, layout = agent.binding.facts, agent.binding.layout
 
@@ -51,7 +56,8 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
     low, high = known.action_low, known.action_high
     if low is None or high is None:
         low, high = bounds.low, bounds.high
-        assumed.append(f"action bounds {_shown(low)} to {_shown(high)}: {bounds.origin}")
+        if bounds.origin is not None:
+            assumed.append(f"action bounds {_shown(low)} to {_shown(high)}: {bounds.origin}")
     wiring = Wiring(
         tuple(known.activations or (facts.hidden,)),
         str(known.head or facts.head),
@@ -61,6 +67,37 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
         known.obs_norm,
     )
     return wiring, tuple(assumed)
+
+
+def _with(agent: Agent, other: Agent) -> Sidecar:
+    """Return what is known of the agent, and what the other one knows where it is silent.
+
+    Its own sidecar is what it is played by, so nothing overrules that; and an agent that says nothing of
+    normalised observations does not normalise.
+    """
+    both = merged(agent.known, other.known)
+    own = {name: told for name in FACTS if (told := getattr(agent.sidecar, name, None)) is not None}
+    provenance = {**both.provenance, **{name: agent.known.provenance.get(name, "") for name in own}}
+    return replace(both, **{**own, "obs_norm": agent.known.obs_norm}, provenance=provenance)
+
+
+def network_of(agent: Agent, part: Part, wiring: Wiring) -> Network:
+    """Return a part as a network: a policy, a value of the state, or a Q-function."""
+    if part.acts:
+        return policy_network(agent.tree, part, wiring)
+    if part.component in VALUES:
+        return value_network(agent.tree, part, wiring)
+    return q_network(agent.tree, part, wiring, *sizes(agent))
+
+
+def sizes(agent: Agent) -> tuple[int, int]:
+    """Return the numbers of observations and of actions."""
+    actor = agent.part("actor") or agent.part("actor_target")
+    if actor is not None:
+        return widths(agent.tree, actor)
+    # A critic alone: how its inputs divide does not change what it computes.
+    total, _ = widths(agent.tree, agent.binding.parts[0])
+    return total - 1, 1
 
 
 def _assumes(told: Sidecar | None, name: str) -> bool:

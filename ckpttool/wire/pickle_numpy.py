@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttool.errors import FormatError
-from ckpttool.wire.pickle_values import Builder, Global, Stored
+from ckpttool.wire.pickle_values import Builder, Global, Object, Stored
 
 # The type codes that the formats here know, with struct's code where a scalar can become a number.
 _NAMES = {
@@ -142,6 +142,19 @@ def name_of(code: str) -> str | None:
 def code_of(name: str) -> str | None:
     """Return NumPy's code of our type `name` ("float32": "f4"), None where there is none."""
     return _CODES.get(name)
+
+
+def stored(code: str, shape: tuple[int, ...], data: bytes) -> Object:
+    """Return the calls by which a pickle gives an array of NumPy's type `code` ("f4") in C order.
+
+    Modules have their old spelling, which NumPy 1 and 2 both know (numpy/core/multiarray.py in 2).
+    """
+    kind = Object(Global("numpy", "dtype"), (code, False, True), 0)
+    kind.state = (3, "|" if code.endswith("1") else "<", None, None, None, -1, -1, 0)
+    empty = (Global("numpy", "ndarray"), (0,), b"b")
+    array = Object(Global("numpy.core.multiarray", "_reconstruct"), empty, 0)
+    array.state = (1, shape, kind, False, data)
+    return array
 
 
 _CORES = ("core", "_core")

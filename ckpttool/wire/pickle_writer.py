@@ -1,4 +1,4 @@
-"""Writing pickles of protocol 2 from the same inert values that the reader gives; always the same bytes."""
+"""Writes pickles of protocol 2 or 4 from the inert values that the reader gives: always the same bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from ckpttool.errors import UnsupportedError
 from ckpttool.wire.pickle_values import Dict, Global, Object, Set
 
-# Protocol 2 is Python 2's: its readers know these modules by their old names (Lib/_compat_pickle.py).
+# Protocol 2 is Python 2's: its readers know these modules by their old names (Lib/_compat_pickle.py), and it
+# has no bytes. In protocol 4 nothing is read to the end of a line, which some streams cannot do.
+_PROTOCOLS = (2, 4)
 _OLD_NAMES = {"builtins": "__builtin__", "copyreg": "copy_reg"}
 _DEPTH = 250
 _ORDERED = Global("collections", "OrderedDict")
@@ -22,20 +24,21 @@ class Persistent(NamedTuple):
     pid: tuple[Any, ...]
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, protocol: int = _PROTOCOLS[0]) -> bytes:
     """Return the pickle of plain values, Globals, Objects (calls), Dicts, Sets and Persistent ids.
 
     Raise UnsupportedError for anything else.
     """
-    writer = _Writer()
+    writer = _Writer(protocol)
     writer.value(value, 0)
-    return b"".join((b"\x80\x02", *writer.parts, b"."))
+    return b"".join((b"\x80", bytes((protocol,)), *writer.parts, b"."))
 
 
 class _Writer:
     """The opcodes so far; texts and names that come again are recalled from the memo."""
 
-    def __init__(self) -> None:
+    def __init__(self, protocol: int) -> None:
+        self.old = protocol == _PROTOCOLS[0]
         self.parts: list[bytes] = []
         self.memo: dict[object, int] = {}
 
@@ -110,7 +113,12 @@ def _text(writer: _Writer, value: str, depth: int) -> None:  # noqa: ARG001
 
 
 def _bytes(writer: _Writer, value: bytes, depth: int) -> None:
-    # Protocol 2 has no bytes (Lib/pickle.py, save_bytes); the text is not worth remembering.
+    if not writer.old:
+        if len(value) >= 1 << 32:
+            raise UnsupportedError(f"bytes of {len(value):,} are not written to a pickle")
+        writer.parts += (b"B", len(value).to_bytes(4, "little"), value)
+        return
+    # Lib/pickle.py, save_bytes; the text is not worth remembering.
     writer.value(_ENCODE, depth)
     raw = value.decode("latin-1").encode("utf-8")
     writer.parts += (b"X", len(raw).to_bytes(4, "little"), raw)
@@ -118,11 +126,16 @@ def _bytes(writer: _Writer, value: bytes, depth: int) -> None:
     writer.parts.append(b"\x86R")
 
 
-def _global(writer: _Writer, value: Global, depth: int) -> None:  # noqa: ARG001
-    if not writer.remembered(value):
-        module = _OLD_NAMES.get(value.module, value.module)
-        writer.parts.append(f"c{module}\n{value.name}\n".encode())
-        writer.remember(value)
+def _global(writer: _Writer, value: Global, depth: int) -> None:
+    if writer.remembered(value):
+        return
+    if writer.old:
+        writer.parts.append(f"c{_OLD_NAMES.get(value.module, value.module)}\n{value.name}\n".encode())
+    else:
+        for text in value:
+            _text(writer, text, depth)
+        writer.parts.append(b"\x93")
+    writer.remember(value)
 
 
 def _tuple(writer: _Writer, value: tuple[Any, ...], depth: int) -> None:

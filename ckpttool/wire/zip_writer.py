@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from typing import IO, NamedTuple
 
 from ckpttool.source import Buffer
 from ckpttool.wire import zip as reader
+from ckpttool.wire.crc import crc32
 
 # MS-DOS for 1980-01-01 00:00, the earliest that the format can say: archives carry no time of writing.
 _DATE, _TIME = 0x21, 0
@@ -45,7 +45,7 @@ class Writer:
         flags = 0 if raw.isascii() else reader.UTF8
         crc = size = 0
         for part in parts:
-            crc, size = zlib.crc32(part, crc), size + memoryview(part).nbytes
+            crc, size = crc32(part, crc), size + memoryview(part).nbytes
         member = _Written(raw, flags, crc, size, self._position)
         self._write(self._local(member))
         for part in parts:

@@ -24,6 +24,8 @@ from ckpttool.agents.network import (
     Network,
 )
 from ckpttool.agents.policy import Observation, State
+from ckpttool.agents.training.learner import Learner
+from ckpttool.agents.training.td3 import Engine
 from ckpttool.errors import UsageError
 
 NAME = "numpy"
@@ -41,6 +43,13 @@ def build(network: Network, device: str = "cpu") -> NumpyPolicy:
     if device not in {"cpu", "auto"}:
         raise UsageError(f"the numpy backend has no device {device!r}", hint="it computes on cpu")
     return NumpyPolicy(network)
+
+
+def learn(learner: Learner) -> Engine:
+    """Return the learner in training on the CPU."""
+    from ckpttool.agents.backends.numpy_training import NumpyEngine
+
+    return NumpyEngine(learner)
 
 
 class NumpyPolicy:
@@ -143,7 +152,8 @@ def _activation(layer: Activation) -> Function:
     return choose(ACTIVATIONS, layer.name, "numpy backend")(layer)
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """Return the logistic function of every element."""
     # Through tanh, which cannot overflow.
     return 0.5 * np.tanh(0.5 * x) + 0.5
 
@@ -152,9 +162,15 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
+def normal_below(x: np.ndarray) -> np.ndarray:
+    """Return how much of the standard normal distribution lies below every element."""
+    below: np.ndarray = 0.5 * (1.0 + np.asarray(_erf(x * math.sqrt(0.5)), x.dtype))
+    return below
+
+
 def _gelu(x: np.ndarray) -> np.ndarray:
-    erf = np.asarray(_erf(x * math.sqrt(0.5)), x.dtype)
-    return 0.5 * x * (1.0 + erf)
+    product: np.ndarray = x * normal_below(x)
+    return product
 
 
 def _elu(x: np.ndarray) -> np.ndarray:
@@ -169,11 +185,11 @@ def _leaky_relu(layer: Activation) -> Function:
 ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
     "relu": lambda _: lambda x: np.maximum(x, 0.0),
     "tanh": lambda _: np.tanh,
-    "sigmoid": lambda _: _sigmoid,
+    "sigmoid": lambda _: sigmoid,
     "elu": lambda _: _elu,
     "leaky_relu": _leaky_relu,
     "gelu": lambda _: _gelu,
-    "silu": lambda _: lambda x: x * _sigmoid(x),
+    "silu": lambda _: lambda x: x * sigmoid(x),
     "softplus": lambda _: lambda x: np.logaddexp(x, 0.0),
     "linear": lambda _: lambda x: x,
 }

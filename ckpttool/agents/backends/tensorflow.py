@@ -22,12 +22,15 @@ from ckpttool.agents.network import (
     Network,
 )
 from ckpttool.agents.policy import Observation, State
+from ckpttool.agents.training.learner import Learner
+from ckpttool.agents.training.td3 import Engine
 from ckpttool.errors import UsageError
 
 NAME = "tensorflow"
 
 # TensorFlow carries no types.
 Tensor = Any
+Put = Callable[[np.ndarray], Tensor]
 Function = Callable[..., Tensor]
 
 
@@ -41,6 +44,13 @@ def versions() -> dict[str, str]:
 def build(network: Network, device: str = "cpu") -> TensorFlowPolicy:
     """Put the network on "cpu", "cuda", "cuda:N" or "auto" (a GPU if there is any)."""
     return TensorFlowPolicy(network, _place(device))
+
+
+def learn(learner: Learner) -> Engine:
+    """Return the learner in training on the CPU: gradients by a tape, steps by Keras's own optimizer."""
+    from ckpttool.agents.backends.tensorflow_training import TensorFlowEngine
+
+    return TensorFlowEngine(learner)
 
 
 class TensorFlowPolicy:
@@ -107,30 +117,30 @@ def _trace(network: Network, feeds: Feeds, place: str) -> Callable[[Sequence[np.
 
 
 def _lower(layer: Layer) -> Function:
-    return choose(LAYERS, type(layer), "tensorflow backend")(layer)
+    return choose(LAYERS, type(layer), "tensorflow backend")(layer, _constant)
 
 
-def _put(array: np.ndarray) -> Tensor:
+def _constant(array: np.ndarray) -> Tensor:
     """Copy to a constant on the device of the enclosing tf.device block."""
     import tensorflow as tf
 
     return tf.constant(array.astype(array.dtype.newbyteorder("=")))
 
 
-def _dense(layer: Dense) -> Function:
+def _dense(layer: Dense, put: Put) -> Function:
     import tensorflow as tf
 
-    kernel = _put(layer.kernel)
+    kernel = put(layer.kernel)
     if layer.bias is None:
         return lambda x: tf.matmul(x, kernel)
-    bias = _put(layer.bias)
+    bias = put(layer.bias)
     return lambda x: tf.nn.bias_add(tf.matmul(x, kernel), bias)
 
 
-def _layer_norm(layer: LayerNorm) -> Function:
+def _layer_norm(layer: LayerNorm, put: Put) -> Function:
     import tensorflow as tf
 
-    scale, offset = _put(layer.scale), _put(layer.offset)
+    scale, offset = put(layer.scale), put(layer.offset)
 
     def layer_norm(x: Tensor) -> Tensor:
         centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
@@ -140,31 +150,31 @@ def _layer_norm(layer: LayerNorm) -> Function:
     return layer_norm
 
 
-def _affine(layer: Affine) -> Function:
-    scale, shift = _put(layer.scale), _put(layer.shift)
+def _affine(layer: Affine, put: Put) -> Function:
+    scale, shift = put(layer.scale), put(layer.shift)
     return lambda x: x * scale + shift
 
 
-def _clip(layer: Clip) -> Function:
+def _clip(layer: Clip, put: Put) -> Function:
     import tensorflow as tf
 
-    low, high = _put(layer.low), _put(layer.high)
+    low, high = put(layer.low), put(layer.high)
     return lambda x: tf.minimum(tf.maximum(x, low), high)
 
 
-def _concat(_layer: Concat) -> Function:
+def _concat(_layer: Concat, _put: Put) -> Function:
     import tensorflow as tf
 
     return lambda *xs: tf.concat(xs, axis=-1)
 
 
-def _flatten(_layer: Flatten) -> Function:
+def _flatten(_layer: Flatten, _put: Put) -> Function:
     import tensorflow as tf
 
     return lambda x: tf.reshape(x, [-1, math.prod(x.shape[1:])])
 
 
-def _activation(layer: Activation) -> Function:
+def _activation(layer: Activation, _put: Put) -> Function:
     return choose(ACTIVATIONS, layer.name, "tensorflow backend")(layer)
 
 
@@ -199,7 +209,7 @@ ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
     "linear": lambda _layer: lambda x: x,
 }
 
-LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
+LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Dense: _dense,
     LayerNorm: _layer_norm,
     Activation: _activation,

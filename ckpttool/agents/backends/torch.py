@@ -21,6 +21,8 @@ from ckpttool.agents.network import (
     Network,
 )
 from ckpttool.agents.policy import Observation, State
+from ckpttool.agents.training.learner import Learner
+from ckpttool.agents.training.td3 import Engine
 from ckpttool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +45,13 @@ def versions() -> dict[str, str]:
 def build(network: Network, device: str = "cpu") -> TorchPolicy:
     """Put the network on "cpu", "cuda", "cuda:N" or "auto" (CUDA if there is any)."""
     return TorchPolicy(network, _place(device))
+
+
+def learn(learner: Learner) -> Engine:
+    """Return the learner in training on the CPU: gradients by autograd, steps by torch.optim."""
+    from ckpttool.agents.backends.torch_training import TorchEngine
+
+    return TorchEngine(learner)
 
 
 class TorchPolicy:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.keras_h5.optimizers import Slots
-from ckpttool.formats.keras_tree.classes import snake
+from ckpttool.formats.keras_tree.classes import PARTS, snake
 from ckpttool.formats.keras_tree.optimizers import class_of
 from ckpttool.leaf import Key, Leaf, Path, display
 from ckpttool.tree import Tree
@@ -25,6 +25,8 @@ _CONVOLUTIONS = {2: "dense", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
 # tf.train.Checkpoint's edges to a Keras model's layers (keras/src/models/sequential.py, functional.py).
 _SEQUENCES = ("_operations", "_layers")
 _INNER = "_functional"
+# An attention's dense layers, which its checkpoints name by private attributes and its files by public ones.
+_PROJECTIONS = frozenset(f"_{name}" for name in PARTS if name.endswith("_dense"))
 COUNTER = "save_counter"
 LAYERS = "layers"
 
@@ -207,7 +209,11 @@ class _Places:
 
 def _cleaned(path: Path) -> Path:
     """Return the path without tf.train.Checkpoint's private edges between a model and its layers."""
-    return tuple(step for step in path if step.value != _INNER and step.value not in _SEQUENCES)
+    return tuple(
+        step._replace(value=str(step.value)[1:]) if step.value in _PROJECTIONS else step
+        for step in path
+        if step.value != _INNER and step.value not in _SEQUENCES
+    )
 
 
 def _is_number(step: Key) -> bool:

@@ -153,7 +153,8 @@ def _written(
 def by_shape(shapes: Sequence[Shape]) -> tuple[Variable, ...] | None:
     """Return what the variables of a layer of unknown class must be, where only one kind has such shapes."""
     ranks = [len(shape) for shape in shapes]
-    if len(shapes) == 2 and ranks[0] >= 2 and ranks[1] == 1 and shapes[0][-1] == shapes[1][0]:
+    # An EinsumDense of several output axes has a bias with all of them.
+    if len(shapes) == 2 and ranks[0] > ranks[1] >= 1 and shapes[0][-ranks[1] :] == shapes[1]:
         return _LINEAR
     if ranks == [1, 1, 1, 1] and len(set(shapes)) == 1:
         return VARIABLES["BatchNormalization"]

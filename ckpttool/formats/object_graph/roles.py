@@ -116,7 +116,7 @@ def _members(graph: Graph, node: Node, edge: str) -> dict[str, int]:
 def _listed(
     graph: Graph, node: Node, trained: dict[str, int], walked: set[int]
 ) -> Iterable[tuple[int, str, int | None]]:
-    rmsprop = "_average_gradients" in node.children
+    rmsprop = "_average_gradients" in node.children or _is_rmsprop(graph, node)
     for edge, child in node.children.items():
         if edge in _OPTIMIZER_LISTS or child in walked:
             continue
@@ -128,6 +128,13 @@ def _listed(
         kind = (_RMSPROP.get(edge) if rmsprop else None) or _SLOT_LISTS.get(edge) or edge.strip("_")
         for name, variable in members.items():
             yield variable, kind, trained.get(name)
+
+
+def _is_rmsprop(graph: Graph, node: Node) -> bool:
+    """Say whether Keras 3 called the count of updates after the class, `rm_sprop_1/iteration`."""
+    child = node.children.get("_iterations")
+    attributes = graph[child].attributes if child is not None else ()
+    return any(each.full_name.replace("_", "").lower().startswith("rmsprop") for each in attributes)
 
 
 def _settings(graph: Graph, node: Node) -> Iterable[int]:

@@ -25,9 +25,11 @@ _STATES = ("algorithm_state.pkl", "policy_state.pkl", "module_state.pkl")
 _UNPACKED, _BESIDE = "data.pkl", {"data", "version"}
 # torch/distributed/checkpoint/metadata.py: its pickle begins with the name of its class.
 _DCP = re.compile(rb".{0,16}torch\.distributed\.checkpoint\.metadata.{1,8}Metadata", re.DOTALL)
-# d3rlpy/base.py, dump_learnable: a dict whose first entry is `torch`, in bytes (protocols 3, 4 and above).
+# d3rlpy/base.py, dump_learnable: a dict whose first entry is `torch`, in bytes (protocols 3, 4 and above, and
+# as we write it, without remembering the dict).
 _D3 = re.compile(
-    rb"\x80.(\x95.{8})?\}(\x94|q\0)\((\x8c\x05|X\x05\0\0\0)torch(\x94|q\x01)(\x95.{8})?[BC\x8e]", re.DOTALL
+    rb"\x80.(\x95.{8})?\}(\x94|q\0)?\((\x8c\x05|X\x05\0\0\0)torch(\x94|q[\0\x01])(\x95.{8})?[BC\x8e]",
+    re.DOTALL,
 )
 # Both libraries name their own classes early in the file: SB2 pickles its data before the weights (and each
 # of its agents has an attribute of this name, stable_baselines/common/base_class.py), RLlib its filters.

@@ -7,15 +7,19 @@ CHECKPOINT_VERSION, `get_checkpoint_info`, `Checkpointable`).
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.pickled.owner import CHECKPOINT, owner
-from ckpttool.formats.probe import Probe
+from ckpttool.formats.probe import Piece, Probe
+
+if TYPE_CHECKING:
+    from ckpttool.tree import Tree
 
 NAME = "rllib"
 TITLE = "RLlib checkpoint (checkpoint-N, or a folder of pickles)"
-WRITES = False
+WRITES = True
 FRAMEWORK = "tensorflow"
 
 # Whatever marks a folder; `class_and_ctor_args.pkl` stands in every component's folder of version 2.0.
@@ -50,3 +54,13 @@ def read(location: str) -> Checkpoint:
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
     return found.listed.checkpoint(location, NAME, *found.files)
+
+
+def pieces(tree: Tree) -> tuple[Piece, ...]:
+    """Return the files of the folder of one RLModule; raise UnsupportedError for another tree.
+
+    See layouts.rllib for what such a tree has.
+    """
+    from ckpttool.formats.rllib import write
+
+    return write.pieces(tree)

@@ -55,7 +55,8 @@ def _is_weight(steps: list[object]) -> bool:
     # rollout_worker.py, save: {"filters", "state": {policy: state}}; a module's state is all weights.
     if steps[:2] == ["worker", "state"]:
         return len(steps) > 3 and not str(steps[3]).startswith("_")
-    return "rl_module" in steps
+    # A module's own folder begins with the names of its state_dict.
+    return "rl_module" in steps or (len(steps) == 1 and str(steps[0]).endswith((".weight", ".bias")))
 
 
 class _Policy(NamedTuple):

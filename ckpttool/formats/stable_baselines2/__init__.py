@@ -7,15 +7,20 @@ Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_cla
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.pickled.owner import owner
-from ckpttool.formats.probe import Probe
+from ckpttool.formats.probe import Piece, Probe
 from ckpttool.source import File
+
+if TYPE_CHECKING:
+    from ckpttool.tree import Tree
 
 NAME = "stable_baselines2"
 TITLE = "Stable-Baselines 2 agent (zip, or cloudpickle)"
-WRITES = False
+WRITES = True
 FRAMEWORK = "tensorflow"
 
 
@@ -40,3 +45,13 @@ def read(location: str) -> Checkpoint:
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
     return found.checkpoint(location, NAME, file)
+
+
+def pieces(tree: Tree) -> tuple[Piece]:
+    """Return the one file, the zip; raise UnsupportedError for a tree that is no agent of the library.
+
+    See layouts.stable_baselines2 for what such a tree has.
+    """
+    from ckpttool.formats.stable_baselines2 import write
+
+    return write.pieces(tree)

@@ -1,0 +1,143 @@
+"""A tf.Module: described by its attributes, saved and restored as TensorFlow's objects."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ckpttool.agents.skeleton.calls import zeros
+from ckpttool.agents.skeleton.factory import bases, known_class, last_line, plain_facts
+from ckpttool.errors import UnsupportedError, UsageError
+
+FORMS = ("tf",)
+
+
+def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, list[int]]:
+    """Call a module that has no variables before its first call; what it flattens is not seen."""
+    if shapes or not _has_variables(model):
+        called(model, shapes or guessed)
+    return {}
+
+
+def _has_variables(model: Any) -> bool:
+    try:
+        return bool(model.variables)
+    except ValueError:  # Sonnet's way of saying that there are none yet (sonnet/src/base.py)
+        return False
+
+
+def called(model: Any, shapes: list[list[int]]) -> None:
+    """Call a model of TensorFlow or Keras with zeros; raise UsageError if that fails."""
+    import numpy
+
+    if not shapes:
+        raise UsageError(
+            "the model has no weights before its first call",
+            hint="--input-shape 17 or --input-shape 84,84,4 tells what it is called with",
+        )
+    first = None
+    for dtype in ("float32", "int32"):
+        given = zeros(numpy, shapes, dtype)
+        for arguments in [given] if len(given) == 1 else [given, [given]]:
+            try:
+                model(*arguments)
+            except Exception as error:  # noqa: BLE001 - whatever the user's code raises is told
+                first = first or error
+            else:
+                return
+    assert first is not None  # noqa: S101 - no call went well
+    shown = " and ".join(map(str, shapes))
+    raise UsageError(
+        f"the model cannot be called with inputs of shape {shown}: {last_line(first)}"
+    ) from first
+
+
+def describe(model: Any) -> list[dict[str, Any]]:
+    """Return every module by its first path; a tensor is named by its number in `model.variables`."""
+    numbers = {id(variable): place for place, variable in enumerate(model.variables)}
+    modules: list[dict[str, Any]] = []
+    seen = {id(model)}
+    waiting = [([], model)]  # type: list[tuple[list[str], Any]]
+    while waiting:
+        path, module = waiting.pop(0)
+        tensors, below = [], []
+        # `_self_...` is TensorFlow's own bookkeeping (tensorflow/python/trackable/autotrackable.py).
+        held = {name: value for name, value in vars(module).items() if not name.startswith("_self_")}
+        for name, value in items(held):
+            if id(value) in numbers:
+                tensors.append([name[-1], numbers[id(value)]])
+            elif is_module(value) and id(value) not in seen:
+                seen.add(id(value))
+                below.append(([*path, *name], value))
+        waiting = below + waiting
+        modules.append(
+            {
+                "id": id(module),
+                "path": path,
+                "class": known_class(module),
+                "facts": plain_facts(vars(module)),
+                "tensors": tensors,
+            }
+        )
+    return modules
+
+
+def is_module(value: Any) -> bool:
+    """Say whether the object is a tf.Module."""
+    return any((top, "Module") in bases(value) for top in ("tensorflow", "tensorflow_core"))
+
+
+def items(held: Any) -> Iterator[tuple[list[str], Any]]:
+    """Go through what attributes hold, lists and dicts opened, by the names that lead there."""
+    for name, value in held.items():
+        yield from _opened([str(name)], value, 4)
+
+
+def _opened(path: list[str], value: Any, depth: int) -> Iterator[tuple[list[str], Any]]:
+    if depth and isinstance(value, (list, tuple)):
+        for place, each in enumerate(value):
+            yield from _opened([*path, str(place)], each, depth - 1)
+    elif depth and isinstance(value, dict):
+        for name, each in value.items():
+            yield from _opened([*path, str(name)], each, depth - 1)
+    else:
+        yield path, value
+
+
+def number(model: Any) -> bool:
+    """Fill every variable with its own number, so that its place in a file can be seen."""
+    for place, variable in enumerate(model.variables):
+        variable.assign(numbered(place, variable.shape, variable.dtype.as_numpy_dtype))
+    return True
+
+
+def numbered(place: int, shape: Any, dtype: Any) -> Any:
+    """Return an array of the shape whose elements' bits are the number: every type has enough of them."""
+    import numpy
+
+    width = numpy.dtype(dtype).itemsize
+    whole = numpy.full(tuple(int(extent) for extent in shape), place + 1, f"uint{8 * min(width, 8)}")
+    return whole.view(dtype) if width <= 8 else whole.astype(dtype)
+
+
+def save(model: Any, file: str, form: str) -> str:
+    """Write the model's objects; return the prefix."""
+    del form
+    return str(_checkpoint(model).save(file))
+
+
+def load(model: Any, file: str, form: str) -> None:
+    """Restore the prefix; raise AssertionError unless every value has its variable and the reverse."""
+    del form
+    _checkpoint(model).restore(file).assert_consumed()
+
+
+def _checkpoint(model: Any) -> Any:
+    tensorflow: Any = sys.modules["tensorflow"]
+    try:
+        return tensorflow.train.Checkpoint(model)
+    except TypeError:
+        raise UnsupportedError(
+            f"TensorFlow {tensorflow.__version__} saves no object as a whole", hint="--to keras"
+        ) from None

@@ -1,0 +1,117 @@
+"""A torch.nn.Module: described, saved as its state_dict, loaded strictly."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from ckpttool.agents.skeleton.calls import Calls
+from ckpttool.agents.skeleton.factory import known_class, last_line, plain_facts
+from ckpttool.errors import UsageError
+
+FORMS = ("torch",)
+
+
+def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, list[int]]:
+    """Give lazy parameters their shapes by a call; return the images that modules take flattened.
+
+    `shapes` are the inputs' without their batch, as the user gives them. Raise UsageError when the model
+    cannot be called with them.
+    """
+    lazy = [n for n, p in model.named_parameters() if type(p).__name__ == "UninitializedParameter"]
+    if lazy and not (shapes or guessed):
+        raise UsageError(
+            "the model has parameters without a shape before its first call",
+            path=lazy[0],
+            hint="--input-shape 17 or --input-shape 4,84,84 tells what it is called with",
+        )
+    if not (shapes or lazy):
+        return {}
+    calls = Calls()
+    hooks = [
+        module.register_forward_hook(lambda module, given, made: calls.note(module, given, made))
+        for module in model.modules()
+    ]
+    trained = [(module, module.training) for module in model.modules()]
+    try:
+        _call(model.eval(), shapes or guessed, calls)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in trained:
+            module.training = training
+    return calls.flattened()
+
+
+def _call(model: Any, shapes: list[list[int]], calls: Calls) -> None:
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad(), _functions(torch, calls):
+        try:
+            model(*(torch.zeros((1, *shape)) for shape in shapes))
+        except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
+            try:  # a model that looks words up wants whole numbers
+                model(*(torch.zeros((1, *shape), dtype=torch.int64) for shape in shapes))
+            except Exception:  # noqa: BLE001 - the first answer is the one to tell
+                shown = " and ".join(map(str, shapes))
+                raise UsageError(
+                    f"the model cannot be called with inputs of shape {shown}: {last_line(error)}"
+                ) from error
+
+
+def _functions(torch: Any, calls: Calls) -> Any:
+    """Return a context in which torch's functions are noted too: pooling, flattening, reshaping."""
+    try:
+        mode = torch.overrides.TorchFunctionMode
+    except AttributeError:  # before torch 1.13
+        return contextlib.nullcontext()
+
+    def noted(self: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del self, types
+        made = function(*args, **(kwargs or {}))
+        if type(made).__name__ == "Tensor" and args:
+            calls.note(None, args[0], made)
+        return made
+
+    return type("Functions", (mode,), {"__torch_function__": noted})()
+
+
+def describe(model: Any) -> list[dict[str, Any]]:
+    """Return every module in the order of definition; a tensor is named by its key in the state_dict."""
+    known = model.state_dict(keep_vars=True)
+    modules = []
+    for path, module in model.named_modules():
+        held = vars(module)
+        names = [*held.get("_parameters", ()), *held.get("_buffers", ())]
+        keys = {name: path + "." + name if path else name for name in names}
+        modules.append(
+            {
+                "id": id(module),
+                "path": path.split(".") if path else [],
+                "class": known_class(module),
+                "facts": plain_facts(held),
+                "tensors": [[name, key] for name, key in keys.items() if key in known],
+            }
+        )
+    return modules
+
+
+def number(model: Any) -> bool:
+    """Say that keys tell whose a tensor is."""
+    del model
+    return False
+
+
+def save(model: Any, file: str, form: str) -> str:
+    """Write the state_dict; return the file."""
+    del form
+    torch: Any = sys.modules["torch"]
+    torch.save(model.state_dict(), file + ".pt")
+    return file + ".pt"
+
+
+def load(model: Any, file: str, form: str) -> None:
+    """Load the file strictly."""
+    del form
+    torch: Any = sys.modules["torch"]
+    model.load_state_dict(torch.load(file, map_location="cpu"), strict=True)

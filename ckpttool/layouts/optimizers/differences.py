@@ -1,0 +1,37 @@
+"""What two frameworks compute otherwise with the same state and the same settings.
+
+Sources: keras/src/optimizers/{adam,rmsprop}.py, tensorflow/python/training/{adam,rmsprop}.py,
+torch/optim/{adam,rmsprop}.py; tf_keras/src/optimizers/legacy/rmsprop.py, which adds epsilon as torch does
+unless there is momentum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckpttool.layouts import canonical
+from ckpttool.layouts.optimizers.families import ADAM, RMSPROP
+from ckpttool.layouts.optimizers.known import Known
+from ckpttool.leaf import attr
+from ckpttool.tree import Tree
+
+_PLACES: Mapping[str, str] = {
+    ADAM.name: "TensorFlow adds it before the correction of the bias, PyTorch after it",
+    RMSPROP.name: "TensorFlow adds it under the root, PyTorch to the root",
+}
+
+
+def notes(agent: Tree, source: str, target: str) -> tuple[str, ...]:
+    """Return a sentence for each kind of optimizer whose epsilon is not the same thing in both frameworks."""
+    if source == target:
+        return ()
+    named: dict[str, list[str]] = {}
+    for name in canonical.ALL_OPTIMIZED:
+        if any(path[0] == attr(name) for path in agent):
+            named.setdefault(Known(name, agent, {}, {}).family.name, []).append(name)
+    return tuple(
+        f"{' and '.join(names)}: epsilon keeps its number; {_PLACES[family]}: updates differ where gradients "
+        "are as small as it"
+        for family, names in named.items()
+        if family in _PLACES
+    )

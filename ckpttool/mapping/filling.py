@@ -1,0 +1,228 @@
+"""Fills a target model's skeleton from a source: which layer gets which, by which rules, what stays open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ckpttool.errors import MappingError, some
+from ckpttool.leaf import Leaf, Path, ValueLeaf
+from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
+from ckpttool.mapping.flattened import unknown
+from ckpttool.mapping.kinds import Kind
+from ckpttool.mapping.layers import Choice, Layer, converted, layers
+from ckpttool.mapping.matches import Ambiguity, Filling, Match
+from ckpttool.mapping.plan import Plan, build
+from ckpttool.mapping.report import Move
+from ckpttool.mapping.rules import KEEP
+from ckpttool.mapping.skeleton import Skeleton
+from ckpttool.mapping.solver import Pair, Solution, solve
+from ckpttool.tree import Tree
+
+_SHOWN = 3
+
+
+def fill(
+    tree: Tree,
+    framework: str,
+    skeleton: Skeleton,
+    *,
+    in_order: bool = True,
+    choices: Sequence[Choice] = (),
+    given: Sequence[tuple[str, str]] = (),
+) -> Filling:
+    """Return how the source tree of a framework fills the skeleton.
+
+    `in_order` says that the tree lists its layers as they were made, `choices` what somebody said of its
+    layers, `given` which names belong together (see solver.solve). Raise MappingError where a name or the
+    user says that two belong together and their shapes differ.
+    """
+    target, places = skeleton.named()
+    theirs = side(tree, layers(tree, framework, choices))
+    ours = side(target, skeleton.layers(target))
+    solution = solve(theirs.candidates, ours.candidates, in_order=in_order, given=given)
+    for pair in solution.misfits:
+        raise MappingError(
+            f"{theirs.title(pair.source)} and {ours.title(pair.target)} belong together and do not fit",
+            expected=ours.spelled(pair.target),
+            found=theirs.spelled(pair.source),
+        )
+    made = _Made(theirs, ours, places)
+    for pair in made.known(solution.pairs, foreign=framework != skeleton.framework):
+        made.add(pair)
+    filled = _filled(tree, skeleton.tree, made)
+    reached = {move.target for move in made.moves} | made.added.keys()
+    used = {move.source for move in made.moves} | made.left
+    linked = set(places.values())
+    return Filling(
+        filled,
+        tuple(made.moves),
+        tuple(made.matched),
+        tuple(
+            Ambiguity(tuple(map(theirs.title, group.sources)), tuple(map(ours.title, group.targets)))
+            for group in solution.ambiguous
+        ),
+        tuple(path for path in skeleton.tree if path in linked and path not in reached),
+        tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
+        tuple(dict.fromkeys(made.assumed)),
+        (*made.notes, *_unfit(theirs, ours, solution)),
+    )
+
+
+def _unfit(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
+    """Go through sentences for the target's layers that nothing in the source fits."""
+    taken = {pair.source for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.sources}
+    filled = {pair.target for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.targets}
+    left = [n for n in range(len(theirs.candidates)) if n not in taken]
+    named = some([f"{theirs.title(n)} ({theirs.spelled(n)})" for n in left], _SHOWN) or "nothing"
+    open_ = [n for n in range(len(ours.candidates)) if n not in filled]
+    for number in open_[:_SHOWN]:
+        said = f"{ours.title(number)} ({ours.spelled(number)})"
+        yield f"nothing in the source fits {said}; left there: {named}"
+
+
+class _Made:
+    """What the pairs come to; targets are places in the skeleton's tree."""
+
+    def __init__(self, theirs: Side, ours: Side, places: Mapping[Path, Path]) -> None:
+        self.theirs, self.ours, self.places = theirs, ours, places
+        self.moves: list[Move] = []
+        self.added: dict[Path, Leaf] = {}
+        self.left: set[Path] = set()
+        self.matched: list[Match] = []
+        self.assumed: list[str] = []
+        self.notes = [
+            f"{layer.title}: {kind.refused}"
+            for layer in theirs.layers
+            for kind in layer.kinds
+            if kind.refused
+        ]
+        self._layers = list(theirs.layers)
+        # Tied tensors of the target are filled once: who did it first.
+        self._owners: dict[Path, list[Move]] = {}
+
+    def known(self, pairs: Sequence[Pair], *, foreign: bool) -> list[Pair]:
+        """Return the pairs without dense layers of which nobody knows whether they take a flattened image.
+
+        The target's skeleton tells what the source's layer takes; between trees of one framework nothing has
+        to be known.
+        """
+        if not foreign:
+            return list(pairs)
+        for pair in self._of_layers(pairs):
+            layer, said = self._layers[pair.source], self.ours.layers[pair.target].told.flatten
+            if layer.told.flatten is None and said is not None:
+                self._layers[pair.source] = layer._replace(told=layer.told._replace(flatten=said))
+        refused = unknown(self.theirs.tree, tuple(self._layers))
+        asked = {self.theirs.title(pair.source) for pair in pairs} & refused.keys()
+        self.notes += [sentence for title, sentence in refused.items() if title in asked]
+        return [pair for pair in pairs if self.theirs.title(pair.source) not in asked]
+
+    def _of_layers(self, pairs: Sequence[Pair]) -> Iterator[Pair]:
+        return (pair for pair in pairs if pair.source < len(self._layers))
+
+    def add(self, pair: Pair) -> None:
+        """Take one pair: its moves, what it adds, and how it was found."""
+        if pair.source >= len(self._layers):
+            self._add_bare(pair)
+            return
+        layer, target = self._layers[pair.source], self.ours.layers[pair.target]
+        source_kind, target_kind = self._kinds(layer, target)
+        told = target.told._replace(flatten=layer.told.flatten)
+        # How a depthwise kernel divides is in the shapes of the one framework only.
+        layer = layer._replace(told=layer.told._replace(wanted=target.told.wanted))
+        done = converted(self.theirs.tree, layer, source_kind, target_kind, told)
+        self.matched.append(Match(layer.title, target.title, source_kind.name, pair.by))
+        stored = {name: self.places[path] for name, path in target.tensors.items()}
+        wanted = [Move(source, stored[name], rule) for source, name, rule in done.moves if name in stored]
+        mine: dict[Path, list[Move]] = {}
+        for move in wanted:
+            mine.setdefault(move.target, []).append(move)
+        for place, moves in mine.items():
+            if self._is_first(place, moves):
+                self.moves += moves
+        self.added |= {stored[name]: leaf for name, leaf in done.added.items() if name in stored}
+        self.left |= {path for path in done.left if self._is_buffer(path)}
+        self.assumed += done.assumed
+
+    def _kinds(self, layer: Layer, target: Layer) -> tuple[Kind, Kind]:
+        """Return as what the two are read and written: the target decides where the source is open."""
+        for theirs in layer.kinds:
+            wanted = signature(self.theirs.tree, layer, theirs)
+            for ours in target.kinds:
+                if wanted is not None and wanted == signature(self.ours.tree, target, ours):
+                    return theirs, ours
+        raise AssertionError("the solver pairs what fits")
+
+    def _is_first(self, place: Path, moves: list[Move]) -> bool:
+        """Say whether nothing filled the place yet; raise MappingError if something else did."""
+        before = self._owners.setdefault(place, moves)
+        if before is moves:
+            return True
+        one, other = (_value(self.theirs.tree, each) for each in (before, moves))
+        if one != other:
+            raise MappingError(
+                "the model has one tensor where the source has two that differ",
+                expected=self.theirs.tree.names[before[0].source],
+                found=self.theirs.tree.names[moves[0].source],
+            )
+        self.left |= {move.source for move in moves}
+        return False
+
+    def _is_buffer(self, path: Path) -> bool:
+        leaf = self.theirs.tree[path]
+        return isinstance(leaf, Leaf) and leaf.role == "buffer"
+
+    def _add_bare(self, pair: Pair) -> None:
+        source = self.theirs.bare[pair.source - len(self._layers)]
+        place = self.places[self.ours.bare[pair.target - len(self.ours.layers)]]
+        leaf, name = self.theirs.tree[source], self.theirs.title(pair.source)
+        self.matched.append(Match(name, self.ours.title(pair.target), BARE, pair.by))
+        if isinstance(leaf, Leaf) and len(leaf.shape) > 1:
+            self.assumed.append(f"{name}, which is no known layer's, has the same axes in the model")
+        move = Move(source, place, KEEP)
+        if self._is_first(place, [move]):
+            self.moves.append(move)
+
+
+def _value(tree: Tree, moves: list[Move]) -> bytes:
+    (leaf,) = build(tree, Plan(tuple(moves))).leaves.values()
+    return bytes(leaf.read()) if isinstance(leaf, Leaf) else b""
+
+
+def _filled(tree: Tree, skeleton: Tree, made: _Made) -> Tree:
+    """Return the skeleton with the source's values; raise MappingError where one does not fit its place."""
+    leaves = dict(skeleton.leaves)
+    added: Mapping[Path, Leaf | ValueLeaf] = made.added
+    for moves in _rounds(made.moves):
+        for path, leaf in build(tree, Plan(moves, added)).tensors():
+            place = skeleton[path]
+            if not isinstance(place, Leaf):
+                continue
+            if (place.dtype, place.shape) != (leaf.dtype, leaf.shape):
+                raise MappingError(
+                    f"what comes from {_sources(tree, made.moves, path)} does not fit",
+                    path=skeleton.names[path],
+                    expected=f"{place.dtype}{list(place.shape)}",
+                    found=f"{leaf.dtype}{list(leaf.shape)}",
+                )
+            leaves[path] = replace(place, source=leaf.source)
+        added = {}
+    return Tree(leaves, skeleton.aliases, skeleton.containers)
+
+
+def _sources(tree: Tree, moves: Sequence[Move], target: Path) -> str:
+    return some([tree.names[move.source] for move in moves if move.target == target], 3) or "nowhere"
+
+
+def _rounds(moves: Sequence[Move]) -> Iterator[tuple[Move, ...]]:
+    """Go through the moves in parts: a plan takes two places of one source for one shared tensor."""
+    first: dict[tuple[Path, str], Path] = {}
+    early: list[Move] = []
+    late: list[Move] = []
+    for move in moves:
+        place = first.setdefault((move.source, move.rule.name), move.target)
+        (early if place == move.target else late).append(move)
+    yield tuple(early)
+    for move in late:
+        yield (move,)

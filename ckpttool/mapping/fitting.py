@@ -1,0 +1,87 @@
+"""What layers of a source and of a target have in common: their names' steps, and what each could be."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ckpttool.errors import MappingError
+from ckpttool.leaf import Leaf, Path
+from ckpttool.mapping.kinds import Kind
+from ckpttool.mapping.layer_names import steps_of_part
+from ckpttool.mapping.layers import Layer, canonical
+from ckpttool.mapping.scopes import Candidate, Signature
+from ckpttool.tree import Tree
+
+BARE = "tensor"
+STATES = ("parameter", "buffer")
+# Their lengths follow from the others', or one framework does without them.
+_SMALL = frozenset(("bias", "bias_input", "bias_recurrent"))
+_NORMS = frozenset(("batch_norm", "layer_norm", "rms_norm"))
+
+
+class Side(NamedTuple):
+    """One side's layers, then its tensors that are in no layer; `candidates` are both in that order."""
+
+    tree: Tree
+    layers: tuple[Layer, ...]
+    bare: tuple[Path, ...]
+    candidates: tuple[Candidate, ...]
+
+    def title(self, number: int) -> str:
+        """Return the name of a layer or tensor as people read it."""
+        if number < len(self.layers):
+            return self.layers[number].title
+        return self.tree.names[self.bare[number - len(self.layers)]]
+
+    def spelled(self, number: int) -> str:
+        """Return what a layer could be, in words."""
+        said = self.candidates[number].signatures
+        return " or ".join(sorted(" ".join(map(_word, signature)) for signature in said)) or "no known kind"
+
+
+def _word(part: object) -> str:
+    if isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], str):
+        return f"{part[0]} {list(part[1])}"
+    return str(list(part)) if isinstance(part, tuple) else str(part)
+
+
+def side(tree: Tree, found: tuple[Layer, ...]) -> Side:
+    """Return a tree's layers and other tensors as candidates for a match; slots and counters are none."""
+    within = {path for layer in found for path in layer.tensors.values()}
+    bare = tuple(p for p, leaf in tree.tensors() if leaf.role in STATES and p not in within)
+    directions: dict[tuple[str, ...], set[bool]] = {}
+    for layer in found:
+        if layer.part:
+            directions.setdefault(layer.name, set()).add(layer.part.endswith("_reverse"))
+    candidates = [
+        Candidate(
+            (*layer.name, *steps_of_part(layer.part, both=len(directions.get(layer.name, ())) > 1)),
+            frozenset(s for kind in layer.kinds if (s := signature(tree, layer, kind)) is not None),
+            layer.title,
+        )
+        for layer in found
+    ]
+    for path in bare:
+        leaf = tree[path]
+        shape = leaf.shape if isinstance(leaf, Leaf) else ()
+        candidates.append(Candidate(tuple(tree.names[path].split("/")), frozenset({(BARE, shape)})))
+    return Side(tree, found, bare, tuple(candidates))
+
+
+def signature(tree: Tree, layer: Layer, kind: Kind) -> Signature | None:
+    """Return what two layers that may be one have in common: the kind and the shapes of its large tensors."""
+    if kind.refused is not None:
+        return None
+    try:
+        found = canonical(tree, layer, kind)
+    except MappingError:
+        return None
+    shapes = {n: leaf.shape for n, leaf in found.items() if n not in _SMALL and not n.endswith("_bias")}
+    if kind.name == "depthwise" and "kernel" in shapes:
+        # Channels times multiplier: how they divide only one framework tells.
+        *space, channels, multiplier = shapes["kernel"]
+        return kind.name, (*space, channels * multiplier)
+    if kind.name in _NORMS:
+        # A norm may lack its scale or its offset, and is known by either.
+        return kind.name, next((leaf.shape for leaf in found.values()), ())
+    return kind.name, *sorted(shapes.items())

@@ -1,0 +1,73 @@
+"""Layer kinds: what each framework calls a layer's tensors, and which rules take them to the canonical form.
+
+Canonical names and orientations are TensorFlow's where it has one: dense kernel [in, out]. A kind is
+recognised by the names and ranks that stand together under one module, never by a shape alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ckpttool.leaf import Leaf
+from ckpttool.mapping.kinds import attention, convolutions, dense, norms, recurrent, tf1_cells
+from ckpttool.mapping.kinds.kind import UNTOLD, Group, Kind, Row, Told, Way, Weight
+
+__all__ = [
+    "COMPOSED",
+    "KINDS",
+    "SPELLING",
+    "UNTOLD",
+    "Group",
+    "Kind",
+    "Row",
+    "Told",
+    "Way",
+    "Weight",
+    "candidates",
+    "recognise",
+]
+
+KINDS: tuple[Kind, ...] = (
+    *dense.KINDS,
+    *convolutions.KINDS,
+    *norms.KINDS,
+    *recurrent.KINDS,
+    *tf1_cells.KINDS,
+    *attention.KINDS,
+)
+# Those whose tensors stand in several modules below one.
+COMPOSED: tuple[Kind, ...] = tuple(kind for kind in KINDS if any("/" in w.name for w in kind.weights))
+
+# How a kind is spelled when it is written; the first row of a framework that fits.
+SPELLING: dict[tuple[str, str], Kind] = {}
+for _kind in KINDS:
+    SPELLING.setdefault((_kind.framework, _kind.name), _kind)
+
+# What agents' networks are made of, and whose spellings their codebases use.
+_OF_AGENTS = frozenset(("dense", "layer_norm"))
+_FORMS_OF_AGENTS = frozenset(("", "sonnet"))
+
+
+def candidates(group: Mapping[str, Leaf], framework: str, module: str = "") -> tuple[Kind, ...]:
+    """Return every kind of layer that these tensors of one module can be, refused ones too.
+
+    A kind that the module's name tells is the only one.
+    """
+    fitting = [kind for kind in KINDS if kind.framework == framework and kind.fits(group)]
+    named = [kind for kind in fitting if kind.modules is not None and re.fullmatch(kind.modules, module)]
+    return tuple(named or (kind for kind in fitting if kind.modules is None))
+
+
+def recognise(group: Mapping[str, Leaf], framework: str) -> Kind | None:
+    """Return the kind of an agent's layer that these tensors of one module make, or None.
+
+    A PyTorch matrix without a bias may be an embedding, which is not transposed: a layout must say.
+    """
+    fitting = candidates(group, framework)
+    if len({kind.name for kind in fitting}) != 1 or fitting[0].name not in _OF_AGENTS:
+        return None
+    if fitting[0].form not in _FORMS_OF_AGENTS:
+        return None
+    whole = len(group) == len(fitting[0].weights)
+    return fitting[0] if whole or fitting[0].name == "dense" else None

@@ -1,0 +1,73 @@
+"""Names of layers as two frameworks may share them: bookkeeping left out, numbers that only count apart.
+
+Keras counts its layers by class through a whole program (`dense_7`), lists and Sequentials count their items:
+such numbers say an order and are never compared (keras/src/backend/common/name_scope.py, auto_name).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+# tf.train.Checkpoint's edges between a Keras model and its layers, and groups of Keras's files.
+_BOOKKEEPING = frozenset(
+    ("_functional", "_operations", "_layers", "layers", "_self_tracked_trackables", "model_weights", "vars")
+)
+_COUNTED = re.compile(r"(?:layer_with_weights-|layer-)?(\d{1,9})")
+# What Keras calls layers that nobody named: their class in snake case.
+_CLASSES = (
+    "dense|einsum_dense|embedding|input_layer|bidirectional|time_distributed|prelu|p_re_lu|lstm|gru|simple_rnn|rnn"
+    "|cu_dnnlstm|cu_dnngru|multi_head_attention|batch_normalization|layer_normalization|group_normalization"
+    "|rms_normalization|(?:depthwise_|separable_)?conv[123]d(?:_transpose)?|sequential|functional|model"
+)
+_AUTO = re.compile(rf"({_CLASSES})(?:_(\d{{1,9}}))?")
+# The two layers of a Bidirectional (keras/src/layers/rnn/bidirectional.py), and a torch module's parts.
+_DIRECTION = re.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
+_PART = re.compile(r"l(\d{1,9})(_reverse)?")
+_DIGITS = re.compile(r"\d{1,9}")
+
+
+class Word(NamedTuple):
+    """One step of a layer's name: the text to compare, None if it only counts, and what it counts."""
+
+    text: str | None
+    number: int = 0
+
+
+def words(name: tuple[str, ...]) -> tuple[tuple[str, Word], ...]:
+    """Return the steps of a name with what each says; bookkeeping says nothing and is left out."""
+    return tuple((step, word(step)) for step in name if step and step not in _BOOKKEEPING)
+
+
+def word(step: str) -> Word:
+    """Return what one step of a name says."""
+    if (counted := _COUNTED.fullmatch(step)) is not None:
+        return Word(None, int(counted[1]))
+    if (auto := _AUTO.fullmatch(step)) is not None:
+        return Word(None, int(auto[2] or 0))
+    if (direction := _DIRECTION.fullmatch(step)) is not None:
+        return Word(direction[1])
+    return Word(step.replace("_", "").replace("-", "").lower() or step)
+
+
+def numbers(name: tuple[str, ...]) -> tuple[int, ...]:
+    """Return every number in a name; of two directions the first is forward."""
+    return tuple(int(found) for step in name for found in _DIGITS.findall(_counted(step)))
+
+
+def stem(name: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the name without its numbers: what several layers share that are counted."""
+    return tuple(_DIGITS.sub("", _counted(step)).rstrip("_-") for step in name)
+
+
+def _counted(step: str) -> str:
+    direction = _DIRECTION.fullmatch(step)
+    return step if direction is None else str(int(direction[1] == "backward"))
+
+
+def steps_of_part(part: str, *, both: bool) -> tuple[str, ...]:
+    """Return a torch module's recurrent layer as Keras would name it: its number, then its direction."""
+    found = _PART.fullmatch(part)
+    if found is None:
+        return (part,) if part else ()
+    return (found[1], "backward_layer" if found[2] else "forward_layer") if both else (found[1],)

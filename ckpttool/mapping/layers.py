@@ -1,0 +1,208 @@
+"""Finds the layers of a tree, tensors that stand together under one module, and what becomes of each.
+
+Where several kinds fit, a layer carries all of them: what decides is said by whoever knows (`Choice`), never
+guessed from shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ckpttool.errors import MappingError, UsageError
+from ckpttool.leaf import Leaf, Path
+from ckpttool.mapping import kinds, modules
+from ckpttool.mapping.kinds import UNTOLD, Kind, Told
+from ckpttool.mapping.modules import NOT_TOLD, About, Name
+from ckpttool.mapping.parts import merged
+from ckpttool.mapping.rules import Rule, chain
+from ckpttool.tree import Tree
+
+
+class Choice(NamedTuple):
+    """What somebody said of the layers whose name a pattern fits: their kind, or more (see Told)."""
+
+    pattern: str
+    fits: Callable[[str], bool]
+    kind: str | None = None
+    told: Told = UNTOLD
+
+
+class Layer(NamedTuple):
+    """One layer: its module's name as people read it, the kinds that fit, its tensors by stored name.
+
+    A PyTorch module of several recurrent layers is several layers, each with its `part`: "l0", "l0_reverse".
+    `told` is what somebody says of it, `about` what the file does.
+    """
+
+    name: Name
+    kinds: tuple[Kind, ...]
+    tensors: Mapping[str, Path]
+    part: str = ""
+    told: Told = UNTOLD
+    about: About = NOT_TOLD
+
+    @property
+    def title(self) -> str:
+        """Return the name as one text."""
+        return "/".join((*self.name, self.part) if self.part else self.name)
+
+    @property
+    def kind(self) -> Kind:
+        """The one kind that fits; raise MappingError if several do."""
+        if len(self.kinds) != 1:
+            named = " or ".join(dict.fromkeys(kind.name for kind in self.kinds))
+            raise MappingError("the layer is of one of several kinds", path=self.title, expected=named)
+        return self.kinds[0]
+
+    def group(self, tree: Tree) -> dict[str, Leaf]:
+        """Return the layer's tensors by stored name."""
+        return {name: leaf for name, path in self.tensors.items() if isinstance(leaf := tree[path], Leaf)}
+
+
+class Done(NamedTuple):
+    """What becomes of one layer: ways from source paths to stored names of the target, and what is added.
+
+    `left` are source leaves that have no place in the target.
+    """
+
+    moves: tuple[tuple[Path, str, Rule], ...]
+    added: Mapping[str, Leaf]
+    left: tuple[Path, ...]
+    assumed: tuple[str, ...]
+
+
+def layers(tree: Tree, framework: str, given: Sequence[Choice] = ()) -> tuple[Layer, ...]:
+    """Return the layers of a framework's tree in its order; tensors of no known kind are in none.
+
+    Raise UsageError for a choice that fits no layer, or a kind that a layer cannot be.
+    """
+    asked = {choice.kind: choice.fits for choice in given if choice.kind is not None}
+    found = []
+    used: set[int] = set()
+    for module in modules.modules(tree, framework, asked):
+        group = module.group(tree)
+        fitting = kinds.candidates(group, framework, module.last)
+        if not fitting:
+            continue
+        layer = Layer(module.name, fitting, module.tensors, module.part, about=module.about)
+        said = {n: choice for n, choice in enumerate(given) if choice.fits(layer.title)}
+        used |= said.keys()
+        layer = _as_said(layer, list(said.values()), group, framework)
+        if len(layer.kinds) > 1 and not any(choice.kind for choice in said.values()):
+            layer = layer._replace(kinds=modules.narrowed(layer.kinds, group, module.about))
+        found.append(layer)
+    for number, choice in enumerate(given):
+        if number not in used:
+            raise UsageError(
+                "no layer has such a name",
+                path=choice.pattern,
+                hint="ckpttool inspect shows the names; a pattern takes a layer's, without its tensors'",
+            )
+    return tuple(found)
+
+
+def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], framework: str) -> Layer:
+    for choice in said:
+        told = layer.told
+        layer = layer._replace(
+            told=Told(
+                told.number if choice.told.number is None else choice.told.number,
+                told.flatten if choice.told.flatten is None else choice.told.flatten,
+                choice.told.wanted or told.wanted,
+            )
+        )
+        if choice.told.flatten is not None and "dense" not in {kind.name for kind in layer.kinds}:
+            raise UsageError("only a dense layer takes a flattened image", path=layer.title)
+        if choice.kind is None:
+            continue
+        fitting = tuple(
+            kind
+            for kind in kinds.KINDS
+            if kind.framework == framework and kind.name == choice.kind and kind.fits(group)
+        )
+        if not fitting:
+            able = dict.fromkeys(kind.name for kind in layer.kinds)
+            raise UsageError(
+                f"the layer cannot be {choice.kind}", path=layer.title, expected=" or ".join(able)
+            )
+        layer = layer._replace(kinds=fitting[:1])
+    return layer
+
+
+def converted(tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told | None = None) -> Done:
+    """Return what becomes of a layer, read as `source` and written as `target`.
+
+    `told` is what is known of the target (its own shapes, ...), by default what is known of the layer. Raise
+    MappingError where the target has no such layer.
+    """
+    refused = source.refused or target.refused
+    if refused is not None:
+        raise MappingError(refused, path=layer.title)
+    try:
+        return _converted(tree, layer, source, target, layer.told if told is None else told)
+    except MappingError as error:
+        raise error.located(path=layer.title) from error.__cause__
+
+
+def _converted(tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told) -> Done:
+    reading = source.read(layer.group(tree), layer.told)
+    writing = target.write(canonical(tree, layer, source), told)
+    moves: list[tuple[Path, str, Rule]] = []
+    added = dict(writing.fills)
+    for stored, name, back in writing.rows:
+        if name in reading.fills:
+            _add(added, stored, back, reading.fills[name])
+        moves += [
+            (layer.tensors[row.stored], stored, chain(row.rule, back))
+            for row in reading.rows
+            if row.canonical == name
+        ]
+    moved = {path for path, _, _ in moves}
+    left = tuple(path for path in layer.tensors.values() if path not in moved)
+    return Done(tuple(moves), added, left, (*reading.assumed, *writing.assumed))
+
+
+def canonical(tree: Tree, layer: Layer, kind: Kind) -> dict[str, Leaf]:
+    """Return a layer's canonical tensors, read as one kind; raise MappingError if they do not fit it."""
+    group = layer.group(tree)
+    try:
+        reading = kind.read(group, layer.told)
+    except MappingError as error:
+        raise error.located(path=layer.title) from error.__cause__
+    found = dict(reading.fills)
+    for row in reading.rows:
+        made = row.rule.leaf(group[row.stored])
+        if isinstance(made, Leaf):
+            found[row.canonical] = made
+    return found
+
+
+def _add(added: dict[str, Leaf], stored: str, rule: Rule, leaf: Leaf) -> None:
+    """Add what a rule makes of a tensor that only one framework has; parts of one tensor go together."""
+    made = rule.leaf(leaf)
+    if not isinstance(made, Leaf):
+        return
+    whole = merged(added[stored], made) if stored in added else made
+    if whole is None:
+        raise MappingError("two tensors have one place in the target", path=stored)
+    added[stored] = replace(whole, name=None)
+
+
+def spelled(tree: Tree, layer: Layer, kind: Kind, framework: str) -> Kind:
+    """Return how a framework spells a layer of a kind; raise MappingError if it has no such layer."""
+    if kind.refused is not None:
+        raise MappingError(kind.refused, path=layer.title)
+    ranks = {name: len(leaf.shape) for name, leaf in canonical(tree, layer, kind).items()}
+    able = [
+        each for each in kinds.KINDS if (each.framework, each.name, each.form) == (framework, kind.name, "")
+    ]
+    for each in able:
+        theirs = {weight.canonical: weight.rank for weight in each.weights}
+        if all(theirs.get(name) == rank for name, rank in ranks.items()):
+            return each
+    for each in able:
+        if each.writing is not None:
+            return each
+    raise MappingError(f"{framework} has no such {kind.name}", path=layer.title)

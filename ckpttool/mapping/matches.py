@@ -1,0 +1,63 @@
+"""What filling a model comes to: which layer went where and how that was found, what stays open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttool.errors import some
+from ckpttool.leaf import Path
+from ckpttool.mapping.report import Move
+from ckpttool.mapping.solver import CONFIDENCE, By
+from ckpttool.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One layer's way: names of the source's and the target's, the kind, how it was found."""
+
+    source: str
+    target: str
+    kind: str
+    by: By
+
+    def document(self) -> dict[str, str]:
+        """Return the JSON object."""
+        names = {"source": self.source, "target": self.target, "kind": self.kind}
+        return {**names, "by": self.by, "confidence": CONFIDENCE[self.by]}
+
+
+@dataclass(frozen=True, slots=True)
+class Ambiguity:
+    """Layers that fit each other on both sides, of which nothing says which is which."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+
+    def document(self) -> dict[str, list[str]]:
+        """Return the JSON object."""
+        return {"sources": list(self.sources), "targets": list(self.targets)}
+
+    @property
+    def sentence(self) -> str:
+        """What a person reads of it."""
+        return (
+            f"ambiguous: {some(self.sources, 4)} could fill {some(self.targets, 4)}; "
+            f"--match '{self.sources[0]}={self.targets[0]}' says which"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """The way into a skeleton: its tree with the source's values, the moves, and what stays open.
+
+    `unfilled` are places in the skeleton that keep what their own program gave them, `unused` source leaves.
+    """
+
+    tree: Tree
+    moves: tuple[Move, ...]
+    matched: tuple[Match, ...]
+    ambiguous: tuple[Ambiguity, ...]
+    unfilled: tuple[Path, ...]
+    unused: tuple[Path, ...]
+    assumed: tuple[str, ...]
+    notes: tuple[str, ...]

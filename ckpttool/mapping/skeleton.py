@@ -1,0 +1,65 @@
+"""The skeleton of a target model: its modules by class, their tensors, and where a file keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr
+from ckpttool.mapping.kinds import Told
+from ckpttool.mapping.layers import Layer, layers
+from ckpttool.source import Shape
+from ckpttool.tree import Container, Tree
+
+Name = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One module of the model: its name, its framework's class, plain settings, its own tensors' paths.
+
+    `flatten` is the image (channels last) that the module takes as one axis; () says that it takes none, None
+    that nobody knows.
+    """
+
+    name: Name
+    cls: str
+    settings: Mapping[str, Any]
+    tensors: Mapping[str, Path]
+    flatten: Shape | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A model as its own framework saves it: `tree` is what it wrote, `parts` its modules in their order."""
+
+    framework: str
+    tree: Tree
+    parts: Sequence[Part]
+
+    def named(self) -> tuple[Tree, Mapping[Path, Path]]:
+        """Return the tensors by module and own name, each with its class, and their paths in `tree`."""
+        leaves: dict[Path, Leaf | ValueLeaf] = {}
+        places: dict[Path, Path] = {}
+        containers: dict[Path, Container] = {}
+        for part in self.parts:
+            above = tuple(map(attr, part.name))
+            containers[above] = Container("module", part.cls, dict(part.settings))
+            for name, place in part.tensors.items():
+                leaves[(*above, attr(name))] = self.tree[place]
+                places[(*above, attr(name))] = place
+        return Tree(leaves, containers=containers), places
+
+    def layers(self, tree: Tree) -> tuple[Layer, ...]:
+        """Return the layers of `named`'s tree with all that the model's classes tell of them."""
+        parts = {part.name: part for part in self.parts}
+        return tuple(_told(layer, tree, parts) for layer in layers(tree, self.framework))
+
+
+def _told(layer: Layer, tree: Tree, parts: Mapping[Name, Part]) -> Layer:
+    part = parts.get(layer.name)
+    heads = part.settings.get("num_heads") if part is not None else None
+    shapes = {name: leaf.shape for name, leaf in layer.group(tree).items()}
+    told = Told(heads if isinstance(heads, int) else None, part.flatten if part is not None else None, shapes)
+    return layer._replace(told=told)

@@ -1,0 +1,56 @@
+"""Rules as text: what reports and receipts call them, read back as the rules that they were."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ckpttool import dtypes
+from ckpttool.mapping.parts import Blocks, Into, Take
+from ckpttool.mapping.rules import KEEP, TRANSPOSE, Cast, Chain, Permute, Reshape, Rule
+
+_NUMBERS = r"(\d{1,18}(?:,\d{1,18})*)"
+_PLACE = r"(\d{1,18}):(\d{1,18}) of (\d{1,18}) on axis (\d{1,2})"
+# Between two rules of a chain; a shape has its commas in brackets.
+_NEXT = re.compile(r", (?![^\[]*\])")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())
+
+
+_SPELLINGS: tuple[tuple[str, Callable[..., Rule | None]], ...] = (
+    ("keep", lambda: KEEP),
+    ("transpose", lambda: TRANSPOSE),
+    (f"permute {_NUMBERS}", lambda axes: _permute(_numbers(axes))),
+    (r"reshape \[([0-9, ]*)\]", lambda shape: Reshape(_numbers(shape))),
+    (f"take {_PLACE}", lambda start, stop, whole, axis: Take(int(axis), int(start), int(stop), int(whole))),
+    (f"into {_PLACE}", lambda start, stop, whole, axis: Into(int(axis), int(start), int(stop), int(whole))),
+    (f"blocks {_NUMBERS} on axis (\\d{{1,2}})", lambda order, axis: _blocks(_numbers(order), int(axis))),
+    (r"cast to (\w+)", lambda dtype: Cast(dtype) if dtype in dtypes.BY_NAME else None),
+)
+
+
+def parsed(text: str) -> Rule | None:
+    """Return the rule that has this name, None for text that names none or does not say all of it."""
+    steps = [_step(step) for step in _NEXT.split(text)]
+    known = tuple(step for step in steps if step is not None)
+    if len(known) < len(steps):
+        return None
+    return known[0] if len(known) == 1 else Chain(known)
+
+
+def _step(text: str) -> Rule | None:
+    for pattern, made in _SPELLINGS:
+        found = re.fullmatch(pattern, text, re.ASCII)
+        if found is not None:
+            return made(*found.groups())
+    return None
+
+
+def _permute(axes: tuple[int, ...]) -> Rule | None:
+    return Permute(axes) if sorted(axes) == list(range(len(axes))) else None
+
+
+def _blocks(order: tuple[int, ...], axis: int) -> Rule | None:
+    return Blocks(axis, order) if sorted(order) == list(range(len(order))) else None

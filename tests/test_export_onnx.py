@@ -1,0 +1,441 @@
+"""`convert --to onnx`: agents act in onnxruntime as they do here, and the file says what it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.agents.backends import numpy as reference
+from ckpttool.agents.network import Dense
+from ckpttool.errors import (
+    EnvironmentMismatchError,
+    FormatError,
+    MissingExtraError,
+    UnsupportedError,
+    UsageError,
+)
+from ckpttool.ops import export, export_facts, save
+from ckpttool.ops.convert import Conversion, convert
+from ckpttool.ops.export_facts import told
+from ckpttool.ops.parity import observations
+from ckpttool.ops.restore import restore
+from ckpttool.ops.wiring import network_of
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from ckpttool.agents import onnx_model  # noqa: E402  # it needs onnx
+
+
+def session(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def texts(path: Path) -> dict[str, str]:
+    """Return what the file says of itself."""
+    return {each.key: each.value for each in onnx.load(path).metadata_props}
+
+
+def receipt(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(f"{path}.ckpttool.json").read_text())
+    return found
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def exported(source: object, target: Path, title: str = "actor", env: str | None = None) -> Conversion:
+    """Export, and assert that onnxruntime gives NumPy's outputs to 1e-6 of the largest sum on the way."""
+    done = convert(str(source), str(target), to="onnx", network=title, env=env, sync=False)
+    assert done.written, done.parity
+    agent = restore(str(source))
+    part = agent.runnable(title)
+    assert part is not None
+    network = network_of(agent, part, told(agent, part, env)[0])
+    given = observations(network)
+    wanted = reference.build(network).step(given)[0]
+    (found,) = session(target).run(None, {"obs": given} if isinstance(given, np.ndarray) else given)
+    largest = 1.0
+    for number, node in enumerate(network.nodes):
+        if isinstance(node.layer, Dense):
+            step = type(network)(network.inputs, network.nodes, len(network.inputs) + number)
+            largest = max(largest, float(np.abs(reference.build(step).step(given)[0]).max()))
+    assert found.shape == wanted.shape == (1000, network.width)
+    assert np.abs(wanted).max() > 0.01
+    assert np.abs(found - wanted).max() <= 1e-6 * largest
+    return done
+
+
+# --- what it computes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sample", [TF_SAMPLE, TORCH_SAMPLE], ids=["tensorflow", "torch"])
+@pytest.mark.parametrize("title", ["actor", "actor_target", "critic/q1", "critic_target/q2"])
+def test_the_samples(sample: Path, title: str, tmp_path: Path) -> None:
+    done = exported(sample, tmp_path / "a.onnx", title)
+    assert len(done.report.mapped) == 6
+    assert done.report.complete
+    assert done.report.assumed == ()
+    assert f"only {title} is exported" in " ".join(done.report.notes)
+    made = session(tmp_path / "a.onnx")
+    critic = title.startswith("critic")
+    assert [each.name for each in made.get_inputs()] == (["obs", "action"] if critic else ["obs"])
+    assert [each.name for each in made.get_outputs()] == (["value"] if critic else ["action"])
+    assert {each.type for each in (*made.get_inputs(), *made.get_outputs())} == {"tensor(float)"}
+    assert made.get_inputs()[0].shape == ["batch", 3]
+
+
+def test_one_observation_and_many_give_the_same(tmp_path: Path) -> None:
+    exported(TORCH_SAMPLE, tmp_path / "a.onnx")
+    made = session(tmp_path / "a.onnx")
+    obs = np.random.default_rng(0).standard_normal((64, 3)).astype("f4")
+    (many,) = made.run(None, {"obs": obs})
+    one = np.concatenate([made.run(None, {"obs": obs[n : n + 1]})[0] for n in range(64)])
+    assert np.abs(many - one).max() <= 1e-6
+    assert np.abs(many).max() <= 2.0
+    assert np.abs(many).max() > 1.0
+
+
+def torch_agent(folder: Path, dtype: str = "float32", norm: bool = False, bounds: bool = True) -> Path:
+    """Write a TD3 agent of torch with ELU inside, and what its sidecar says."""
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(3)
+
+    def layers(*sizes: int) -> dict[str, Any]:
+        found = {}
+        for number, (rows, columns) in enumerate(pairwise(sizes), start=1):
+            weight = torch.randn(columns, rows, generator=generator, dtype=getattr(torch, dtype))
+            found[f"l{number}.weight"], found[f"l{number}.bias"] = weight, weight[:, 0].clone()
+        return found
+
+    path = folder / "agent.pt"
+    heads = {f"{q}.{name}": each for q in ("q1", "q2") for name, each in layers(6, 16, 1).items()}
+    torch.save({"actor": layers(4, 16, 16, 2), "critic": heads}, path)
+    statistics = {"mean": [100.0, -3.0, 0.0, 1.0], "var": [4.0, 0.1, 1.0, 9.0], "epsilon": 1e-8, "clip": 5.0}
+    facts = {
+        "schema": 1,
+        "target_sha256": ckpttool("digest", path, "--json").json()["sha256"],
+        "activations": ["elu"],
+        "head": "affine",
+        **({"action_low": [-1.0, 0.0], "action_high": [2.0, 0.5]} if bounds else {}),
+        **({"obs_norm": statistics} if norm else {}),
+    }
+    Path(f"{path}.ckpttool.json").write_text(json.dumps(facts))
+    return path
+
+
+@pytest.mark.torch
+def test_statistics_of_the_sidecar_are_inside(tmp_path: Path) -> None:
+    exported(torch_agent(tmp_path, norm=True), tmp_path / "a.onnx")
+    made = session(tmp_path / "a.onnx")
+    mean = np.array([[100.0, -3.0, 0.0, 1.0]], "f4")
+    spread = np.sqrt(np.array([[4.0, 0.1, 1.0, 9.0]])).astype("f4")
+    # What is further than five deviations from the mean is limited there.
+    near, far = (made.run(None, {"obs": mean + times * spread})[0] for times in (5.0, 50.0))
+    assert np.abs(near - far).max() <= 1e-4
+    constants = {each.name for each in onnx.load(tmp_path / "a.onnx").graph.initializer}
+    assert {"obs/0/shift", "obs/1/scale", "obs/2/low", "actor/0/kernel", "action/9/shift"} <= constants
+
+
+@pytest.mark.torch
+def test_weights_in_64_bits_become_a_model_in_32(tmp_path: Path) -> None:
+    done = exported(torch_agent(tmp_path, "float64"), tmp_path / "a.onnx")
+    assert "weights stored as float64 are run as float32" in done.report.notes
+    low, high = np.array([-1.0, 0.0]), np.array([2.0, 0.5])
+    (found,) = session(tmp_path / "a.onnx").run(None, {"obs": 100 * np.eye(4, dtype="f4")})
+    assert ((found >= low) & (found <= high)).all()
+    assert (np.isclose(found, low) | np.isclose(found, high)).all()
+
+
+@pytest.mark.torch
+def test_stable_baselines3_with_statistics_and_sac_by_its_mean(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tests import sb3_files
+
+    td3 = sb3_files.td3_agent(tmp_path / "td3.zip")
+    sb3_files.statistics(tmp_path / "vecnormalize.pkl")
+    exported(td3, tmp_path / "td3.onnx")
+    assert any(name.startswith("obs/") for name in constants_of(tmp_path / "td3.onnx"))
+    (tmp_path / "alone").mkdir()
+    sac = sb3_files.sac_agent(tmp_path / "alone" / "sac.zip")
+    done = exported(sac, tmp_path / "sac.onnx")
+    assert not any("log_std" in line.source for line in done.report.mapped)
+    exported(sac, tmp_path / "q.onnx", "critic/q2")
+
+
+def constants_of(path: Path) -> list[str]:
+    return [each.name for each in onnx.load(path).graph.initializer]
+
+
+@pytest.mark.torch
+def test_layer_norms_and_statistics_in_the_checkpoint_itself(tmp_path: Path) -> None:
+    from tests.test_layout_rsl_rl import file, networks
+    from tests.torch_agents import saved
+
+    actor, critic = networks()
+    path = saved(tmp_path, "model_250.pt", file(3, actor, critic, norm=True, log=True))
+    # Its action is the last layer as it is: nobody is asked for bounds.
+    done = exported(path, tmp_path / "a.onnx")
+    folded = [line.target for line in done.report.mapped if line.rule == "folded"]
+    assert "normalizer/mean" in folded
+    assert "action_low" not in texts(tmp_path / "a.onnx")
+    assert not [said for said in done.report.assumed if "bounds" in said]
+    # The critic sees more than the policy, and none of the policy's statistics.
+    done = exported(path, tmp_path / "v.onnx", "value")
+    assert not [line for line in done.report.mapped if line.rule == "folded"]
+    assert texts(tmp_path / "v.onnx")["obs_dim"] != texts(tmp_path / "a.onnx")["obs_dim"]
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("torch/sb3_zoo/ddpg/Pendulum-v1_1/Pendulum-v1.zip", None),
+        ("torch/sb3_zoo/ddpg/MountainCarContinuous-v0_1/MountainCarContinuous-v0.zip", None),
+        ("tf/sb2/zoo/ddpg_Pendulum-v0.pkl", None),
+        ("tf/sb2/zoo/her_FetchReach-v1.pkl", None),
+        ("torch/tianshou/Pendulum-v1/td3/policy.pth", "Pendulum-v1"),
+        ("torch/fujimoto/bmcnns/models/TD3_HalfCheetah-v3_1_actor", "HalfCheetah-v5"),
+    ],
+)
+def test_agents_of_other_people(corpus: Path, name: str, env: str | None, tmp_path: Path) -> None:
+    if env is not None:
+        pytest.importorskip("mujoco" if "Cheetah" in env else "gymnasium")
+    done = exported(corpus / name, tmp_path / "a.onnx", env=env)
+    assert bool([said for said in done.report.assumed if "action bounds" in said]) == (env is not None)
+
+
+@pytest.mark.corpus
+def test_a_critic_on_which_right_answers_differ_is_not_refused(corpus: Path, tmp_path: Path) -> None:
+    # onnxruntime's product is 2.5 times as far from float64 as NumPy's here.
+    exported(corpus / "tf/sb2/zoo/her_FetchReach-v1.pkl", tmp_path / "q.onnx", "critic/q1")
+
+
+# --- what the file and its receipt say --------------------------------------------------------------
+
+
+def test_the_same_conversion_gives_the_same_bytes_whenever_and_wherever(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        shutil.copytree(TORCH_SAMPLE.parent, tmp_path / folder)
+        ran = ckpttool("convert", TORCH_SAMPLE.name, "policy.onnx", cwd=tmp_path / folder)
+        assert ran.status == 0, ran.err
+    for name in ("policy.onnx", "policy.onnx.ckpttool.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_the_file_and_the_receipt_say_where_everything_is_from(tmp_path: Path) -> None:
+    done = exported(TF_SAMPLE, tmp_path / "a.onnx")
+    source = ckpttool("digest", TF_SAMPLE, "--json").json()["sha256"]
+    made, said = receipt(tmp_path / "a.onnx"), texts(tmp_path / "a.onnx")
+    assert made["target_sha256"] == done.digest == sha256(tmp_path / "a.onnx")
+    known = {"path": "ckpt-15000", "sha256": source, "format": "tensor_bundle", "layout": "td3_tf"}
+    assert made["source"] == {**known, "network": "actor"}
+    (parity,) = made["parity"]
+    assert (parity["name"], parity["within"]) == ("actor", True)
+    assert [rule["target"] for rule in made["rules"]] == [m.target for m in done.report.mapped]
+    assert (made["env"]["id"], made["action_low"], made["action_high"]) == ("Pendulum-v1", [-2.0], [2.0])
+    assert said["tool"].startswith("ckpttool ")
+    assert (said["source"], said["source_sha256"], said["network"]) == ("ckpt-15000", source, "actor")
+    assert (said["env"], said["obs_dim"]) == ("Pendulum-v1", "3")
+    assert json.loads(said["action_low"]) == [-2.0]
+    assert json.loads(said["provenance"])["action_low"] == made["provenance"]["action_low"]
+    assert json.loads(said["assumed"]) == []
+    # The constants have the names of the report.
+    constants = set(constants_of(tmp_path / "a.onnx"))
+    assert constants - {m.target for m in done.report.mapped} == {"action/6/scale"}
+
+
+def test_the_command_prints_what_it_did(tmp_path: Path) -> None:
+    ran = ckpttool("convert", TORCH_SAMPLE, "a", "--to", "onnx", "--json", cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    (network,) = document["parity"]
+    assert (network["name"], network["n"], network["within"]) == ("actor", 1000, True)
+    assert document["written"]
+    assert document["digest"] == sha256(tmp_path / "a")
+    assert any("onnxruntime" in note for note in document["notes"])
+    ran = ckpttool("convert", TORCH_SAMPLE, "b.onnx", "--network", "critic/q1", cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    assert "critic/q1: 1000 outputs at most" in ran.out
+    looked = refused(ckpttool("inspect", tmp_path / "b.onnx"))
+    assert "an ONNX model" in looked
+
+
+def test_a_dry_run_shows_the_mapping_and_needs_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "onnx")
+    done = convert(str(TORCH_SAMPLE), str(tmp_path / "a.onnx"), dry_run=True)
+    assert (done.written, done.parity, list(tmp_path.iterdir())) == (False, (), [])
+    assert [line.rule for line in done.report.mapped] == ["transpose", "keep"] * 3
+    with pytest.raises(MissingExtraError, match="needs onnx") as caught:
+        convert(str(TORCH_SAMPLE), str(tmp_path / "a.onnx"))
+    assert caught.value.hint == "pip install 'ckpttool[onnx]'"
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Make libraries look as if they were not installed."""
+    real = export.importlib.util.find_spec
+    monkeypatch.setattr(
+        export.importlib.util, "find_spec", lambda name, *rest: None if name in names else real(name, *rest)
+    )
+
+
+# --- bounds that no file tells ----------------------------------------------------------------------
+
+
+@pytest.mark.torch
+def test_bounds_that_nobody_tells_are_asked_for(tmp_path: Path) -> None:
+    path = torch_agent(tmp_path, bounds=False)
+    sentence = refused(ckpttool("convert", path, tmp_path / "a.onnx"))
+    assert "neither the action bounds nor the environment" in sentence
+    assert not (tmp_path / "a.onnx").exists()
+    # A critic does not need them.
+    exported(path, tmp_path / "q.onnx", "critic/q1")
+
+
+@pytest.mark.environment
+def test_an_environment_tells_the_bounds(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    alone = tmp_path / "alone.pt"
+    shutil.copy(TORCH_SAMPLE, alone)
+    done = exported(alone, tmp_path / "a.onnx", env="Pendulum-v1")
+    assert "action bounds -2 to 2: Pendulum-v1's action space" in done.report.assumed
+    made = receipt(tmp_path / "a.onnx")
+    assert (made["action_low"], made["action_high"], made["env"]["id"]) == ([-2.0], [2.0], "Pendulum-v1")
+    assert made["provenance"]["action_low"] == "assumed: Pendulum-v1's action space"
+    assert made["provenance"]["env"] == "given"
+    with pytest.raises(EnvironmentMismatchError, match="does not fit MountainCarContinuous-v0"):
+        convert(str(alone), str(tmp_path / "b.onnx"), env="MountainCarContinuous-v0")
+
+
+def spec(high: Sequence[float]) -> Any:
+    bound = np.array(high, "f4")
+    return export_facts.EnvSpec("Wide-v0", 3, -bound, bound, None, {})
+
+
+def test_an_environment_without_bounds_bounds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(TORCH_SAMPLE, tmp_path / "alone.pt")
+    monkeypatch.setattr(export_facts, "_spec", lambda agent, asked: spec([np.inf]))
+    with pytest.raises(EnvironmentMismatchError, match="Wide-v0's action space is not bounded"):
+        convert(str(tmp_path / "alone.pt"), str(tmp_path / "a.onnx"))
+
+
+def test_an_environment_that_a_file_names_runs_no_code(tmp_path: Path) -> None:
+    shutil.copy(TORCH_SAMPLE, tmp_path / "alone.pt")
+    digest = ckpttool("digest", tmp_path / "alone.pt", "--json").json()["sha256"]
+    facts = {"schema": 1, "target_sha256": digest, "env": {"id": "antigravity:X-v0"}}
+    (tmp_path / "alone.pt.ckpttool.json").write_text(json.dumps(facts))
+    with pytest.raises(UsageError, match="can run code"):
+        convert(str(tmp_path / "alone.pt"), str(tmp_path / "a.onnx"))
+
+
+# --- what is refused --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--network", "critic"), "no network called critic"),
+        (("--part", "actor"), "--part is not for onnx"),
+        (("--fold-weight-norm",), "--fold-weight-norm is not for onnx"),
+        (("--no-verify",), "--no-verify is not for onnx"),
+        (("--map", "rules.toml"), "--map is not for onnx"),
+        (("--kind", "actor/**=embedding"), "--kind is not for onnx"),
+        (("--to", "torch", "--network", "actor"), "--network is for --to onnx alone"),
+        (("--to", "torch", "--env", "Pendulum-v1"), "--env is for --to onnx alone"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    sentence = refused(ckpttool("convert", TORCH_SAMPLE, "a.onnx", *arguments, cwd=tmp_path))
+    assert said in sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_agent_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.zeros(3))
+    assert "no layout recognises an agent" in refused(
+        ckpttool("convert", tmp_path / "x.npz", tmp_path / "a.onnx")
+    )
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
+    target = tmp_path / "a.onnx"
+    target.write_bytes(b"mine")
+    assert "the target exists already" in refused(ckpttool("convert", TORCH_SAMPLE, target))
+    assert target.read_bytes() == b"mine"
+    assert ckpttool("convert", TORCH_SAMPLE, target, "--force").status == 0
+    assert onnx.load(target).producer_name == "ckpttool"
+    target.unlink()
+    assert "a.onnx.ckpttool.json" in refused(ckpttool("convert", TORCH_SAMPLE, target))
+    shutil.copy(TORCH_SAMPLE, tmp_path / "b.pt")
+    with pytest.raises(UsageError, match="the same file"):
+        convert(str(tmp_path / "b.pt"), str(tmp_path / "b.pt"), to="onnx", force=True)
+
+
+def test_a_tree_cannot_be_saved_as_onnx(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a tree"):
+        save.save(restore(str(TORCH_SAMPLE)).tree, str(tmp_path / "a.onnx"))
+
+
+@pytest.mark.torch
+def test_what_gives_no_numbers_cannot_be_compared(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    found = torch.load(TORCH_SAMPLE, weights_only=True)
+    found["actor"]["l2.weight"][0, 0] = float("nan")
+    torch.save(found, tmp_path / "a.pt")
+    with pytest.raises(UnsupportedError, match="actor gives NaN or infinities"):
+        convert(str(tmp_path / "a.pt"), str(tmp_path / "a.onnx"), env="Pendulum-v1")
+
+
+MUTANTS = {
+    "clip for tanh": "m.ACTIVATIONS['tanh'] = lambda g, l, x: g.apply('HardSigmoid', x)",
+    "no hidden activation": "m.ACTIVATIONS['relu'] = lambda g, l, x: x",
+    "no scaling": "m.LAYERS[m.Affine] = lambda g, l, x: x",
+    "transposed squares": (
+        "d = m.LAYERS[m.Dense]; m.LAYERS[m.Dense] = lambda g, l, x: "
+        "d(g, m.Dense(l.kernel.T if l.kernel.shape[0] == l.kernel.shape[1] else l.kernel, l.bias), x)"
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
+def test_a_model_that_computes_something_else_is_not_written(mutant: str, tmp_path: Path) -> None:
+    program = f"import ckpttool.agents.onnx_model as m; {mutant}; from ckpttool.cli import main; main()"
+    command = [sys.executable, "-c", program, "convert", str(TORCH_SAMPLE), "a.onnx", "--allow-missing"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "nothing was written: the model does not compute what the checkpoint does" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_not_what_was_written_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = export._put
+    monkeypatch.setattr(export, "_put", lambda stream, data: put(stream, data[:-1]))
+    with pytest.raises(FormatError, match="not what was read back"):
+        convert(str(TORCH_SAMPLE), str(tmp_path / "a.onnx"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_operators_and_versions_are_those_that_the_documents_name() -> None:
+    page = (ROOT / "docs" / "howto" / "onnx.md").read_text(encoding="utf-8")
+    assert f"opset {onnx_model.OPSET}" in page
+    assert f"IR version {onnx_model.IR_VERSION}" in page

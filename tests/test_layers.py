@@ -1,0 +1,484 @@
+"""Layers of a tree: recognised by names, siblings and ranks; there and back; what has to be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.errors import MappingError, UsageError
+from ckpttool.leaf import Leaf, display, key
+from ckpttool.mapping import generic
+from ckpttool.mapping.kinds import COMPOSED, KINDS
+from ckpttool.mapping.layers import converted, layers
+from ckpttool.mapping.plan import Plan, build
+from ckpttool.mapping.report import Move
+from ckpttool.ops.convert import convert
+from ckpttool.ops.layer_options import choices
+from ckpttool.ops.save import save
+from ckpttool.tree import Alias, Container, Tree
+from tests.conftest import ckpttool
+from tests.trees import attributes, keys, tensorflow_tree, torch_tree
+
+Arrays = dict[str, np.ndarray]
+sizes = st.integers(1, 4)
+
+
+def arrays(tree: Tree) -> dict[str, bytes]:
+    return {tree.names[path]: bytes(leaf.read()) for path, leaf in tree.tensors()}
+
+
+def filled(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> Arrays:
+    generator = np.random.default_rng(seed)
+    return {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+# --- There and back ----------------------------------------------------------------------------------
+
+
+def dense(i: int, o: int, _: int) -> dict[str, tuple[int, ...]]:
+    return {"a/kernel": (i, o), "a/bias": (o,)}
+
+
+def convolution(dimensions: int) -> Callable[[int, int, int], dict[str, tuple[int, ...]]]:
+    return lambda i, o, k: {"a/kernel": (*range(k, k + dimensions), i + 1, o + 1), "a/bias": (o + 1,)}
+
+
+def cell(gates: int, where: str = "a/cell") -> Callable[[int, int, int], dict[str, tuple[int, ...]]]:
+    def shapes(i: int, u: int, _: int) -> dict[str, tuple[int, ...]]:
+        bias = (2, gates * u) if gates == 3 else (gates * u,)
+        names = {"kernel": (i, gates * u), "recurrent_kernel": (u, gates * u), "bias": bias}
+        return {f"{where}/{name}": shape for name, shape in names.items()}
+
+    return shapes
+
+
+def both_ways(i: int, u: int, k: int) -> dict[str, tuple[int, ...]]:
+    return cell(4, "a/forward_layer/cell")(i, u, k) | cell(4, "a/backward_layer/cell")(i, u, k)
+
+
+def attention(h: int, d: int, _: int) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for name in ("query", "key", "value"):
+        found |= {f"a/_{name}_dense/kernel": (h * d, h, d), f"a/_{name}_dense/bias": (h, d)}
+    return found | {"a/_output_dense/kernel": (h, d, h * d), "a/_output_dense/bias": (h * d,)}
+
+
+# Shapes of a Keras layer by three sizes, and what is said of it on the way back.
+KERAS: dict[str, tuple[Callable[[int, int, int], dict[str, tuple[int, ...]]], str]] = {
+    "dense": (dense, ""),
+    "square": (lambda i, _, __: {"a/kernel": (i, i)}, "dense"),
+    "embedding": (lambda i, o, _: {"a/embeddings": (i, o)}, "embedding"),
+    "conv1": (convolution(1), ""),
+    "conv2": (convolution(2), ""),
+    "conv3": (convolution(3), ""),
+    "depthwise": (
+        lambda c, m, k: {"a/kernel": (k, 2, c + 1, m + 1), "a/bias": ((c + 1) * (m + 1),)},
+        "depthwise:M",
+    ),
+    "batch_norm": (
+        lambda c, _, __: dict.fromkeys(("a/gamma", "a/beta", "a/moving_mean", "a/moving_variance"), (c,)),
+        "",
+    ),
+    "plain_batch_norm": (lambda c, _, __: dict.fromkeys(("a/moving_mean", "a/moving_variance"), (c,)), ""),
+    "layer_norm": (lambda c, _, __: {"a/gamma": (c,), "a/beta": (c,)}, ""),
+    "scale": (lambda c, _, __: {"a/gamma": (c,)}, "layer_norm"),
+    "prelu": (lambda c, _, __: {"a/alpha": (1, 1, c)}, "prelu:2"),
+    "lstm": (cell(4), ""),
+    "gru": (cell(3), ""),
+    "rnn": (cell(1), ""),
+    "both_ways": (both_ways, ""),
+    "attention": (attention, "attention:I"),
+}
+
+
+@pytest.mark.parametrize("name", KERAS)
+@given(i=sizes, o=sizes, k=sizes)
+def test_keras_layers_come_back_as_they_were(name: str, i: int, o: int, k: int) -> None:
+    shapes, said = KERAS[name]
+    tree = tensorflow_tree(filled(shapes(i, o, k)))
+    there = build(tree, generic.to_torch(tree))
+    said = said.replace("M", str(o + 1)).replace("I", str(i))
+    plan = generic.to_tensorflow(there, choices([f"a={said}"] if said else [], []))
+    assert not [note for note in plan.notes if "--kind" in note]
+    assert arrays(build(there, plan)) == arrays(tree)
+
+
+@given(i=sizes, u=sizes, layers=st.integers(1, 3), two=st.booleans())
+def test_stacked_torch_layers_come_back_but_for_their_second_biases(
+    i: int, u: int, layers: int, two: bool
+) -> None:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in range(layers):
+        for way in ("", "_reverse")[: 1 + two]:
+            inputs = i if layer == 0 else u * (1 + two)
+            shapes |= {
+                f"r.weight_ih_l{layer}{way}": (4 * u, inputs),
+                f"r.weight_hh_l{layer}{way}": (4 * u, u),
+            }
+            shapes |= {f"r.bias_{part}_l{layer}{way}": (4 * u,) for part in ("ih", "hh")}
+    source = filled(shapes)
+    tree = torch_tree(dict(source))
+    there = build(tree, generic.to_tensorflow(tree))
+    assert len(there) == len(tree) * 3 // 4
+    again = build(there, generic.to_torch(there))
+    found = {
+        name: leaf.array()
+        for name, leaf in zip(again.names.values(), again.leaves.values(), strict=True)
+        if isinstance(leaf, Leaf)
+    }
+    for layer in range(layers):
+        for way in ("", "_reverse")[: 1 + two]:
+            name = f"r/weight_ih_l{layer}{way}" if layers == 1 else f"r_l{layer}/weight_ih_l0{way}"
+            assert (found[name] == source[f"r.weight_ih_l{layer}{way}"]).all()
+            both = [source[f"r.bias_{part}_l{layer}{way}"] for part in ("ih", "hh")]
+            assert (found[name.replace("weight", "bias")] == both[0] + both[1]).all()
+
+
+FORMS: dict[str, Callable[[int, int], dict[str, tuple[int, ...]]]] = {
+    "keras": lambda i, u: {"a/kernel": (i, 4 * u), "a/recurrent_kernel": (u, 4 * u), "a/bias": (4 * u,)},
+    "cudnn": lambda i, u: {"a/kernel": (i, 4 * u), "a/recurrent_kernel": (u, 4 * u), "a/bias": (8 * u,)},
+    "sonnet": lambda i, u: {"a/_w_i": (i, 4 * u), "a/_w_h": (u, 4 * u), "a/b": (4 * u,)},
+    "baselines": lambda i, u: {"a/wx": (i, 4 * u), "a/wh": (u, 4 * u), "a/b": (4 * u,)},
+    "tf1": lambda i, u: {"a/basic_lstm_cell/kernel": (i + u, 4 * u), "a/basic_lstm_cell/bias": (4 * u,)},
+}
+# The gates in the order of each form, and what is added to the forget gate when it runs.
+GATES = {"keras": "ifgo", "sonnet": "ifgo", "baselines": "ifog", "tf1": "igfo"}
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def step(gates: dict[str, np.ndarray]) -> np.ndarray:
+    return sigmoid(gates["o"]) * np.tanh(sigmoid(gates["i"]) * np.tanh(gates["g"]))
+
+
+@pytest.mark.parametrize("form", GATES)
+def test_the_gates_of_every_lstm_are_where_they_belong(form: str) -> None:
+    import torch
+
+    weights = filled(FORMS[form](3, 5))
+    first, bias = next(iter(weights.values()))[:3], list(weights.values())[-1]
+    given = np.linspace(-1, 1, 3, dtype=np.float32)
+    parts = dict(zip(GATES[form], np.split(given @ first + bias, 4), strict=True))
+    tree = tensorflow_tree(weights)
+    made = build(tree, generic.to_torch(tree))
+    cell = torch.nn.LSTM(3, 5)
+    cell.load_state_dict(
+        {
+            name.removeprefix("a/"): torch.from_numpy(leaf.array().copy())
+            for name, leaf in zip(made.names.values(), made.leaves.values(), strict=True)
+            if isinstance(leaf, Leaf)
+        }
+    )
+    found = cell(torch.from_numpy(given)[None, None])[0].detach().numpy().reshape(-1)
+    np.testing.assert_allclose(found, step(parts), atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(i=sizes, u=sizes)
+def test_every_form_of_an_lstm_is_written_as_it_was_read(form: str, i: int, u: int) -> None:
+    tree = tensorflow_tree(filled(FORMS[form](i, u)))
+    (source,) = layers(tree, "tensorflow")
+    there = build(tree, generic.to_torch(tree))
+    (layer,) = layers(there, "torch")
+    assert source.kind.form == {"keras": ""}.get(form, form)
+    done = converted(there, layer, layer.kind, source.kind)
+    moves = tuple(Move(path, attributes(name), rule) for path, name, rule in done.moves)
+    back = build(there, Plan(moves, {attributes(name): leaf for name, leaf in done.added.items()}))
+    assert arrays(back) == {name: bytes(leaf.read()) for name, leaf in source.group(tree).items()}
+
+
+def test_an_attention_over_other_widths_keeps_three_projections() -> None:
+    import torch
+
+    twin = torch.nn.MultiheadAttention(8, 2, kdim=6, vdim=5, batch_first=True)
+    source = {f"a.{name}": tensor.numpy().copy() for name, tensor in twin.state_dict().items()}
+    there = build(
+        tree := torch_tree(dict(source)), generic.to_tensorflow(tree, choices(["a=attention:2"], []))
+    )
+    shapes = {there.names[path]: leaf.shape for path, leaf in there.tensors()}
+    assert shapes["a/_key_dense/kernel"] == (6, 2, 4)
+    assert shapes["a/_value_dense/kernel"] == (5, 2, 4)
+    back = build(there, generic.to_torch(there))
+    assert arrays(back) == {name: data for name, data in arrays(tree).items() if "num" not in name}
+
+
+def test_an_attention_that_is_wider_than_its_input_is_refused() -> None:
+    plan = generic.to_torch(
+        tensorflow_tree(filled(attention(2, 3, 0) | {"a/_query_dense/kernel": (5, 2, 3)}))
+    )
+    assert not plan.moves
+    assert any("one width" in note for note in plan.notes)
+
+
+def test_a_tied_tensor_goes_to_both_of_its_layers() -> None:
+    tensors = filled({"dec.weight": (7, 4), "dec.bias": (7,)})
+    tree = torch_tree(dict(tensors))
+    tied = Tree(tree.leaves, {keys("dec.weight"): (Alias(keys("emb.weight"), "emb.weight"),)})
+    there = build(tied, generic.to_tensorflow(tied, choices(["emb=embedding"], [])))
+    found = {there.names[path]: leaf.array() for path, leaf in there.tensors()}
+    assert (found["emb/embeddings"] == tensors["dec.weight"]).all()
+    assert (found["dec/kernel"] == tensors["dec.weight"].T).all()
+
+
+# --- What nobody can know ----------------------------------------------------------------------------
+
+AMBIGUOUS: dict[str, tuple[dict[str, tuple[int, ...]], tuple[str, ...]]] = {
+    "a matrix alone": ({"a.weight": (4, 4)}, ("dense", "embedding")),
+    "a vector alone": ({"a.weight": (4,)}, ("layer_norm", "rms_norm", "prelu")),
+    "one input channel": ({"a.weight": (4, 1, 3, 3), "a.bias": (4,)}, ("convolution", "depthwise")),
+    "an image's norm": (
+        {"a.weight": (2, 4, 4), "a.bias": (2, 4, 4)},
+        ("layer_norm", "layer_norm_images"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_what_may_be_several_kinds_is_asked_for(case: str) -> None:
+    shapes, kinds = AMBIGUOUS[case]
+    tree = torch_tree(dict(filled(shapes)))
+    plan = generic.to_tensorflow(tree)
+    assert not plan.moves
+    (note,) = (note for note in plan.notes if "--kind" in note)
+    assert all(f"--kind 'a={kind}'" in note for kind in kinds)
+    (layer,) = layers(tree, "torch")
+    assert tuple(dict.fromkeys(kind.name for kind in layer.kinds)) == kinds
+    with pytest.raises(MappingError, match="one of several kinds"):
+        _ = layer.kind
+    targets = set()
+    for kind in kinds:
+        found = generic.to_tensorflow(tree, choices([f"a={kind}"], []))
+        assert len(found.moves) == len(shapes)
+        targets.add(tuple((display(move.target), move.rule) for move in found.moves))
+    assert len(targets) == len(kinds)  # they really go different ways
+
+
+def test_layers_that_are_asked_for_alike_share_a_sentence() -> None:
+    tree = torch_tree(dict(filled({f"blocks.{n}.weight": (4, 4) for n in range(9)})))
+    (note,) = generic.to_tensorflow(tree).notes
+    assert note.startswith("blocks/0, blocks/1, blocks/2 and 6 more: may be dense or embedding")
+
+
+@pytest.mark.parametrize(
+    ("bias", "kinds"),
+    [((6,), {"depthwise"}), ((2,), {"convolution"}), (None, {"convolution"})],
+)
+def test_a_bias_tells_a_depthwise_kernel(bias: tuple[int, ...] | None, kinds: set[str]) -> None:
+    shapes = {"a/kernel": (5, 5, 3, 2)} | ({"a/bias": bias} if bias else {})
+    (layer,) = layers(tensorflow_tree(filled(shapes)), "tensorflow")
+    assert {kind.name for kind in layer.kinds} == kinds
+
+
+@pytest.mark.parametrize(
+    ("cls", "kind"),
+    [("DepthwiseConv2D", "depthwise"), ("Conv2D", "convolution"), ("Conv2DTranspose", "convolution")],
+)
+def test_the_class_in_the_file_tells_the_kind(cls: str, kind: str) -> None:
+    tree = tensorflow_tree(filled({"a/kernel": (3, 3, 4, 1)}))
+    assert len(layers(tree, "tensorflow")[0].kinds) == 2
+    known = Tree(tree.leaves, {}, {attributes("a"): Container("module", cls)})
+    assert layers(known, "tensorflow")[0].kind.name == kind
+
+
+def test_a_forget_bias_that_is_told_is_not_assumed() -> None:
+    tree = tensorflow_tree(filled(FORMS["tf1"](3, 2)))
+    for said, value in (([], 1.0), (["a=lstm:0"], 0.0)):
+        plan = generic.to_torch(tree, choices(said, []))
+        second = build(tree, plan)[(key("a.bias_hh_l0"),)]
+        assert isinstance(second, Leaf)
+        assert second.array().tolist() == [0, 0, value, value, 0, 0, 0, 0]
+        assert bool(plan.assumed) == (not said)
+
+
+def test_a_note_says_what_the_file_tells() -> None:
+    tree = tensorflow_tree(filled({"n/gamma": (3,), "n/beta": (3,)}))
+    assert any(note.endswith("otherwise") for note in generic.to_torch(tree).notes)
+    told = {attributes("n"): Container("module", "LayerNormalization", {"epsilon": 0.002})}
+    (note,) = generic.to_torch(Tree(tree.leaves, {}, told)).notes
+    assert "epsilon 0.002" in note
+
+
+REFUSED = {
+    "a gru that resets before": {"a/kernel": (3, 6), "a/recurrent_kernel": (2, 6), "a/bias": (6,)},
+    "a gru of sonnet": {"a/_w_i": (3, 6), "a/_w_h": (2, 6), "a/b": (6,)},
+    "a gru of tensorflow 1": {
+        f"a/gru_cell/{gate}/{name}": shape
+        for gate, width in (("gates", 4), ("candidate", 2))
+        for name, shape in (("kernel", (5, width)), ("bias", (width,)))
+    },
+    "a projection": {
+        "a/lstm_cell/kernel": (5, 16),
+        "a/lstm_cell/bias": (16,),
+        "a/lstm_cell/projection/kernel": (4, 2),
+    },
+    "slopes for every place": {"a/alpha": (3, 3, 4)},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_equivalent_is_refused_with_a_sentence(case: str) -> None:
+    plan = generic.to_torch(tensorflow_tree(filled(REFUSED[case])))
+    assert not plan.moves
+    assert any("no equivalent" in note for note in plan.notes)
+
+
+def test_a_gru_without_a_bias_does_not_say_when_it_resets() -> None:
+    tree = tensorflow_tree(filled({"a/kernel": (3, 6), "a/recurrent_kernel": (2, 6)}))
+    assert not generic.to_torch(tree).moves
+    assert len(generic.to_torch(tree, choices(["a=gru"], [])).moves) == 2
+    about = {attributes("a"): Container("module", "GRU", {"reset_after": True})}
+    assert len(generic.to_torch(Tree(tree.leaves, {}, about)).moves) == 2
+
+
+# --- Flattened images --------------------------------------------------------------------------------
+
+
+def convolutional(extra: int = 0) -> Tree:
+    shapes = {"conv/kernel": (3, 3, 2, 4), "conv/bias": (4,), "fc/kernel": (3 * 2 * 4 + extra, 5)}
+    return tensorflow_tree(filled(shapes | {"fc/bias": (5,), "out/kernel": (5, 2), "out/bias": (2,)}))
+
+
+def test_a_flattened_image_is_asked_for_and_reordered() -> None:
+    tree = convolutional()
+    plan = generic.to_torch(tree)
+    assert {display(move.target) for move in plan.moves} == {
+        f"{layer}/{name}" for layer in ("conv", "out") for name in ("weight", "bias")
+    }
+    (note,) = (note for note in plan.notes if "--flatten" in note)
+    assert "--flatten 'fc=H,W,4'" in note
+    assert "--flatten 'fc=no'" in note
+    there = build(tree, generic.to_torch(tree, choices([], ["fc=3,2,4"])))
+    image = np.random.default_rng(1).standard_normal((3, 2, 4)).astype(np.float32)
+    kernel, weight = (
+        next(leaf.array() for path, leaf in each.tensors() if display(path) == name)
+        for each, name in ((tree, "fc/kernel"), (there, "fc/weight"))
+    )
+    np.testing.assert_allclose(
+        weight @ image.transpose(2, 0, 1).reshape(-1), image.reshape(-1) @ kernel, rtol=1e-5, atol=1e-6
+    )
+    back = build(there, generic.to_tensorflow(there, choices([], ["fc=3,2,4"])))
+    assert arrays(back) == arrays(tree)
+
+
+def test_a_layer_that_takes_no_image_is_not_reordered() -> None:
+    plan = generic.to_torch(convolutional(extra=1), choices([], ["fc=no"]))
+    rules = {display(move.target): move.rule.name for move in plan.moves}
+    assert rules["fc/weight"] == "transpose"
+
+
+def test_a_second_head_on_an_image_is_asked_for_too() -> None:
+    shapes = {
+        "conv/weight": (4, 2, 3, 3),
+        "value/weight": (9, 24),
+        "value2/weight": (1, 9),
+        "adv/weight": (9, 24),
+    }
+    biases = {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items()}
+    tree = torch_tree(dict(filled({name: both for name in shapes for both in [shapes[name]]} | biases)))
+    notes = generic.to_tensorflow(tree).notes
+    asked = [note.split()[0] for note in notes if "--flatten" in note]
+    assert asked == ["value", "adv"]
+
+
+def test_a_file_that_lists_layers_by_name_is_asked_for_too() -> None:
+    shapes = {"actor/kernel": (24, 5), "actor/bias": (5,), "body/kernel": (3, 3, 2, 4), "body/bias": (4,)}
+    notes = generic.to_torch(tensorflow_tree(filled(shapes))).notes
+    assert [note.split()[0] for note in notes if "--flatten" in note] == ["actor"]
+    known = {"a_first/kernel": (7, 24), "a_first/bias": (24,)} | shapes
+    plan = generic.to_torch(tensorflow_tree(filled(known)))
+    assert len(plan.moves) == len(known)  # the layer before it gives what it takes
+
+
+def test_the_statistics_after_a_transposed_convolution_tell_its_channels() -> None:
+    norm = dict.fromkeys(("n/gamma", "n/beta", "n/moving_mean", "n/moving_variance"), (4,))
+    shapes = {"c/kernel": (3, 3, 4, 99), **norm, "out/kernel": (36, 2)}
+    (note,) = (n for n in generic.to_torch(tensorflow_tree(filled(shapes))).notes if "--flatten" in n)
+    assert "--flatten 'out=3,3,4'" in note
+
+
+# --- The command -------------------------------------------------------------------------------------
+
+
+def saved(folder: Path) -> None:
+    save(
+        torch_tree(dict(filled({"enc.weight": (4, 4), "fc.weight": (4, 4), "fc.bias": (4,)}))),
+        str(folder / "m.pt"),
+    )
+
+
+def test_the_command_says_what_it_must_be_told(tmp_path: Path) -> None:
+    saved(tmp_path)
+    ran = ckpttool("convert", "m.pt", "ckpt-1", "--to", "tf", cwd=tmp_path)
+    assert ran.status == 1
+    assert "unmapped: enc/weight" in ran.out
+    assert "enc: may be dense or embedding, which go different ways (--kind 'enc=dense' or" in ran.out
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
+    ran = ckpttool("convert", "m.pt", "ckpt-1", "--to", "tf", "--kind", "enc=embedding", cwd=tmp_path)
+    assert ran.status == 0, ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--kind", "enc=embeding"], "did you mean embedding"),
+        (["--kind", "enc=convolution"], "the layer cannot be convolution"),
+        (["--kind", "encoder=dense"], "no layer has such a name"),
+        (["--kind", "enc"], "--kind takes PATTERN=KIND"),
+        (["--flatten", "fc=7x7"], "is no shape of an image"),
+        (["--flatten", "fc=7,7,3"], "does not take that many numbers"),
+        (["--flatten", "enc=2,2", "--kind", "enc=embedding"], "only a dense layer"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(options: list[str], says: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    ran = ckpttool("convert", "m.pt", "ckpt-1", "--to", "tf", *options, cwd=tmp_path)
+    assert says in ran.out + ran.err
+    assert ran.status == 2
+    assert "Traceback" not in ran.err
+
+
+def test_kinds_are_for_what_goes_by_kinds(tmp_path: Path) -> None:
+    saved(tmp_path)
+    with pytest.raises(UsageError, match="stays as it is"):
+        convert(str(tmp_path / "m.pt"), str(tmp_path / "n.pt"), kinds=["enc=dense"])
+
+
+# --- The tables --------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_one_framework_is_one_of_the_other_or_refused() -> None:
+    of = {
+        framework: {k.name for k in KINDS if k.framework == framework}
+        for framework in ("tensorflow", "torch")
+    }
+    refused = {kind.name for kind in KINDS if kind.refused is not None}
+    assert of["tensorflow"] ^ of["torch"] == refused - (of["tensorflow"] & of["torch"])
+    assert all("/" in "".join(weight.name for weight in kind.weights) for kind in COMPOSED)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["kernel", "weight", "bias", "w", "b", "gamma", "alpha", "cell/kernel", "query/kernel"]
+            ),
+            st.lists(st.integers(0, 3), max_size=5),
+        ),
+        max_size=6,
+    )
+)
+def test_no_tree_is_a_surprise(entries: list[tuple[str, list[int]]]) -> None:
+    """Whatever stands in a tree: it is mapped, refused with a sentence, or not a layer."""
+    tree = tensorflow_tree({f"a/{name}": np.zeros(shape, np.float32) for name, shape in entries})
+    for made in (
+        generic.to_torch(tree),
+        generic.to_tensorflow(torch_tree({f"a.{n}": np.zeros(s, np.float32) for n, s in entries})),
+    ):
+        assert len({move.source for move in made.moves}) <= len(entries)

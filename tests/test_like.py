@@ -1,0 +1,457 @@
+"""`convert --like`: the user's own models are filled, and compute what the source's model computes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.agents.skeleton import child
+from ckpttool.agents.skeleton.beside import Like
+from ckpttool.agents.skeleton.calls import Calls
+from ckpttool.errors import CkpttoolError, MappingError, UsageError
+from ckpttool.ops import like as op
+from ckpttool.ops import target_model
+from ckpttool.ops.layer_options import choices
+from tests import tensorflow_child
+from tests.conftest import ROOT, refused
+from tests.conftest import ckpttool as run
+
+HERE = ROOT / "tests"
+WITHIN = 1e-5
+
+# Input shapes without the batch; whole numbers up to the one given for models of words.
+GIVEN: dict[str, tuple[tuple[int, ...], int]] = {
+    "conv_net": ((8, 10, 3), 0),
+    "old_conv_net": ((8, 10, 3), 0),
+    "stacked_lstm": ((7, 5), 0),
+    "old_stacked_lstm": ((7, 5), 0),
+    "grus": ((7, 5), 0),
+    "transformer": ((9,), 20),
+    "Subclassed": ((12,), 0),
+    "u_net": ((32, 32, 3), 0),
+    "square": ((256,), 0),
+    "TwinCritic": ((24,), 0),
+    "Tied": ((6,), 11),
+    "kinds": ((12, 12, 4), 0),
+    "Module": ((5,), 0),
+}
+
+
+class InThisProcess:
+    """What agents.skeleton.beside.Beside does, without a process: its start takes most of a test's time."""
+
+    last: InThisProcess
+
+    def __init__(self, wanted: Like) -> None:
+        self.wanted, self.session = wanted, child.Session()
+        InThisProcess.last = self
+
+    def __enter__(self) -> InThisProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _ask(self, do: str, **values: Any) -> dict[str, Any]:
+        # As it would travel.
+        return json.loads(json.dumps(child.HANDLERS[do](self.session, json.loads(json.dumps(values)))))
+
+    def build(self) -> dict[str, Any]:
+        return self._ask("build", factory=self.wanted.factory, arguments=self.wanted.arguments)
+
+    def describe(self, guessed: Any) -> Any:
+        return self._ask("describe", shapes=self.wanted.shapes, guessed=guessed)["modules"]
+
+    def save(self, file: str, form: str) -> str:
+        return str(self._ask("save", file=file, form=form)["file"])
+
+    def number(self) -> bool:
+        return bool(self._ask("number")["done"])
+
+    def load(self, file: str, form: str) -> None:
+        self._ask("load", file=file, form=form)
+
+
+def fill(source: str, target: str, to: str, factory: str, shapes: Any = (), **how: Any) -> op.Filled:
+    """Fill a model of a file beside this one, in this process."""
+    before = target_model.Beside
+    target_model.Beside = InThisProcess  # type: ignore[assignment,misc]
+    path, folder = list(sys.path), os.getcwd()
+    os.chdir(HERE)
+    try:
+        return op.like(source, target, to, Like(factory, shapes=tuple(shapes)), op.How(**how))
+    finally:
+        target_model.Beside = before  # type: ignore[misc]
+        sys.path[:] = path
+        os.chdir(folder)
+
+
+def inputs(name: str, shape: tuple[int, ...], words: int) -> np.ndarray:
+    generator = np.random.default_rng(len(name))
+    if words:
+        return generator.integers(0, words, (3, *shape)).astype(np.int32)
+    return generator.standard_normal((3, *shape)).astype(np.float32)
+
+
+# In a process with TensorFlow.
+
+
+def saved_by_keras(folder: Path) -> dict[str, Any]:
+    """Save every model with random weights in its form; return the files."""
+    sys.path.insert(0, str(HERE))
+    import like_keras
+    import tensorflow as tf
+
+    files = {}
+    for name, (shape, words) in GIVEN.items():
+        if name.startswith("old_") and like_keras.tf_keras is None:
+            continue
+        model = getattr(like_keras, name)()
+        given = inputs(name, shape, words)
+        model(given)
+        scramble(model)
+        file = folder / name
+        if like_keras.FORMS[name] == "keras":
+            model.save_weights(f"{file}.weights.h5")
+            files[name] = f"{file}.weights.h5"
+        else:
+            files[name] = tf.train.Checkpoint(model).save(str(file))
+        np.save(f"{file}.npy", np.asarray(model(given)))
+    return files
+
+
+def scramble(model: Any) -> None:
+    generator = np.random.default_rng(7)
+    for variable in getattr(model, "weights", None) or model.variables:
+        if "seed" in variable.name:
+            continue
+        value = generator.standard_normal(tuple(variable.shape)).astype(np.float32)
+        scale = 1 / np.sqrt(max(1, np.prod(value.shape[:-1]))) if value.ndim > 1 else 0.3
+        variable.assign(np.abs(value) + 0.5 if "variance" in variable.name else scale * value)
+
+
+def filled_in_keras(folder: Path) -> dict[str, Any]:
+    """Fill every Keras model from its twin's file; return how far its outputs are from the twin's."""
+    sys.path.insert(0, str(HERE))
+    import like_keras
+
+    found = {}
+    for name, (shape, words) in GIVEN.items():
+        if name.startswith("old_") and like_keras.tf_keras is None:
+            continue
+        form = like_keras.FORMS[name]
+        target = str(folder / f"back_{name}") + (".weights.h5" if form == "keras" else "-1")
+        try:
+            done = fill(str(folder / f"{name}.pt"), target, form, f"like_keras:{name}", [shape])
+        except CkpttoolError as error:
+            found[name] = {"error": str(error)}
+            continue
+        if done.sha256 is None:
+            found[name] = {"error": f"{done.report.unused} {done.report.missing} {done.report.notes}"}
+            continue
+        # It has restored the file and asserted that all of it was consumed.
+        model, given = InThisProcess.last.session.model, inputs(name, shape, words)
+        there = np.load(folder / f"torch_{name}.npy")
+        found[name] = {"error": None, "far": float(np.abs(np.asarray(model(given)) - there).max())}
+    return found
+
+
+# In this process, where PyTorch is.
+
+
+@pytest.fixture(scope="module")
+def keras_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    pytest.importorskip("tensorflow")
+    folder = tmp_path_factory.mktemp("like")
+    return folder, tensorflow_child.run(__file__, "saved_by_keras", folder)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_twin_computes_what_keras_computes(name: str, keras_files: tuple[Path, dict[str, str]]) -> None:
+    torch = pytest.importorskip("torch")
+    folder, files = keras_files
+    if name not in files:
+        pytest.skip("needs tf_keras")
+    sys.path.insert(0, str(HERE))
+    import like_torch
+
+    twin = like_torch.TWINS[name]
+    target = folder / f"to_{name}.pt"
+    shapes = like_torch.SHAPES.get(name, ())
+    done = fill(files[name], str(target), "torch", f"like_torch:{twin.__name__}", shapes)
+    assert done.sha256, (done.report.unused, done.report.missing, done.report.notes)
+    assert done.loaded
+    model = twin()
+    model.load_state_dict(torch.load(target), strict=True)
+    given = torch.tensor(inputs(name, *GIVEN[name]))
+    found = model.eval()(given).detach().numpy()
+    np.testing.assert_allclose(found, np.load(folder / f"{name}.npy"), atol=WITHIN, rtol=WITHIN)
+
+
+@pytest.fixture(scope="module")
+def back(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """How far every Keras model is from its twin, whose random weights it was filled with."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("tensorflow")
+    sys.path.insert(0, str(HERE))
+    import like_torch
+
+    folder = tmp_path_factory.mktemp("back")
+    torch.manual_seed(3)
+    for name, twin in like_torch.TWINS.items():
+        model = twin().eval()
+        with torch.no_grad():
+            for key, value in model.state_dict().items():
+                if "running_var" in key:
+                    value.uniform_(0.5, 2)
+                elif value.is_floating_point() and value.ndim == 1:
+                    value.normal_(0, 0.3)
+            given = torch.tensor(inputs(name, *GIVEN[name]))
+            np.save(folder / f"torch_{name}.npy", model(given).numpy())
+        torch.save(model.state_dict(), folder / f"{name}.pt")
+    found: dict[str, Any] = tensorflow_child.run(__file__, "filled_in_keras", folder)
+    return found
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", GIVEN)
+def test_keras_computes_what_its_twin_computes(name: str, back: dict[str, Any]) -> None:
+    if name not in back:
+        pytest.skip("needs tf_keras")
+    assert back[name]["error"] is None
+    assert back[name]["far"] < WITHIN
+
+
+# What is open, and what is wrong.
+
+
+def arrays(tmp_path: Path, **named: np.ndarray) -> str:
+    """Return an npz file of arrays whose names have / for __."""
+    np.savez(tmp_path / "source.npz", **{name.replace("__", "/"): array for name, array in named.items()})
+    return str(tmp_path / "source.npz")
+
+
+def dense(tmp_path: Path, *names: str, inputs: int = 4, outputs: int = 4) -> str:
+    generator = np.random.default_rng(1)
+    found = {}
+    for name in names:
+        found[f"{name}__kernel"] = generator.standard_normal((inputs, outputs)).astype(np.float32)
+        found[f"{name}__bias"] = generator.standard_normal(outputs).astype(np.float32)
+    return arrays(tmp_path, **found)
+
+
+def loaded(file: Path) -> dict[str, np.ndarray]:
+    torch = pytest.importorskip("torch")
+    return {key: value.numpy() for key, value in torch.load(file).items()}
+
+
+@pytest.mark.torch
+def test_what_no_name_and_no_order_decides_is_asked_for(tmp_path: Path) -> None:
+    source, target = dense(tmp_path, "body", "head"), tmp_path / "out.pt"
+    # An npz lists its arrays by name: their order says nothing.
+    found = fill(source, str(target), "torch", "like_small:Pair")
+    (group,) = found.ambiguous
+    assert (group.sources, group.targets) == (("body", "head"), ("left", "right"))
+    assert not found.report.complete
+    assert not target.exists()
+    found = fill(source, str(target), "torch", "like_small:Pair", pairs=(("head", "left"), ("body", "right")))
+    assert [(m.source, m.target, m.by) for m in found.matched] == [
+        ("head", "left", "given"),
+        ("body", "right", "given"),
+    ]
+    kernel = np.load(source)["head/kernel"]
+    assert (loaded(target)["left.weight"] == kernel.T).all()
+
+
+@pytest.mark.torch
+def test_what_stays_open_keeps_its_initial_values_if_that_is_allowed(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    target = tmp_path / "out.pt"
+    torch.manual_seed(5)
+    found = fill(dense(tmp_path, "left"), str(target), "torch", "like_small:Pair", allow_missing=True)
+    assert found.report.missing == ("right/weight", "right/bias")
+    torch.manual_seed(5)
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    initial = like_small.Pair().right.weight.detach().numpy()
+    assert (loaded(target)["right.weight"] == initial).all()
+
+
+@pytest.mark.torch
+def test_one_name_and_two_shapes_is_told_with_both(tmp_path: Path) -> None:
+    with pytest.raises(MappingError) as caught:
+        fill(dense(tmp_path, "fc", outputs=5), str(tmp_path / "out.pt"), "torch", "like_small:Named")
+    assert "fc and fc belong together" in str(caught.value)
+    assert "[4, 5]" in str(caught.value)
+    assert "[4, 4]" in str(caught.value)
+
+
+@pytest.mark.torch
+def test_shapes_that_fit_nothing_are_told_with_both(tmp_path: Path) -> None:
+    source = dense(tmp_path, "q", outputs=5)
+    found = fill(source, str(tmp_path / "out.pt"), "torch", "like_small:Named")
+    (note,) = [note for note in found.report.notes if "nothing in the source fits" in note]
+    assert "fc (dense kernel [4, 4])" in note
+    assert "q (dense kernel [4, 5])" in note
+
+
+@pytest.mark.torch
+def test_another_element_type_is_refused(tmp_path: Path) -> None:
+    source = arrays(tmp_path, fc__kernel=np.zeros((4, 4)), fc__bias=np.zeros(4))
+    with pytest.raises(MappingError, match="float64"):
+        fill(source, str(tmp_path / "out.pt"), "torch", "like_small:Named")
+
+
+@pytest.mark.torch
+def test_a_flattened_image_is_asked_for_and_seen_in_a_call(tmp_path: Path) -> None:
+    kernel = np.arange(12 * 4, dtype=np.float32).reshape(12, 4)
+    source = arrays(
+        tmp_path,
+        conv__kernel=np.zeros((3, 3, 1, 2), np.float32),
+        conv__bias=np.zeros(2, np.float32),
+        fc__kernel=kernel,
+        fc__bias=np.zeros(4, np.float32),
+    )
+    target = tmp_path / "out.pt"
+    found = fill(source, str(target), "torch", "like_small:Image")
+    assert any("--flatten" in note for note in found.report.notes)
+    assert not target.exists()
+    fill(source, str(target), "torch", "like_small:Image", [(1, 4, 5)])
+    wanted = kernel.reshape(2, 3, 2, 4).transpose(3, 2, 0, 1).reshape(4, 12)
+    assert (loaded(target)["fc.weight"] == wanted).all()
+    fill(source, str(tmp_path / "said.pt"), "torch", "like_small:Image", choices=choices((), ("fc=2,3,2",)))
+    assert (loaded(tmp_path / "said.pt")["fc.weight"] == wanted).all()
+
+
+@pytest.mark.torch
+def test_a_lazy_module_gets_its_shape_from_the_source(tmp_path: Path) -> None:
+    found = fill(dense(tmp_path, "fc", inputs=7), str(tmp_path / "out.pt"), "torch", "like_small:Lazy")
+    assert found.loaded
+    assert loaded(tmp_path / "out.pt")["fc.weight"].shape == (4, 7)
+
+
+@pytest.mark.torch
+def test_one_tensor_does_not_stand_for_two_that_differ(tmp_path: Path) -> None:
+    one, two = (np.full((4, 4), number, np.float32) for number in (1, 2))
+    with pytest.raises(MappingError, match="one tensor where the source has two"):
+        fill(
+            arrays(tmp_path, one__kernel=one, two__kernel=two),
+            "out.pt",
+            "torch",
+            "like_small:TiedPair",
+            dry_run=True,
+        )
+    same = fill(
+        arrays(tmp_path, one__kernel=one, two__kernel=one),
+        str(tmp_path / "out.pt"),
+        "torch",
+        "like_small:TiedPair",
+    )
+    assert same.loaded
+
+
+@pytest.mark.torch
+def test_a_model_that_holds_other_values_afterwards_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InThisProcess, "load", lambda *_: None)
+    with pytest.raises(MappingError, match="other values"):
+        fill(dense(tmp_path, "fc"), str(tmp_path / "out.pt"), "torch", "like_small:Named")
+    assert [file.name for file in tmp_path.iterdir()] == ["source.npz"]
+
+
+WRONG = {
+    "nowhere_at_all:X": "no module nowhere_at_all",
+    "like_broken:raisses": "like_broken has no raisses",
+    "like_broken:raises": "raises ValueError: no model of width 1",
+    "like_broken:leaves": "raises SystemExit: usage: train.py",
+    "like_broken:no_model": "makes no model",
+    "like_broken:NUMBER": "makes no model",
+    "like_broken": "--like takes package.module:factory",
+    "like_broken.py:raises": "not of a file",
+}
+
+
+@pytest.mark.parametrize("factory", WRONG)
+def test_a_wrong_factory_is_one_sentence(factory: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        fill(dense(tmp_path, "fc"), str(tmp_path / "out.pt"), "torch", factory)
+    assert WRONG[factory] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_factory_that_raises_in_its_process_is_one_sentence(tmp_path: Path) -> None:
+    source = dense(tmp_path, "fc")
+    ran = run("convert", source, tmp_path / "out.pt", "--like", "like_broken:raises", cwd=HERE)
+    assert WRONG["like_broken:raises"] in refused(ran)
+
+
+@pytest.mark.torch
+def test_the_command_runs_the_users_code_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\nprint('noise')\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, width):\n        super().__init__(nn.Linear(4, width))\n"
+    )
+    source = dense(tmp_path, "fc", outputs=3)
+    command = ("convert", source, "out.pt", "--like", "own:Net", "--like-args", '{"width": 3}', "--json")
+    ran = run(*command, cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    told = ran.json()
+    assert told["loaded"]
+    assert told["matched"] == [
+        {"source": "fc", "target": "0", "kind": "dense", "by": "order", "confidence": "medium"}
+    ]
+    assert run("digest", tmp_path / "out.pt", "--check", tmp_path / "out.pt.ckpttool.json").status == 0
+
+
+@pytest.mark.parametrize(
+    "options", [("--like-args", "{"), ("--like-args", "3"), ("--input-shape", "3,x"), ("--match", "fc")]
+)
+def test_options_that_make_no_sense(options: tuple[str, str], tmp_path: Path) -> None:
+    ran = run("convert", dense(tmp_path, "fc"), tmp_path / "out.pt", "--like", "a:b", *options)
+    assert ran.status == 2
+    assert options[0] in ran.err or "shape" in ran.err
+
+
+def test_what_old_interpreters_run_is_written_for_them() -> None:
+    """Python 3.7 has no positional-only arguments, no walrus, no unions that are evaluated."""
+    package = ROOT / "ckpttool"
+    files = [*(package / "agents" / "skeleton").glob("*.py"), package / "agents" / "messages.py"]
+    files += [package / "errors.py", package / "__init__.py", package / "agents" / "__init__.py"]
+    for file in files:
+        if file.name == "beside.py":
+            continue
+        tree = ast.parse(file.read_text(), feature_version=(3, 7))
+        for node in ast.walk(tree):
+            assert not isinstance(node, ast.NamedExpr | ast.Match), file
+        assert "removeprefix" not in file.read_text(), file
+        assert "zip(" not in file.read_text(), file  # strict is 3.10
+
+
+def seen(*calls: tuple[int, tuple[int, ...], tuple[int, ...]]) -> dict[int, list[int]]:
+    """Return what is flattened where: each module's number, the shape that it took and gave."""
+    found = Calls()
+    found.seen = list(calls)
+    return found.flattened()
+
+
+def test_flattening_is_seen_in_calls() -> None:
+    image = (1, (1, 8, 8, 3), (1, 6, 6, 4))
+    assert seen(image, (2, (1, 144), (1, 16)), (3, (1, 16), (1, 2))) == {2: [6, 6, 4], 3: []}
+    # What pooling leaves is no image, and who takes it flattens nothing.
+    assert seen(image, (0, (1, 6, 6, 4), (1, 4)), (2, (1, 4), (1, 2))) == {2: []}
+    # A sequence may have its channels first or last: nobody knows.
+    assert seen((1, (1, 9, 3), (1, 7, 4)), (0, (1, 7, 4), (1, 28)), (2, (1, 28), (1, 2))) == {}
+    assert seen((2, (1, 28), (1, 2))) == {2: []}

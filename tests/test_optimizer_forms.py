@@ -1,0 +1,295 @@
+"""Optimizers without a framework: parameter groups of torch, what nobody tells, what two options say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.errors import UsageError
+from ckpttool.formats.keras_facts import facts
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts import td3_tf
+from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.recognise import recognise
+from ckpttool.leaf import Leaf, ValueLeaf
+from ckpttool.mapping.numbers import Scaled
+from ckpttool.mapping.plan import Plan
+from ckpttool.ops.convert import convert
+from ckpttool.ops.optimizer_options import Stated
+from ckpttool.ops.restore import canonical_tree
+from ckpttool.ops.save import save
+from ckpttool.tree import Container, Tree
+from tests.conftest import TF_SAMPLE, ckpttool
+from tests.trees import leaf, torch_dense, torch_tree
+
+NAME = "actor_optimizer"
+WEIGHTS = {
+    name: array
+    for number, sizes in enumerate([(3, 4), (4, 4), (4, 4), (4, 2)], start=1)
+    for name, array in torch_dense(np.random.default_rng(number), f"l{number}", *sizes).items()
+}
+ADAM = {"lr": 0.5, "betas/0": 0.9, "betas/1": 0.999, "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False}
+SGD = {"lr": 0.5, "momentum": 0.5, "dampening": 0, "weight_decay": 0, "nesterov": False}
+
+
+def agent(
+    groups: list[list[str]], *settings: dict[str, object], slots: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+) -> Tree:
+    """A torch actor of four layers and the state_dict of its optimizer, in these groups of parameters."""
+    entries: dict[str, object] = {f"actor/{name}": array for name, array in WEIGHTS.items()}
+    entries["actor_target/l1.weight"] = WEIGHTS["l1.weight"]
+    entries["actor_target/l1.bias"] = WEIGHTS["l1.bias"]
+    number = 0
+    for group, (names, own) in enumerate(zip(groups, settings, strict=True)):
+        entries |= {f"{NAME}/param_groups/{group}/{key}": value for key, value in own.items()}
+        for position, name in enumerate(names):
+            entries[f"{NAME}/param_groups/{group}/params/{position}"] = number
+            entries[f"{NAME}/state/{number}/step"] = np.array(7, np.float32)
+            entries |= {
+                f"{NAME}/state/{number}/{slot}": np.full_like(WEIGHTS[name], number + 1) for slot in slots
+            }
+            number += 1
+    return torch_tree({**entries, "total_it": 1})
+
+
+def bound(tree: Tree) -> Binding:
+    found = recognise(tree, "agent")
+    assert found is not None
+    return found
+
+
+def canonical(tree: Tree) -> dict[str, Leaf | ValueLeaf]:
+    made = canonical_tree(tree, bound(tree).moves)
+    return {made.names[path]: found for path, found in made.items()}
+
+
+def in_keras(tree: Tree) -> Plan:
+    binding = bound(tree)
+    return td3_tf.plan(binding, canonical_tree(tree, binding.moves), {})
+
+
+KERNELS = [name for name in WEIGHTS if name.endswith("weight")]
+BIASES = [name for name in WEIGHTS if name.endswith("bias")]
+
+
+@pytest.mark.parametrize("first", [KERNELS, BIASES])
+def test_kernels_and_biases_apart_are_known_by_their_shapes(first: list[str]) -> None:
+    groups = [first, [name for name in WEIGHTS if name not in first]]
+    found = canonical(agent(groups, {**ADAM, "weight_decay": 0.25}, ADAM))
+    for number, name in enumerate([*groups[0], *groups[1]]):
+        layer, _, kind = name.partition(".")
+        place = f"{int(layer[1]) - 1}/{'kernel' if kind == 'weight' else 'bias'}"
+        moment = found[f"{NAME}/m/{place}"]
+        assert isinstance(moment, Leaf)
+        assert moment.array().reshape(-1)[0] == number + 1
+        assert found[f"{NAME}/weight_decay/{place}"] == ValueLeaf(0.25 if name in first else 0.0)
+    assert found[f"{NAME}/learning_rate"] == ValueLeaf(0.5)  # on which they agree
+
+
+def test_groups_that_could_be_shared_out_in_two_ways_are_left_unmapped() -> None:
+    # Layers 2 and 3 are alike: either could be the first group's.
+    groups = [["l2.weight", "l2.bias"], [name for name in WEIGHTS if not name.startswith("l2")]]
+    binding = bound(agent(groups, ADAM, ADAM))
+    assert not any(move.target[0].value == NAME for move in binding.moves.moves)
+    assert any("parameter groups do not match" in note for note in binding.moves.notes)
+
+
+def test_names_tell_what_shapes_do_not() -> None:
+    groups = [["l2.bias", "l2.weight"], [name for name in WEIGHTS if not name.startswith("l2")]]
+    named = [
+        {**ADAM, "lr": rate, **{f"param_names/{n}": name for n, name in enumerate(names)}}
+        for names, rate in zip(groups, (0.25, 0.5), strict=True)
+    ]
+    tree = agent(groups, *named)
+    found = canonical(tree)
+    assert found[f"{NAME}/learning_rate/1/kernel"] == ValueLeaf(0.25)
+    assert found[f"{NAME}/learning_rate/2/kernel"] == ValueLeaf(0.5)
+    moment = found[f"{NAME}/m/1/kernel"]
+    assert isinstance(moment, Leaf)
+    assert moment.array()[0, 0] == 2  # the second parameter of its group
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_go_through_the_canonical_agent_and_come_back(tmp_path: Path, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    names = list(WEIGHTS)
+    generator.shuffle(names)
+    groups = [names[:2], names[2:5], names[5:]]
+    settings = [
+        {**ADAM, "weight_decay": 0.1 * n, **{f"param_names/{k}": name for k, name in enumerate(group)}}
+        for n, group in enumerate(groups)
+    ]
+    save(agent(groups, *settings), str(tmp_path / "a.pt"))
+    convert(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), layout="td3_torch")
+    before, after = (open_checkpoint(str(tmp_path / name)).tree for name in ("a.pt", "b.pt"))
+    there = {after.names[path]: _content(found) for path, found in after.items()}
+    assert all(there[before.names[path]] == _content(found) for path, found in before.items())
+
+
+def _content(found: Leaf | ValueLeaf) -> object:
+    return bytes(found.read()) if isinstance(found, Leaf) else found.value
+
+
+@pytest.mark.parametrize(
+    ("settings", "slots", "whose"),
+    [
+        ({"betas/0": 0.9, "momentum_decay": 0.1}, ("exp_avg", "exp_avg_sq"), "NAdam"),
+        ({"betas/0": 0.9, "foreach": None}, ("exp_avg", "exp_inf"), "Adamax"),
+        ({"betas/0": 0.9, "foreach": None}, ("exp_avg", "exp_avg_sq"), "RAdam"),
+        ({"lr_decay": 0}, ("sum",), "Adagrad"),
+        ({"rho": 0.9}, ("square_avg", "acc_delta"), "Adadelta"),
+    ],
+)
+def test_other_optimizers_of_torch_are_named(
+    settings: dict[str, object], slots: tuple[str, ...], whose: str
+) -> None:
+    binding = bound(agent([list(WEIGHTS)], {"lr": 0.1, **settings}, slots=slots))
+    assert not any(move.target[0].value == NAME for move in binding.moves.moves)
+    assert any(whose in note for note in binding.moves.notes)
+
+
+def test_rates_that_differ_have_no_place_in_keras() -> None:
+    groups = [KERNELS, BIASES]
+    tree = agent(groups, {**ADAM, "lr": 0.25}, ADAM)
+    plan = in_keras(tree)
+    made = canonical_tree(tree, bound(tree).moves)
+    placed = {move.source for move in plan.moves} | set(plan.consumed)
+    left = {made.names[path] for path in made if path not in placed}
+    assert {name.rpartition("/")[0] for name in left} == {
+        f"{NAME}/learning_rate/{n}" for n in range(len(KERNELS))
+    }
+
+
+def test_dampening_has_no_place_in_keras() -> None:
+    tree = agent([list(WEIGHTS)], {**SGD, "dampening": 0.1}, slots=("momentum_buffer",))
+    plan = in_keras(tree)
+    made = canonical_tree(tree, bound(tree).moves)
+    placed = {move.source for move in plan.moves} | set(plan.consumed)
+    assert {made.names[path] for path in made if path not in placed} == {f"{NAME}/dampening"}
+
+
+def test_a_velocity_is_minus_the_buffer_times_the_rate() -> None:
+    tree = agent([list(WEIGHTS)], SGD, slots=("momentum_buffer",))
+    rules = [
+        move.rule
+        for move in in_keras(tree).moves
+        if len(move.source) > 2 and move.source[1].value == "buffer"
+    ]
+    assert len(rules) == len(WEIGHTS)
+    assert all(rule.leaf(leaf(np.ones((2, 2), np.float32), "")).array().max() == -0.5 for rule in rules)  # type: ignore[union-attr]
+
+
+@given(
+    value=st.floats(width=32, min_value=-1e6, max_value=1e6, allow_subnormal=False),
+    factor=st.floats(min_value=1e-6, max_value=1e3),
+)
+def test_a_scaled_number_comes_back_but_for_rounding(value: float, factor: float) -> None:
+    before = leaf(np.array([value], np.float32), "")
+    rule = Scaled(-factor)
+    between = rule.leaf(before)
+    after = rule.inverse(before).leaf(between)
+    assert isinstance(between, Leaf)
+    assert isinstance(after, Leaf)
+    if abs(between.array().item()) > 1e-30:
+        np.testing.assert_allclose(after.array(), before.array(), rtol=2e-7)
+
+
+# --- What a person says ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def momentum(tmp_path: Path) -> Path:
+    """Objects of Keras whose optimizer is SGD with momentum, without a sidecar."""
+    save(agent([list(WEIGHTS)], SGD, slots=("momentum_buffer",)), str(tmp_path / "sgd.pt"))
+    convert(str(tmp_path / "sgd.pt"), str(tmp_path / "sgd-1"), to="tf", allow_missing=True)
+    (tmp_path / "sgd-1.ckpttool.json").unlink()
+    return tmp_path / "sgd-1"
+
+
+def test_a_momentum_that_nobody_tells_is_missing(momentum: Path, tmp_path: Path) -> None:
+    done = convert(str(momentum), str(tmp_path / "out.pt"))
+    assert not done.written
+    assert done.report.missing == (f"{NAME}/param_groups/0/momentum",)
+    assert any(f"--optimizer {NAME}/momentum=0.9" in note for note in done.report.notes)
+    done = convert(str(momentum), str(tmp_path / "out.pt"), optimizer=[f"{NAME}/momentum=0.5"])
+    assert done.written
+    tree = open_checkpoint(str(tmp_path / "out.pt")).tree
+    values = {tree.names[path]: found.value for path, found in tree.plain()}
+    assert values[f"{NAME}/param_groups/0/momentum"] == 0.5
+    moments = {tree.names[path]: found.array() for path, found in tree.tensors() if found.slot}
+    assert [moments[f"{NAME}/state/{n}/momentum_buffer"].max() for n in range(3)] == [1, 2, 3]
+    receipt = json.loads((tmp_path / "out.pt.ckpttool.json").read_text())
+    assert receipt["provenance"]["optimizer"] == f"given: {NAME}/momentum=0.5"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--optimizer", "x_optimizer/momentum=1"), "the agent has no x_optimizer"),
+        (("--optimizer", "critic_optimizer/nomentum=1"), "did you mean momentum"),
+        (("--optimizer", "critic_optimizer/epsilon=small"), "'small' is no number"),
+        (("--optimizer", "critic_optimizer/learning_rate=1"), "the checkpoint itself says"),
+        (("--l2", "critic/**/kernel"), "no pattern and factor"),
+        (("--l2", "critic/**/kernel=-1"), "no pattern and factor"),
+        (("--l2", "critic/**/kernle=0.01"), "fits no weight that is trained"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
+    ran = ckpttool("convert", TF_SAMPLE, tmp_path / "x.pt", *options)
+    assert ran.status == 2
+    assert sentence in ran.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_penalties_are_keras_own(tmp_path: Path) -> None:
+    save(agent([list(WEIGHTS)], ADAM), str(tmp_path / "a.pt"))
+    with pytest.raises(UsageError, match="--l2 is for networks of Keras"):
+        convert(str(tmp_path / "a.pt"), str(tmp_path / "b-1"), to="tf", l2=["actor/**=0.1"])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_penalties_in_the_configurations_of_layers_are_taken(version: int) -> None:
+    config = {"class_name": "L2", "config": {"l2": 0.25}}
+    if version == 3:
+        config |= {"module": "keras.regularizers", "registered_name": None}
+    found = facts({"units": 4, "kernel_regularizer": config, "bias_regularizer": None})
+    assert found == {"units": 4, "kernel_regularizer": "L2", "kernel_regularizer_l2": 0.25}
+    tree = open_checkpoint(str(TF_SAMPLE)).tree
+    binding = recognise(tree, TF_SAMPLE.name)
+    assert binding is not None
+    held = {
+        path[:-1]: Container("module", "Dense", found) for path in tree if "critic/q1/l" in tree.names[path]
+    }
+    known = Stated().into(None, binding, Tree(tree.leaves, tree.aliases, held))
+    assert known is not None
+    assert known.optimizers == {
+        "critic_optimizer": {
+            "weight_decay": 0.0,
+            **{f"weight_decay/q1/{number}/kernel": 0.5 for number in range(3)},
+        }
+    }
+    assert known.provenance["l2"] == "read from the file's configurations"
+    assert Stated().into(None, binding, tree) is None
+
+
+@pytest.mark.parametrize("config", [{"l1": 0.1, "l2": 0.1}, {"l1": 0.1}, {"l2": "much"}, None])
+def test_other_penalties_are_none_of_ours(config: object) -> None:
+    assert "kernel_regularizer_l2" not in facts(
+        {"kernel_regularizer": {"class_name": "L1L2", "config": config}}
+    )
+
+
+def test_one_penalty_makes_groups_of_every_optimizer_it_names(tmp_path: Path) -> None:
+    done = convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), l2=["critic/**/kernel=0.01"])
+    assert done.written
+    tree = open_checkpoint(str(tmp_path / "x.pt")).tree
+    values = {tree.names[path]: found.value for path, found in tree.plain()}
+    assert [values[f"critic_optimizer/param_groups/{n}/weight_decay"] for n in range(2)] == [0.02, 0.0]
+    assert "actor_optimizer/param_groups/1/lr" not in values
+    names = [values[f"critic_optimizer/param_groups/1/param_names/{n}"] for n in range(6)]
+    assert all(str(name).endswith("bias") for name in names)

@@ -1,0 +1,85 @@
+"""Other people's actors and critics, converted and run by both frameworks, optimizers included."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from ckpttool.agents.worker import Worker
+from ckpttool.ops import verify as op
+from ckpttool.ops.convert import convert
+
+TWINS = ["critic/q1", "critic/q2"]
+TARGETS = ["actor_target", "critic_target/q1", "critic_target/q2"]
+KERAS_RL = "tf/keras_h5/yosider_kerasrl/ddpg_Pendulum-v0_weights"
+# Where it lies, what it becomes, what is compared, whether it can be trained on.
+PAIRS: dict[str, tuple[str, str, list[str], bool]] = {
+    "keras-rl's DDPG actor": (f"{KERAS_RL}_actor.h5f", "x.pt", ["actor"], False),
+    "TD3 of Stable-Baselines 2": (
+        "tf/sb2/zoo/td3_LunarLanderContinuous-v2.pkl",
+        "x.pt",
+        ["actor", *TWINS, *TARGETS],
+        True,
+    ),
+    "DDPG of Stable-Baselines 2": (
+        "tf/sb2/zoo/ddpg_Pendulum-v0.pkl",
+        "x.pt",
+        ["actor", "actor_target", "critic/q1", "critic_target/q1"],
+        True,
+    ),
+    "TD3 of the authors' code": (
+        "torch/fujimoto/bmcnns/models/TD3_HalfCheetah-v3_0",
+        "x-1.index",
+        ["actor", *TWINS],
+        True,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[dict[str, Worker]]:
+    """A process of each framework, which all pairs share."""
+    for framework in ("torch", "tensorflow"):
+        if importlib.util.find_spec(framework) is None:
+            pytest.skip(f"{framework} is not installed")
+    with Worker("tensorflow", threads=1) as one, Worker("torch", threads=1) as other:
+        yield {"tensorflow": one, "torch": other}
+
+
+@pytest.mark.corpus
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_is_one_agent(
+    corpus: Path, running: dict[str, Worker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    def shared(backend: str, **_: object) -> AbstractContextManager[Worker]:
+        return nullcontext(running[backend])
+
+    monkeypatch.setattr(op, "Worker", shared)
+    place, target, networks, trains = PAIRS[name]
+    done = convert(str(corpus / place), str(tmp_path / target), allow_missing=True)
+    assert done.written
+    assert {n.name for n in done.parity} == set(networks)
+    assert all(n.within and n.max_abs == 0 for n in done.parity)
+    found = op.verify(str(corpus / place), done.target, steps=3 if trains else None)
+    assert sorted(found.backends) == ["tensorflow", "torch"]
+    assert {n.name for n in found.networks} == set(networks)
+    assert found.within, found.document()
+    if trains:
+        assert found.training is not None
+        exact = [moved.relative for moved in found.training.moved if moved.dtype == "float64"]
+        assert max(exact) < 1e-10
+
+
+@pytest.mark.corpus
+def test_a_critic_that_nobody_can_run_is_written_and_said(corpus: Path, tmp_path: Path) -> None:
+    """keras-rl's critic alone does not tell whether its observation or its action comes first."""
+    done = convert(str(corpus / f"{KERAS_RL}_critic.h5f"), str(tmp_path / "x.pt"), allow_missing=True)
+    assert done.written
+    assert not done.parity
+    assert any(note.startswith("critic/q1 was not compared: ") for note in done.report.notes)

@@ -1,0 +1,421 @@
+"""`verify --train-step`: an optimizer that arrived goes on alike, one that lost something does not."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool import sidecar
+from ckpttool.agents.backends import numpy as reference
+from ckpttool.agents.network import (
+    Activation,
+    Affine,
+    Clip,
+    Concat,
+    Dense,
+    Flatten,
+    Layer,
+    LayerNorm,
+    Network,
+    Node,
+)
+from ckpttool.agents.policy import Policy
+from ckpttool.agents.training.learner import Adam, Batch, Learner, trained
+from ckpttool.agents.training.td3 import Trained, train
+from ckpttool.agents.worker import Worker
+from ckpttool.errors import UsageError
+from ckpttool.leaf import Leaf, ValueLeaf
+from ckpttool.leaf import Path as TreePath
+from ckpttool.ops import train_step as proof
+from ckpttool.ops import verify as op
+from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest
+from ckpttool.ops.train_step import train_step
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool
+from tests.mutants import Change, Leaves, changed
+from tests.trees import leaf
+
+FRAMEWORKS = ("torch", "tensorflow")
+HIDDEN = 16
+OBS, ACT = 5, 2
+
+# --- Learners made for the purpose ------------------------------------------------------------------
+
+
+def chain(inputs: tuple[tuple[str, int], ...], layers: list[Layer]) -> Network:
+    nodes = [Node(Concat(), (0, 1))] if len(inputs) > 1 else []
+    for layer in layers:
+        nodes.append(Node(layer, (len(inputs) + len(nodes) - 1,)))
+    return Network(inputs, tuple(nodes), len(inputs) + len(nodes) - 1)
+
+
+def dense(generator: np.random.Generator, n_in: int, n_out: int, scale: float = 1.0) -> Dense:
+    kernel = scale * generator.normal(size=(n_in, n_out)) / np.sqrt(n_in)
+    return Dense(kernel.astype(np.float32), (scale * generator.normal(size=n_out) / 10).astype(np.float32))
+
+
+def actor(generator: np.random.Generator) -> Network:
+    layers = [
+        Affine(np.full(OBS, 0.7, np.float32), np.full(OBS, 0.1, np.float32)),
+        Clip(np.full(OBS, -2, np.float32), np.full(OBS, 2, np.float32)),
+        dense(generator, OBS, HIDDEN),
+        Activation("silu"),
+        dense(generator, HIDDEN, ACT),
+        Activation("tanh"),
+        Affine(np.full(ACT, 2, np.float32), np.zeros(ACT, np.float32)),
+    ]
+    return chain((("obs", OBS),), layers)
+
+
+def critic(generator: np.random.Generator, scale: float) -> Network:
+    layers = [
+        dense(generator, OBS + ACT, HIDDEN),
+        LayerNorm(np.full(HIDDEN, 1.1, np.float32), np.full(HIDDEN, 0.1, np.float32), 1e-5),
+        Activation("relu"),
+        dense(generator, HIDDEN, 1, scale),
+    ]
+    return chain((("obs", OBS), ("action", ACT)), layers)
+
+
+def adam(networks: list[Network], *, step: int, size: float, **facts: object) -> Adam:
+    """Moments as gradients of that size leave them; zeros before the first update."""
+    generator = np.random.default_rng(step)
+    shapes = [array.shape for network in networks for array in trained(network)]
+
+    # As gradients of that size leave them: their mean changes sign, their mean square hardly varies.
+    first = tuple(size * bool(step) * generator.normal(size=shape) for shape in shapes)
+    second = tuple(size**2 * bool(step) * generator.uniform(0.5, 1.5, size=shape) for shape in shapes)
+    made = Adam(1e-3, 0.9, 0.999, 1e-7, True, step, first, second, l2=(0.0,) * len(shapes))
+    return replace(made, **facts)  # type: ignore[arg-type]
+
+
+def learner(
+    *, critics: int = 2, step: int = 0, size: float = 1.0, corrected: bool = True, **facts: object
+) -> Learner:
+    """An agent whose critics' values, and with them all gradients, have the given size."""
+    generator = np.random.default_rng(1)
+    online = {"actor": actor(generator)}
+    online |= {f"critic/q{n}": critic(generator, size) for n in range(1, critics + 1)}
+    slow = {
+        title: title.replace("actor", "actor_target").replace("critic", "critic_target") for title in online
+    }
+    networks = online | {slow[title]: made for title, made in online.items()}
+    judges = [network for title, network in online.items() if title != "actor"]
+    return Learner(
+        networks,
+        tuple(title for title in online if title != "actor"),
+        slow,
+        adam([online["actor"]], step=step, size=size, corrected=corrected),
+        adam(judges, step=step, size=size, corrected=corrected, **facts),
+        np.full(ACT, -2.0),
+        np.full(ACT, 2.0),
+        step,
+    )
+
+
+def decays(made: Learner, kernel: float) -> tuple[float, ...]:
+    """L2 on the critics' kernels alone."""
+    return tuple(kernel * (a.ndim == 2) for title in made.critics for a in trained(made.networks[title]))
+
+
+class InProcess(Worker):
+    """A worker that needs no process: numpy's. What is tested with it is the comparison, not a framework."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.NAME = "numpy"
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def build(self, network: Network, device: str = "cpu") -> Policy:  # type: ignore[override]
+        return reference.build(network, device)
+
+    def train(self, learner: Learner, batches: Sequence[Batch]) -> Trained:
+        return train(reference.learn(learner), learner, batches)
+
+
+LEARNERS: dict[str, tuple[Callable[[], Learner], int]] = {
+    "TD3 with TensorFlow's epsilon, fresh, tiny gradients": (
+        lambda: learner(size=1e-7, corrected=False),
+        100,
+    ),
+    "TD3 with TensorFlow's epsilon and AMSGrad, after 40 tiny updates": (
+        lambda: amsgrad(learner(step=40, size=1e-7, corrected=False)),
+        3,
+    ),
+    "DDPG with L2, well trained": (
+        lambda: learner(critics=1, step=9_000, size=1e-2, l2=decays(learner(critics=1), 1e-2)),
+        100,
+    ),
+    "DDPG with AdamW, after 40 tiny updates": (
+        lambda: learner(critics=1, step=40, size=1e-7, decoupled=1e-2),
+        3,
+    ),
+}
+
+
+def amsgrad(made: Learner) -> Learner:
+    return replace(made, critic_adam=replace(made.critic_adam, vhat=tuple(2 * v for v in made.critic_adam.v)))
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[Worker]]:
+    """TensorFlow and PyTorch, each in a process that all cases share."""
+    for framework in FRAMEWORKS:
+        if importlib.util.find_spec(framework) is None:
+            pytest.skip(f"{framework} is not installed")
+    with Worker("tensorflow", threads=1) as one, Worker("torch", threads=1) as other:
+        yield [one, other]
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str) -> None:
+    make, steps = LEARNERS[name]
+    made = make()
+    found = train_step((made, made), proof.batches(made, steps), engines)
+    assert found.within
+    assert found.algorithm == name.partition(" ")[0]
+    assert len({m.name for m in found.moved}) == 2 * (1 + len(made.critics))
+    for moved in found.moved:
+        assert moved.step in (1, 2, steps)
+        # A target moves by a 200th of what its network does, which float32 rounds to a few units.
+        if moved.dtype == "float64" or "target" not in moved.name:
+            assert moved.relative <= proof.BOUNDS[moved.dtype], moved
+
+
+def test_one_constant_epsilon_is_not_the_other() -> None:
+    theirs = learner(step=40, size=1e-7, corrected=False)
+    ours = learner(step=40, size=1e-7, corrected=True)
+    found = train_step((theirs, ours), proof.batches(theirs, 1), [InProcess(), InProcess()])
+    assert {m.name: m.within for m in found.moved} == {"critic/q1": False, "critic/q2": False}
+    assert all(m.relative > 0.1 for m in found.moved)
+
+
+def test_gradients_are_those_of_differences() -> None:
+    """The reference itself, against finite differences of its own forward pass."""
+    from ckpttool.agents.backends.numpy_gradients import SLOPES, gradients, values_of
+
+    generator = np.random.default_rng(5)
+    layers: list[Layer] = [dense(generator, OBS + ACT, 7)]
+    for name in SLOPES:
+        layers += [Activation(name), dense(generator, 7, 7)]  # type: ignore[arg-type]
+    norm = LayerNorm(generator.normal(size=7).astype("f4"), generator.normal(size=7).astype("f4"), 1e-3)
+    layers += [
+        norm,
+        Affine(np.full(7, 2, "f4"), np.ones(7, "f4")),
+        Clip(np.full(7, -9, "f4"), np.full(7, 9, "f4")),
+    ]
+    net = chain((("obs", OBS), ("action", ACT)), [*layers, Flatten()]).cast("float64")
+    given = [generator.normal(size=(4, OBS)), generator.normal(size=(4, ACT))]
+    toward = generator.normal(size=(4, 7))
+
+    def value() -> float:
+        return float((values_of(net, given)[net.output] * toward).sum())
+
+    of_inputs, of_weights = gradients(net, values_of(net, given), toward)
+    for array, found in [*zip(given, of_inputs, strict=True), *zip(trained(net), of_weights, strict=True)]:
+        for at in [0, array.size // 2, array.size - 1]:
+            kept, step = array.flat[at], 1e-6
+            array.flat[at] = kept + step
+            up = value()
+            array.flat[at] = kept - step
+            slope = (up - value()) / (2 * step)
+            array.flat[at] = kept
+            assert found.flat[at] == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+# --- Checkpoints that lost something ----------------------------------------------------------------
+
+
+@pytest.fixture
+def numpy_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "Worker", InProcess)
+
+
+def array(leaves: Leaves, path: TreePath) -> np.ndarray:
+    found = leaves[path]
+    assert isinstance(found, Leaf)
+    return found.array()
+
+
+def lost_moment(leaves: Leaves, names: dict[str, TreePath]) -> None:
+    path = names["critic_optimizer/state/2/exp_avg"]
+    leaves[path] = leaf(np.zeros_like(array(leaves, path)), "zeros")
+
+
+def lost_state(leaves: Leaves, names: dict[str, TreePath]) -> None:
+    for name, path in names.items():
+        if name.startswith("actor_optimizer/state/"):
+            leaves.pop(path)
+
+
+def lost_count(leaves: Leaves, names: dict[str, TreePath]) -> None:
+    for name, path in names.items():
+        if name.startswith("critic_optimizer/state/") and name.endswith("/step"):
+            leaves[path] = leaf(np.array(0, np.float32), "step")
+
+
+def swapped_moments(leaves: Leaves, names: dict[str, TreePath]) -> None:
+    for number in range(6):
+        one, other = (names[f"actor_optimizer/state/{number}/{slot}"] for slot in ("exp_avg", "exp_avg_sq"))
+        leaves[one], leaves[other] = (
+            leaf(np.abs(array(leaves, other)), "m"),
+            leaf(np.abs(array(leaves, one)), "v"),
+        )
+
+
+def transposed_moment(leaves: Leaves, names: dict[str, TreePath]) -> None:
+    path = names["actor_optimizer/state/2/exp_avg"]
+    leaves[path] = leaf(np.ascontiguousarray(array(leaves, path).T), "turned")
+
+
+def other_setting(name: str, value: float) -> Change:
+    def change(leaves: Leaves, names: dict[str, TreePath]) -> None:
+        leaves[names[f"critic_optimizer/param_groups/0/{name}"]] = ValueLeaf(value)
+
+    return change
+
+
+CRITICS = {"critic/q1", "critic/q2"}
+TARGETS = {"critic_target/q1", "critic_target/q2"}
+MUTANTS: dict[str, tuple[Change, set[str]]] = {
+    "one moment lost": (lost_moment, {"critic/q1"}),
+    "the actor's state lost": (lost_state, {"actor"}),
+    "the count of updates lost": (lost_count, CRITICS),
+    "m and v exchanged": (swapped_moments, {"actor"}),
+    "a moment transposed": (transposed_moment, {"actor"}),
+    "another learning rate": (other_setting("lr", 1.01e-3), CRITICS),
+    "another beta_2": (other_setting("betas/1", 0.99), CRITICS),
+    "an epsilon that matters": (other_setting("eps", 1e-3), CRITICS),
+    "the weight decay lost": (other_setting("weight_decay", 0), CRITICS),
+}
+
+
+@pytest.fixture(scope="module")
+def decayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The torch sample with an L2 penalty on its critics."""
+    target = tmp_path_factory.mktemp("decayed") / "agent.pt"
+    return Path(changed(TORCH_SAMPLE, target, other_setting("weight_decay", 1e-2)))
+
+
+@pytest.mark.usefixtures("numpy_only")
+class TestVerify:
+    def test_a_copy_goes_on_alike(self, decayed: Path, tmp_path: Path) -> None:
+        copy = changed(decayed, tmp_path / "copy.pt", lambda *_: None)
+        found = op.verify(str(decayed), copy, steps=4)
+        assert found.within
+        assert found.training is not None
+        assert found.training.algorithm == "TD3"
+        assert {m.step for m in found.training.moved} == {1, 2, 4}
+        assert all(m.relative == 0 and not any(m.tensors) for m in found.training.moved)
+
+    @pytest.mark.parametrize("name", MUTANTS)
+    def test_a_mutant_is_caught(self, decayed: Path, tmp_path: Path, name: str) -> None:
+        change, wrong = MUTANTS[name]
+        found = op.verify(str(decayed), changed(decayed, tmp_path / "mutant.pt", change), steps=2)
+        assert all(network.within for network in found.networks)  # nothing that a forward pass could see
+        assert not found.within
+        assert found.training is not None
+        caught = {(m.name, m.dtype) for m in found.training.moved if not m.within}
+        assert caught >= {(title, dtype) for title in wrong for dtype in proof.BOUNDS}
+
+    def test_the_count_that_delays_the_actor_counts(self, decayed: Path, tmp_path: Path) -> None:
+        def lost(leaves: Leaves, names: dict[str, TreePath]) -> None:
+            found = leaves[names["total_it"]]
+            assert isinstance(found, ValueLeaf)
+            assert isinstance(found.value, int)
+            leaves[names["total_it"]] = ValueLeaf(found.value + 1)
+
+        found = op.verify(str(decayed), changed(decayed, tmp_path / "late.pt", lost), steps=1)
+        assert found.training is not None
+        assert {m.name for m in found.training.moved if m.relative == np.inf} >= {"actor", "actor_target"}
+
+    def test_targets_that_are_absent_are_copies_on_both_sides(self, tmp_path: Path) -> None:
+        def online(leaves: Leaves, names: dict[str, TreePath]) -> None:
+            for name, path in names.items():
+                if "target" in name:
+                    leaves.pop(path)
+
+        one = changed(TORCH_SAMPLE, tmp_path / "one.pt", online)
+        found = op.verify(one, one, steps=1)
+        assert found.within
+        assert "A: there is no actor_target: training begins with a copy of actor" in found.notes
+
+    def test_a_policy_alone_does_not_train(self, tmp_path: Path) -> None:
+        def alone(leaves: Leaves, names: dict[str, TreePath]) -> None:
+            for name, path in names.items():
+                if not name.startswith(("actor/", "total_it")):
+                    leaves.pop(path)
+
+        one = changed(TORCH_SAMPLE, tmp_path / "one.pt", alone)
+        with pytest.raises(UsageError, match="needs an actor and a critic"):
+            op.verify(one, one, steps=1)
+
+
+@pytest.mark.usefixtures("numpy_only")
+def test_a_conversion_keeps_the_optimizer_there_and_back(tmp_path: Path) -> None:
+    """Epsilon means what it meant where the agent was trained, however often it is converted."""
+    convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"))
+    convert(str(tmp_path / "agent.pt"), str(tmp_path / "ckpt-1"), to="tf")
+    for first, second in ((TF_SAMPLE, "agent.pt"), ("agent.pt", "ckpt-1"), (TF_SAMPLE, "ckpt-1")):
+        found = op.verify(str(tmp_path / first), str(tmp_path / second), steps=2)
+        assert found.within, found.document()
+        told = [note for note in found.notes if "epsilon" in note]
+        assert len(told) == ("agent.pt" in (first, second))
+    convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-2"), to="tf")
+    receipt = sidecar.load(str(tmp_path / "ckpt-2"))
+    assert receipt is not None
+    assert receipt.source is not None
+    assert receipt.source["epsilon"] == "corrected"
+
+
+def test_a_penalty_that_the_conversion_was_told_of_is_the_sources_too(
+    numpy_only: None, tmp_path: Path
+) -> None:
+    target = tmp_path / "agent.pt"
+    convert(str(TF_SAMPLE), str(target), l2=["critic/**/kernel=0.005"])
+    assert op.verify(str(TF_SAMPLE), str(target), steps=2).within
+
+    def lost(leaves: Leaves, names: dict[str, TreePath]) -> None:
+        for name, path in names.items():
+            if name.endswith("/weight_decay"):
+                leaves[path] = ValueLeaf(0)
+
+    mutant = changed(target, tmp_path / "mutant.pt", lost)
+    known = sidecar.load(str(target))
+    assert known is not None
+    made = replace(known, target_sha256=digest(mutant).sha256)
+    Path(sidecar.beside(mutant)).write_bytes(made.encode())
+    found = op.verify(str(TF_SAMPLE), mutant, steps=1)
+    assert all(network.within for network in found.networks)
+    assert found.training is not None
+    assert {moved.name for moved in found.training.moved if not moved.within} >= CRITICS
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_the_command_trains_both_in_their_frameworks(tmp_path: Path) -> None:
+    for framework in FRAMEWORKS:
+        if importlib.util.find_spec(framework) is None:
+            pytest.skip(f"{framework} is not installed")
+    convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
+    ran = ckpttool("verify", TF_SAMPLE, tmp_path / "x.pt", "--train-step", "--steps", "3", "--json")
+    assert ran.status == 0, ran.err
+    training = ran.json()["training"]
+    assert training["algorithm"] == "TD3"
+    assert training["steps"] == 3
+    assert len(training["updates"]) == 6 * 2 * 2
+    assert all(update["within"] for update in training["updates"])
+    assert all(
+        0 < update["relative"] < 1e-10 for update in training["updates"] if update["dtype"] == "float64"
+    )

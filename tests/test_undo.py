@@ -1,0 +1,255 @@
+"""A conversion is undone bit for bit; what a target cannot hold lies beside it and comes back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import FormatError, TargetExistsError
+from ckpttool.formats.recorded import recorded
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import Leaf, ValueLeaf, attr, index, key
+from ckpttool.mapping.parts import Blocks, Into, Take
+from ckpttool.mapping.rules import KEEP, TRANSPOSE, Cast, Chain, Permute, Reshape, Rule
+from ckpttool.mapping.spelling import parsed
+from ckpttool.ops.convert import Conversion, convert
+from ckpttool.ops.digest import digest
+from ckpttool.ops.save import save
+from ckpttool.ops.undo import beside
+from ckpttool.ops.undone import undone
+from ckpttool.source import Inline
+from ckpttool.tree import Container, Tree
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
+from tests.conftest import ckpttool as run
+from tests.trees import attributes, leaf
+
+
+def go(source: object, target: object, to: str | None = None, **options: Any) -> Conversion:
+    return convert(str(source), str(target), to=to, allow_missing=True, sync=False, **options)
+
+
+def tensors(path: object) -> dict[str, tuple[str, tuple[int, ...], str]]:
+    return {t.key: (t.dtype, t.shape, t.sha256) for t in digest(str(path)).tensors}
+
+
+@pytest.fixture
+def odd_tf(tmp_path: Path) -> str:
+    """The TensorFlow sample with variables that no PyTorch agent has a place for."""
+    tree = open_checkpoint(str(TF_SAMPLE)).tree
+    odd = {
+        attributes("policy/mystery"): leaf(np.arange(60, dtype=np.float64).reshape(20, 3), "mystery"),
+        attributes("policy/actor/extra/table"): leaf(np.ones((2, 2), np.int8), "table"),
+    }
+    path = str(tmp_path / "odd-1")
+    save(Tree({**tree.leaves, **odd}, tree.aliases, tree.containers), path, "tf", sync=False)
+    return path
+
+
+@pytest.fixture
+def odd_torch(tmp_path: Path) -> str:
+    """The PyTorch sample with entries that no TensorFlow agent has a place for."""
+    tree = open_checkpoint(str(TORCH_SAMPLE)).tree
+    odd: dict[Any, Any] = {
+        (key("history"), index(0)): ValueLeaf(1.5),
+        (key("history"), index(1)): ValueLeaf("text"),
+        (key("table"),): leaf(np.arange(4, dtype=np.int16), "table"),
+    }
+    containers = {**tree.containers, (key("history"),): Container("list")}
+    path = str(tmp_path / "odd.pt")
+    save(Tree({**tree.leaves, **odd}, tree.aliases, containers), path, sync=False)
+    return path
+
+
+def test_tensorflow_comes_back_whole(odd_tf: str, tmp_path: Path) -> None:
+    there = go(odd_tf, tmp_path / "agent.pt")
+    assert set(there.report.unused) == {"policy/mystery", "policy/actor/extra/table"}
+    (tmp_path / "back").mkdir()
+    back = go(tmp_path / "agent.pt", tmp_path / "back" / "odd-1", "tf")
+    assert back.report.complete
+    assert digest(str(tmp_path / "back" / "odd-1")).sha256 == digest(odd_tf).sha256
+
+
+def test_pytorch_comes_back_whole(odd_torch: str, tmp_path: Path) -> None:
+    go(odd_torch, tmp_path / "a-1", "tf")
+    back = go(tmp_path / "a-1", tmp_path / "back.pt")
+    assert back.report.complete
+    assert digest(str(tmp_path / "back.pt")).sha256 == digest(odd_torch).sha256
+    tree = open_checkpoint(str(tmp_path / "back.pt")).tree
+    assert tree[key("history"), index(1)] == ValueLeaf("text")
+    assert tree.containers[key("history"),].kind == "list"
+
+
+def test_without_the_file_a_note_says_so(odd_tf: str, tmp_path: Path) -> None:
+    go(odd_tf, tmp_path / "agent.pt")
+    Path(beside(str(tmp_path / "agent.pt"))).unlink()
+    back = go(tmp_path / "agent.pt", tmp_path / "back-1", "tf")
+    assert any("is not there" in note for note in back.report.notes)
+
+
+def test_the_file_of_another_conversion_is_not_used(odd_tf: str, tmp_path: Path) -> None:
+    go(odd_tf, tmp_path / "agent.pt")
+    other = Tree({(key("0"),): leaf(np.zeros(1, np.float32)), (key("1"),): leaf(np.zeros(1, np.float32))})
+    save(other, beside(str(tmp_path / "agent.pt")), "torch", force=True)
+    back = go(tmp_path / "agent.pt", tmp_path / "back-1", "tf")
+    assert any("another conversion" in note for note in back.report.notes)
+
+
+def test_another_target_gets_no_residue(odd_tf: str, tmp_path: Path) -> None:
+    go(odd_tf, tmp_path / "agent.pt")
+    assert not any(
+        "undone" in note for note in go(tmp_path / "agent.pt", tmp_path / "x", "fujimoto").report.notes
+    )
+
+
+def test_a_conversion_that_loses_nothing_leaves_no_file(tmp_path: Path) -> None:
+    go(TF_SAMPLE, tmp_path / "agent.pt")
+    assert not Path(beside(str(tmp_path / "agent.pt"))).exists()
+    assert json.loads((tmp_path / "agent.pt.ckpttool.json").read_text())["undo"]["residue_sha256"] is None
+
+
+def test_a_residue_is_never_written_over_another_file(odd_tf: str, tmp_path: Path) -> None:
+    Path(beside(str(tmp_path / "agent.pt"))).write_text("mine")
+    with pytest.raises(TargetExistsError):
+        go(odd_tf, tmp_path / "agent.pt")
+    assert not (tmp_path / "agent.pt").exists()
+    assert Path(beside(str(tmp_path / "agent.pt"))).read_text() == "mine"
+    assert go(odd_tf, tmp_path / "agent.pt", force=True).written
+
+
+def test_the_same_conversion_leaves_the_same_residue(odd_tf: str, tmp_path: Path) -> None:
+    written = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        go(odd_tf, tmp_path / name / "agent.pt")
+        written.append(Path(beside(str(tmp_path / name / "agent.pt"))).read_bytes())
+    assert written[0] == written[1]
+
+
+def test_the_command_undoes(odd_torch: str, tmp_path: Path) -> None:
+    assert run("convert", odd_torch, tmp_path / "a-1", "--to", "tf").status == 1
+    assert run("convert", odd_torch, tmp_path / "a-1", "--to", "tf", "--allow-missing").status == 0
+    ran = run("convert", tmp_path / "a-1", tmp_path / "back.pt", "--json")
+    assert ran.status == 0, ran.err
+    assert ran.json()["digest"] == digest(odd_torch).sha256
+
+
+@pytest.mark.parametrize("sample", [TF_SAMPLE, TORCH_SAMPLE], ids=["tf", "torch"])
+@pytest.mark.parametrize("to", ["tf", "tf1", "torch", "keras", "fujimoto", "cleanrl", "safetensors", "npz"])
+def test_every_sample_comes_back_from_everywhere(sample: Path, to: str, tmp_path: Path) -> None:
+    there = tmp_path / {"keras": "x.weights.h5", "safetensors": "x.safetensors", "npz": "x.npz"}.get(
+        to, "x-1"
+    )
+    back = tmp_path / "back-1"
+    go(sample, there, to)
+    go(there, back, "tf" if sample == TF_SAMPLE else "torch")
+    found = digest(str(back))
+    assert {t.key for t in found.tensors} == {t.key for t in digest(str(sample)).tensors}
+    assert found.sha256 == digest(str(sample)).sha256
+
+
+X = Tree({(key("x"),): leaf(np.float32([[1, 2]]), "x")})
+SMALL = {"key": "a", "dtype": "int8", "shape": [1], "data": "AA=="}
+MOVED = {"key": "n", "dtype": "float32", "shape": [2, 1], "from": [[["x"], "transpose"]]}
+
+
+def packed(document: object) -> dict[str, Any]:
+    return {"tree": base64.b64encode(zlib.compress(json.dumps(document).encode())).decode()}
+
+
+def record(tensor: Any, dtype: str = "int8", **more: Any) -> dict[str, Any]:
+    """Return the record of a source with one tensor."""
+    source = Tree({(key("a"),): Leaf(dtype, (1,), Inline(b""), "a")})
+    return packed({"tensors": {"0": tensor}, "tree": recorded(source, {(key("a"),): "0"}), **more})
+
+
+def test_a_record_brings_back_what_it_holds() -> None:
+    source = Tree(
+        {(index(3),): Leaf("float32", (2, 1), Inline(b""), "n", "slot"), (attr("b"),): ValueLeaf(None)}
+    )
+    said = packed({"tensors": {"0": MOVED}, "tree": recorded(source, {(index(3),): "0"})})
+    found = undone(X, said, "x")
+    assert found.tree is not None
+    assert found.tree[attr("b"),] == ValueLeaf(None)
+    back = found.tree[index(3),]
+    assert isinstance(back, Leaf)
+    assert (back.shape, back.key, back.role) == ((2, 1), "n", "slot")
+    np.testing.assert_array_equal(back.array(), [[1], [2]])
+    assert [move.target for move in found.moves] == [(index(3),)]
+    small = undone(X, record(SMALL), "x").tree
+    assert small is not None
+    assert bytes(small[key("a"),].read()) == b"\0"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tree": 5},
+        {"tree": "!"},
+        {"tree": "AAAA"},
+        {"tree": base64.b64encode(zlib.compress(b"[" * 100_000)).decode()},
+        {"tree": base64.b64encode(zlib.compress(b"{}")[:-3]).decode()},
+        packed([]),
+        packed({}),
+        packed({"tensors": [], "tree": ""}),
+        packed({"tensors": {}, "tree": 5}),
+        record(SMALL, tree="{}"),
+        record(5),
+        record({}),
+        record({**SMALL, "dtype": "int7"}),
+        record({**SMALL, "dtype": "uint8"}),
+        record({**SMALL, "shape": [-1]}),
+        record({**SMALL, "shape": [2]}),
+        record({**SMALL, "shape": 1}),
+        record({**SMALL, "data": "*"}),
+        record({**SMALL, "data": 1}),
+        record({**SMALL, "key": 5}),
+        record({"key": "a", "dtype": "int8", "shape": [1]}),
+        record(MOVED),
+        record({**MOVED, "from": []}, "float32"),
+        record({**MOVED, "from": [[["y"], "transpose"]]}, "float32"),
+        record({**MOVED, "from": [[["x"], "steal"]]}, "float32"),
+        record({**MOVED, "from": [[["x"], "keep"]]}, "float32"),
+        record({**MOVED, "from": [[{"x": 1}, "keep"]]}, "float32"),
+        record({**MOVED, "from": [["x"]]}, "float32"),
+        record({**MOVED, "from": [[["x"], "into 0:1 of 2 on axis 0"]]}, "float32"),
+    ],
+    ids=lambda said: str(said)[-40:],
+)
+def test_a_record_that_makes_no_sense_is_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(FormatError, match="record"):
+        undone(X, said, "x")
+
+
+def test_only_what_was_written_for_these_weights_is_undone(tmp_path: Path) -> None:
+    go(TF_SAMPLE, tmp_path / "agent.pt")
+    tree = open_checkpoint(str(tmp_path / "agent.pt")).tree
+    changed = dict(tree.leaves)
+    first = next(path for path, _ in tree.tensors())
+    changed[first] = leaf(np.ones(changed[first].shape, np.float32), changed[first].key)  # type: ignore[union-attr]
+    save(Tree(changed, tree.aliases, tree.containers), str(tmp_path / "agent.pt"), force=True)
+    back = go(tmp_path / "agent.pt", tmp_path / "back-1", "tf")
+    assert not any("undone" in note for note in back.report.notes)
+    assert open_checkpoint(str(tmp_path / "back-1")).tree
+
+
+RULES = (KEEP, TRANSPOSE, Permute((2, 0, 1)), Reshape((2, 3)), Reshape(()), Cast("int64"), Take(1, 2, 3, 9))
+
+
+@pytest.mark.parametrize(
+    "rule", [*RULES, Into(0, 0, 4, 8), Blocks(1, (1, 0)), Chain((TRANSPOSE, Reshape((4, 1))))]
+)
+def test_a_rule_is_read_back_from_its_name(rule: Rule) -> None:
+    assert parsed(rule.name) == rule
+
+
+@pytest.mark.parametrize(
+    "name", ["", "steal", "permute 0,2", "blocks 0,0 on axis 1", "cast to int7", "one of 2 terms"]
+)
+def test_what_is_no_rule_is_none(name: str) -> None:
+    assert parsed(name) is None
