@@ -26,6 +26,7 @@ from ckpttool.leaf import Path as Place
 from ckpttool.mapping.report import Report
 from ckpttool.ops import knowledge
 from ckpttool.ops.convert import convert
+from ckpttool.ops.request import Request
 from ckpttool.ops.restore import canonical_tree, networks
 from ckpttool.ops.route import route
 from ckpttool.ops.save import TARGETS, TargetKind
@@ -89,7 +90,7 @@ class Held:
 def passed(held: Held, to: str) -> tuple[Held, Report]:
     """Return the agent in another form, and the report of the conversion."""
     kind = FORMS[to]
-    way = route(held.checkpoint, kind, held.binding.layout, held.known, None)
+    way = route(held.checkpoint, Request(kind, held.binding.layout), held.known)
     writer = plugins.find("formats", kind.format).load()
     options: dict[str, Any] = dict(kind.options)
     if options.get("graph"):

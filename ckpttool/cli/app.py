@@ -154,7 +154,8 @@ def convert(
             "(a weights file), safetensors, npz, onnx (a policy that runs), or whose agent it is to be: "
             "fujimoto (the TD3 authors' files), cleanrl, sb3, sb2, tf2rl, tianshou, spinningup, "
             "d3rlpy (.d3), d3rlpy_model (.pt), rsl_rl, fasttd3, skrl, elegantrl, tf_agents, acme, "
-            "keras_rl, rllib. Guessed from DST's suffix: .pt, .pth, .index, .h5, .cleanrl_model, .safetensors, .npz or .onnx.",
+            "keras_rl, rllib. Guessed from DST's suffix: .pt, .pth, .index, .h5, .cleanrl_model, "
+            ".safetensors, .npz or .onnx.",
         ),
     ] = None,
     layout: LayoutOption = None,

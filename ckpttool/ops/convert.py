@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool import sidecar
 from ckpttool.behind import Lane
@@ -20,8 +20,9 @@ from ckpttool.ops.optimizer_options import Stated
 from ckpttool.ops.plain_names import Wanted
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.proof import DiffersError, Proof, as_read, prove
-from ckpttool.ops.restore import own_sidecar
-from ckpttool.ops.route import route
+from ckpttool.ops.request import Request
+from ckpttool.ops.restore import Own, own_sidecar
+from ckpttool.ops.route import Route, route
 from ckpttool.sidecar import Sidecar
 
 if TYPE_CHECKING:
@@ -134,56 +135,97 @@ def convert(
         _require_none("is not for --like", layout=layout, restore=restore, map=rules)
         _require_none("is not for --like", l2=l2, optimizer=optimizer)
         wanted, said = Wanted(strip, False, fold_weight_norm), choices(kinds, flatten)
-        how = models.How(part, wanted, said, models.pairs(match), allow_missing, dry_run, force, sync, verify)
-        return _filled(models.like(source, target, to, like, how, progress), target)
+        model = models.How(
+            part, wanted, said, models.pairs(match), allow_missing, dry_run, force, sync, verify
+        )
+        return _filled(models.like(source, target, to, like, model, progress), target)
     _require_none("is for --like alone", match=match)
-    kind = save.target_kind(target, to)
-    target = save.stem(target, kind)
+    rule_set = rule_file.load(rules) if rules is not None else None
+    request = Request(
+        save.target_kind(target, to),
+        layout,
+        part,
+        Wanted(strip, restore, fold_weight_norm),
+        rule_set,
+        Stated(tuple(l2), tuple(optimizer)),
+        choices(kinds, flatten),
+    )
+    how = _How(allow_missing, dry_run, force, sync, verify, progress)
+    return _converted(source, save.stem(target, request.kind), request, how)
+
+
+class _How(NamedTuple):
+    """How a target is written."""
+
+    allow_missing: bool
+    dry_run: bool
+    force: bool
+    sync: bool
+    verify: bool
+    progress: Progress
+
+
+def _converted(source: str, target: str, request: Request, how: _How) -> Conversion:
     checkpoint = open_checkpoint(source)
-    if not dry_run:
-        save.require_free(target, kind, checkpoint.files, force=force)
-        require_new(sidecar.beside(target), checkpoint.files, force=force)
+    if not how.dry_run:
+        save.require_free(target, request.kind, checkpoint.files, force=how.force)
+        require_new(sidecar.beside(target), checkpoint.files, force=how.force)
     own = own_sidecar(checkpoint)
-    wanted = Wanted(strip, restore, fold_weight_norm)
-    own_rules = rule_file.load(rules) if rules is not None else None
-    stated = Stated(tuple(l2), tuple(optimizer))
-    given = choices(kinds, flatten)
     with Lane() as aside:
         # The receipt, written last, tells the source's digest: it is computed all the while.
-        known = digest_behind(checkpoint, aside) if own.sha256 is None and not dry_run else None
-        way = route(checkpoint, kind, layout, own.sidecar, part, wanted, own_rules, stated, given)
-        report = replace(way.report, notes=(*way.report.notes, *own.notes))
-        if dry_run or not (report.complete or allow_missing):
+        known = digest_behind(checkpoint, aside) if own.sha256 is None and not how.dry_run else None
+        way = route(checkpoint, request, own.sidecar)
+        way = replace(way, report=replace(way.report, notes=(*way.report.notes, *own.notes)))
+        if how.dry_run or not (way.report.complete or how.allow_missing):
             aside.drop()
-            return Conversion(checkpoint.path, target, report, None, written=False)
-        back = undo.Undo()
-        if way.whole:
-            back = undo.undo(way.source, way.moves, save.places(way.tree, target, kind))
-        others, proof = back.outputs(target), Proof()
-        for output in others:
-            require_new(output.file, checkpoint.files, force=force)
+            return Conversion(checkpoint.path, target, way.report, None, written=False)
 
-        def told(written: Digest, found: Checkpoint) -> Sidecar:
-            nonlocal proof
-            mine = own if known is None else replace(own, sha256=known().sha256)
-            made = receipt.receipt(checkpoint, replace(way, report=report), mine, written, back, part)
-            if not verify or way.binding is None:
-                return made
-            source = as_read(checkpoint, way.source, way.binding, own)
-            proof = prove(source, found, target, made)
-            return replace(made, parity=proof.entry())
+        def digested() -> Own:
+            return own if known is None else replace(own, sha256=known().sha256)
 
-        try:
-            written = save.write(
-                way.tree, target, kind, receipt=told, others=others, force=force, sync=sync, progress=progress
-            )
-        except DiffersError as error:
-            proof, written = error.proof, None
-    report = replace(report, notes=(*report.notes, *proof.notes))
-    sha256 = None if written is None else written.sha256
+        written, proof = _written(checkpoint, way, target, request, digested, how)
     return Conversion(
-        checkpoint.path, target, report, sha256, written=written is not None, parity=proof.networks
+        checkpoint.path,
+        target,
+        replace(way.report, notes=(*way.report.notes, *proof.notes)),
+        None if written is None else written.sha256,
+        written=written is not None,
+        parity=proof.networks,
     )
+
+
+def _written(
+    checkpoint: Checkpoint, way: Route, target: str, request: Request, digested: Callable[[], Own], how: _How
+) -> tuple[Digest | None, Proof]:
+    """Write the target with all that lies beside it; no digest if a network of it computes something else."""
+    back = undo.undo(way.source, way.moves, save.places(way.tree, target, request.kind), whole=way.whole)
+    others, proof = back.outputs(target), Proof()
+    for output in others:
+        require_new(output.file, checkpoint.files, force=how.force)
+
+    def told(written: Digest, found: Checkpoint) -> Sidecar:
+        nonlocal proof
+        own = digested()
+        made = receipt.receipt(checkpoint, way, own, written, back, request.part)
+        if not how.verify or way.binding is None:
+            return made
+        proof = prove(as_read(checkpoint, way.source, way.binding, own), found, target, made)
+        return replace(made, parity=proof.entry())
+
+    try:
+        written = save.write(
+            way.tree,
+            target,
+            request.kind,
+            receipt=told,
+            others=others,
+            force=how.force,
+            sync=how.sync,
+            progress=how.progress,
+        )
+    except DiffersError as error:
+        return None, error.proof
+    return written, proof
 
 
 def _require_none(why: str, **options: object) -> None:

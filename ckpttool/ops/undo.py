@@ -61,12 +61,13 @@ def beside(path: str) -> str:
     return path + SUFFIX
 
 
-def undo(source: Tree, moves: Sequence[Move], written: Mapping[Path, Path]) -> Undo:
+def undo(source: Tree, moves: Sequence[Move], written: Mapping[Path, Path], *, whole: bool = True) -> Undo:
     """Return how `source` comes back from a target; `written` are the paths of its tensors as they are read.
 
-    Nothing is recorded when something can be brought back by nothing: an object of a foreign class.
+    Nothing is recorded of what is not a `whole` checkpoint, nor when something can be brought back by
+    nothing: an object of a foreign class.
     """
-    if any(held.kind in ("record", "module") for held in source.containers.values()):
+    if not whole or any(held.kind in ("record", "module") for held in source.containers.values()):
         return Undo()
     ways: dict[Path, list[Move]] = {}
     for move in moves:

@@ -1,0 +1,101 @@
+"""How an agent becomes one of another layout: through the canonical tree, with all that is known of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+from ckpttool import plugins
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import UsageError
+from ckpttool.layouts import plan as plans
+from ckpttool.layouts.canonical import NORMALIZER, Binding
+from ckpttool.layouts.optimizers import differences
+from ckpttool.layouts.recognise import recognise
+from ckpttool.layouts.td3_tf import SAVES
+from ckpttool.mapping.plan import Plan, Settings, after
+from ckpttool.ops import knowledge
+from ckpttool.ops.restore import canonical_tree
+from ckpttool.ops.save import TargetKind
+from ckpttool.sidecar import Sidecar
+from ckpttool.tree import Tree
+
+_STATISTICS = "observation statistics are"
+
+
+def recognised(
+    checkpoint: Checkpoint, tree: Tree, layout: str | None, part: str | None
+) -> tuple[Binding | None, tuple[str, ...]]:
+    """Return the agent that the tree is, with what files beside it say, and a note for each of those."""
+    binding = recognise(tree, os.path.basename(checkpoint.path), layout)
+    if part is not None and layout is None and binding is not None and not _is_whole(binding):
+        binding = None  # one network of an agent is a model of its own
+    return knowledge.with_companions(binding, checkpoint) if binding is not None else (None, ())
+
+
+def plan(tree: Tree, binding: Binding, kind: TargetKind, told: Settings, known: Sidecar | None) -> Plan:
+    """Return the way to the kind's layout; raise UsageError if that is not written, and what its plan raises.
+
+    `told` are settings of the optimizers that are known from elsewhere.
+    """
+    layout = plugins.find("layouts", kind.layout).load()
+    if not plans.writes(layout):
+        raise UsageError(f"layout {kind.layout} is not written yet")
+    agent = canonical_tree(tree, binding.moves)
+    facts = knowledge.merged(known, knowledge.of_files(binding, agent))
+    added = knowledge.action_map(facts, agent)
+    binding = _as_known(binding, facts)
+    found = binding.moves
+    first = Plan(found.moves, added, assumed=found.assumed, notes=found.notes)
+    second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), told))
+    said = differences.notes(agent, framework_of(binding), layout.TABLE.framework)
+    return after(first, _noted(replace(second, notes=(*second.notes, *said)), facts))
+
+
+def _noted(plan: Plan, facts: Sidecar) -> Plan:
+    """Return the plan with a note where only the sidecar keeps what observations are normalised with."""
+    held = any(move.source[0].value == NORMALIZER for move in plan.moves)
+    # Some layouts say so themselves, and where their library keeps it.
+    if facts.obs_norm is None or held or any(note.startswith(_STATISTICS) for note in plan.notes):
+        return plan
+    note = f"{_STATISTICS} in the sidecar: the target has no place for them"
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _as_known(binding: Binding, known: Sidecar) -> Binding:
+    """Return the binding with the action map, activations, epsilon and statistics known, whoever says so."""
+    told = binding.facts
+    facts = told._replace(
+        head=str(known.head or told.head),
+        activations=tuple(known.activations) if known.activations else told.activations,
+        norm=knowledge.norm(known) or told.norm,
+        epsilon=(known.epsilon or {}).get("layer_norm", told.epsilon),
+    )
+    return replace(binding, facts=facts)
+
+
+def without_added(binding: Binding, tree: Tree, known: Sidecar | None) -> Binding:
+    """Return the binding without a count of saves that a conversion added, as its receipt shows."""
+    if known is None or known.source is None:
+        return binding
+    mapped = {str(rule.get("target")) for rule in known.rules if isinstance(rule, Mapping)}
+    added = {
+        move.source
+        for move in binding.moves.moves
+        if move.target == SAVES and tree.names[move.source] not in mapped
+    }
+    kept = tuple(move for move in binding.moves.moves if move.source not in added)
+    return replace(
+        binding, moves=replace(binding.moves, moves=kept), consumed=binding.consumed | frozenset(added)
+    )
+
+
+def framework_of(binding: Binding) -> str:
+    """Return the framework whose names the binding's layout has."""
+    return cast(str, plugins.find("layouts", binding.layout).load().TABLE.framework)
+
+
+def _is_whole(binding: Binding) -> bool:
+    return len({part.component for part in binding.parts}) > 1

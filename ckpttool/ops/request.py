@@ -1,0 +1,42 @@
+"""What a user wants of a conversion, and what that person says of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ckpttool.mapping.layers import Choice
+from ckpttool.mapping.rule_file import RuleFile
+from ckpttool.ops.optimizer_options import NOTHING_STATED, Stated
+from ckpttool.ops.plain_names import AS_IT_IS, Wanted
+from ckpttool.ops.save import TargetKind
+
+
+class Request(NamedTuple):
+    """The kind of target; a layout to take, the `part` below a path, what is done first (`wanted`).
+
+    `rules` are the user's own, `stated` and `given` what was said of optimizers and layers.
+    """
+
+    kind: TargetKind
+    layout: str | None = None
+    part: str | None = None
+    wanted: Wanted = AS_IT_IS
+    rules: RuleFile | None = None
+    stated: Stated = NOTHING_STATED
+    given: Sequence[Choice] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Say whether all of the checkpoint is wanted, under the names that it has."""
+        return self.part is None and self.wanted == AS_IT_IS
+
+    @property
+    def plain(self) -> bool:
+        """Say whether nothing is said of how to map it."""
+        return not (self.layout or self.rules or any(self.stated) or self.given)
+
+    @property
+    def by_name(self) -> bool:
+        """Say whether the target knows its variables by name alone, as TensorFlow 1 does."""
+        return self.kind.options.get("graph") is False

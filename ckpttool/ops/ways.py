@@ -1,0 +1,135 @@
+"""Which way a checkpoint takes: copied as it is, by its layout, by the kinds of its layers, or by rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+from ckpttool import plugins
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import MappingError, UsageError
+from ckpttool.formats.probe import Format
+from ckpttool.layouts import objects, variables
+from ckpttool.layouts.canonical import Binding
+from ckpttool.mapping import by_rules, generic
+from ckpttool.mapping.layers import Choice
+from ckpttool.mapping.plan import Plan
+from ckpttool.mapping.report import Move
+from ckpttool.mapping.rule_file import RuleFile
+from ckpttool.mapping.rules import KEEP
+from ckpttool.ops import agent_way, optimizer_facts
+from ckpttool.ops.agent_way import framework_of
+from ckpttool.ops.request import Request
+from ckpttool.ops.save import TargetKind
+from ckpttool.ops.way_back import CONTAINERS
+from ckpttool.sidecar import Sidecar
+from ckpttool.tree import Tree
+
+TENSORFLOW, NUMPY = "tensorflow", "numpy"
+# Those that pickle NumPy arrays, whichever framework trained them, among much else.
+PICKLES = frozenset(("rllib",))
+# The layouts of a library's own container, whose settings mean nothing elsewhere.
+ENCLOSED = frozenset(("stable_baselines3", "rllib", "rllib_policy", "d3rlpy"))
+
+
+class Way(NamedTuple):
+    """The plan, None if everything stays as it is, and the agent if it goes by its layout."""
+
+    plan: Plan | None
+    agent: Binding | None = None
+
+
+def way(
+    checkpoint: Checkpoint, tree: Tree, request: Request, binding: Binding | None, known: Sidecar | None
+) -> Way:
+    """Return the way of a tree, recognised as `binding` or as nothing, to what is wanted.
+
+    Raise UsageError for what the target or the way does not take.
+    """
+    kind, given = request.kind, request.given
+    if request.rules is not None:
+        return Way(_by_rules(checkpoint, tree, kind, request.rules, given))
+    if kind.agent and binding is None:
+        raise UsageError(
+            f"only an agent can be written as {kind.layout}, and no layout recognises one here",
+            file=checkpoint.path,
+        )
+    kept = (
+        request.layout is None and not kind.agent and _is_kept(checkpoint.format, kind.format, tree, binding)
+    )
+    if given and (kept or binding is not None):
+        why = "stays as it is" if kept or binding is None else f"goes by its layout, {binding.layout}"
+        raise UsageError(
+            f"--kind and --flatten say how layers are mapped, and this {why}", file=checkpoint.path
+        )
+    if kept:
+        return Way(_rewritten(tree, kind, known if request.part is None else None))
+    if binding is not None:
+        agent = agent_way.without_added(binding, tree, known)
+        return Way(agent_way.plan(tree, agent, kind, optimizer_facts.settings(known), known), agent)
+    return Way(_by_kind(checkpoint, tree, _framework(kind.format), given))
+
+
+def _is_kept(source: str, target: str, tree: Tree, binding: Binding | None) -> bool:
+    """Say whether all that a format holds goes into another as it is, under the same paths."""
+    theirs, ours = _framework(source), _framework(target)
+    if source == target or ours == NUMPY or {source, target} <= CONTAINERS:
+        return True
+    if theirs != NUMPY:
+        # What a program kept for itself is an agent for others only if a layout knows it; variables by name
+        # and objects are TensorFlow's own.
+        return theirs == ours and (binding is None or (ours == TENSORFLOW and source not in PICKLES))
+    # Arrays that belong to no framework have the paths that they have; their names tell who named them.
+    if binding is not None:
+        return binding.layout not in ENCLOSED and framework_of(binding) == ours
+    return ours == TENSORFLOW or not generic.to_torch(tree).moves
+
+
+def _framework(name: str) -> str:
+    return cast(Format, plugins.find("formats", name).load()).FRAMEWORK
+
+
+def _rewritten(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | None:
+    """Return the way to objects of what has none, None if the tree is that already or needs names."""
+    if not kind.options.get("graph") or variables.is_graph(tree):
+        return None
+    plan = objects.again(tree, known.objects) if known is not None and known.objects is not None else None
+    return plan or variables.to_graph(tree)
+
+
+def _by_rules(
+    checkpoint: Checkpoint, tree: Tree, kind: TargetKind, rules: RuleFile, given: Sequence[Choice]
+) -> Plan:
+    """Return what the user's rules say, and of what they do not name what the file says of the rest."""
+    if kind.agent:
+        raise UsageError(f"rules say names, and those of {kind.layout} are its library's", file=rules.path)
+    found = by_rules.applied(rules, tree)
+    ours = _framework(kind.format)
+    plan = by_rules.plan(rules, found, objects=ours == TENSORFLOW)
+    rest = Tree({path: tree[path] for path in found.rest}, {}, tree.containers)
+    if rules.rest == "keep":
+        kept = tuple(Move(path, path, KEEP) for path in rest)
+        return replace(plan, moves=(*plan.moves, *kept))
+    if rules.rest == "kinds" and found.rest:
+        more = _by_kind(checkpoint, rest, ours, given)
+        return replace(
+            more,
+            moves=(*plan.moves, *more.moves),
+            added={**plan.added, **more.added},
+            labels={**plan.labels, **more.labels},
+            consumed=(*plan.consumed, *more.consumed),
+            notes=(*plan.notes, *more.notes),
+        )
+    return plan
+
+
+def _by_kind(checkpoint: Checkpoint, tree: Tree, ours: str, given: Sequence[Choice]) -> Plan:
+    plan = generic.to_tensorflow(tree, given) if ours == TENSORFLOW else generic.to_torch(tree, given)
+    if not plan.moves and not plan.notes:
+        raise MappingError(
+            "nothing in the checkpoint is a layer of a known kind",
+            file=checkpoint.path,
+            hint="ckpttool inspect shows what is in it",
+        )
+    return plan
