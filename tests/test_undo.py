@@ -73,6 +73,7 @@ def test_tensorflow_comes_back_whole(odd_tf: str, tmp_path: Path) -> None:
     back = go(tmp_path / "agent.pt", tmp_path / "back" / "odd-1", "tf")
     assert back.report.complete
     assert digest(str(tmp_path / "back" / "odd-1")).sha256 == digest(odd_tf).sha256
+    assert "the digest is that of the source again" in back.report.notes
 
 
 def test_pytorch_comes_back_whole(odd_torch: str, tmp_path: Path) -> None:

@@ -184,14 +184,21 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
             return own if known is None else replace(own, sha256=known().sha256)
 
         written, proof = _written(checkpoint, way, target, request, digested, how)
+    sha256 = None if written is None else written.sha256
+    notes = (*way.report.notes, *proof.notes, *_compared(way, sha256))
+    report = replace(way.report, notes=notes)
     return Conversion(
-        checkpoint.path,
-        target,
-        replace(way.report, notes=(*way.report.notes, *proof.notes)),
-        None if written is None else written.sha256,
-        written=written is not None,
-        parity=proof.networks,
+        checkpoint.path, target, report, sha256, written=written is not None, parity=proof.networks
     )
+
+
+def _compared(way: Route, sha256: str | None) -> tuple[str, ...]:
+    """Return whether what was undone has the digest that its source had."""
+    if way.before is None or sha256 is None:
+        return ()
+    if way.before == sha256:
+        return ("the digest is that of the source again",)
+    return ("the digest is another than the source had: its format kept something that this one does not",)
 
 
 def _written(

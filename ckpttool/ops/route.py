@@ -33,6 +33,7 @@ class Route:
     `stripped` what was removed from them; `settings` are what the target's sidecar tells of its optimizers,
     None if it is what the source's tells; `objects` what it tells of the objects that names hide. `moves`
     say where what went, and `whole` whether all of a checkpoint did, under the names that it had there.
+    `before` is the digest of what a conversion was undone to.
     """
 
     source: Tree
@@ -46,6 +47,7 @@ class Route:
     moves: tuple[Move, ...] = ()
     whole: bool = False
     said: Mapping[str, str] = field(default_factory=dict)
+    before: str | None = None
 
 
 def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Route:
@@ -65,7 +67,18 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
         ready = ready._replace(notes=(*ready.notes, back.note))
     if back.tree is not None:
         report = Report(mapped(ready, back.tree, back.moves), notes=ready.notes)
-        return Route(tree, back.tree, report, binding, None, names=ready.names, moves=back.moves, whole=True)
+        before = (known.source or {}).get("sha256") if known is not None else None
+        return Route(
+            tree,
+            back.tree,
+            report,
+            binding,
+            None,
+            names=ready.names,
+            moves=back.moves,
+            whole=True,
+            before=before,
+        )
     known = request.stated.into(known, binding, tree)
     ready = ready._replace(notes=(*ready.notes, *request.stated.notes(known)))
     plan, agent = way(checkpoint, tree, request, binding, known)
