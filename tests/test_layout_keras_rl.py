@@ -11,6 +11,8 @@ from ckpttool.errors import NotFoundError, UnsupportedError, UsageError
 from ckpttool.formats import keras_rl
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest
 from ckpttool.ops.evaluate import Protocol, evaluate
 from ckpttool.ops.restore import restore
 from tests import restored
@@ -115,6 +117,24 @@ def test_files_called_otherwise_are_nobodys(tmp_path: Path) -> None:
     hdf5(layers(names(ACTOR, "dense_{}"), ACTOR), tmp_path / "model.h5f")
     with pytest.raises(UsageError, match="no layout"):
         restore(str(tmp_path / "model.h5f"))
+
+
+def test_the_way_back_keeps_the_names_of_keras_1(tmp_path: Path) -> None:
+    source = tmp_path / "ddpg_weights.h5f"
+    for member, widths in (("actor", ACTOR), ("critic", CRITIC)):
+        with h5py.File(tmp_path / f"ddpg_weights_{member}.h5f", "w") as file:
+            by_layer: dict[str, list[str]] = {}
+            for name, array in layers(names(widths, "dense_{}"), widths).items():
+                layer, weight = name.split("/")
+                one = f"{layer}_{'W' if weight == 'kernel' else 'b'}:0"
+                by_layer.setdefault(layer, []).append(one)
+                file.require_group(layer)[one] = array
+            file.attrs["layer_names"] = [layer.encode() for layer in by_layer]
+            for layer, mine in by_layer.items():
+                file[layer].attrs["weight_names"] = [one.encode() for one in mine]
+    convert(str(source), str(tmp_path / "agent.pt"), sync=False, verify=False)
+    convert(str(tmp_path / "agent.pt"), str(tmp_path / "again.h5f"), to="keras_rl", sync=False, verify=False)
+    assert digest(str(tmp_path / "again.h5f")).sha256 == digest(str(source)).sha256
 
 
 @pytest.mark.corpus

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ckpttool.errors import FormatError, TargetExistsError
 from ckpttool.formats.recorded import recorded
@@ -254,3 +255,16 @@ def test_a_rule_is_read_back_from_its_name(rule: Rule) -> None:
 )
 def test_what_is_no_rule_is_none(name: str) -> None:
     assert parsed(name) is None
+
+
+def test_what_was_stated_of_an_optimizer_survives_the_way_back(tmp_path: Path) -> None:
+    go(TF_SAMPLE, tmp_path / "a.pt", l2=["critic/**/kernel=0.01"])
+    back = go(tmp_path / "a.pt", tmp_path / "back-1", "tf")
+    assert any("undone" in note for note in back.report.notes)
+    go(tmp_path / "back-1", tmp_path / "again.pt")
+    groups = [
+        torch.load(tmp_path / name, weights_only=True)["critic_optimizer"]["param_groups"]
+        for name in ("a.pt", "again.pt")
+    ]
+    assert groups[0] == groups[1]
+    assert {group["weight_decay"] for group in groups[0]} == {0.0, 0.02}

@@ -19,7 +19,7 @@ _WRITER = {"keras_version": b"2.3.1", "backend": b"tensorflow"}
 
 
 def data(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
-    """Return the file of these layers, each with its weights by their names (`kernel`, `bias`), in order."""
+    """Return the file of these layers, each with its weights by names (`dense_1/kernel:0`), in order."""
     import h5py  # type: ignore[import-untyped]
     import numpy as np
 
@@ -33,8 +33,7 @@ def data(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
             root.attrs[name] = np.bytes_(value)
         for layer, weights in layers.items():
             group = root.create_group(layer)
-            names = {f"{layer}/{weight}:0": leaf for weight, leaf in weights.items()}
-            group.attrs["weight_names"] = texts(names)
-            for path, leaf in names.items():
+            group.attrs["weight_names"] = texts(weights)
+            for path, leaf in weights.items():
                 group.create_dataset(path, data=leaf.array(), track_times=False)
     return file.getvalue()

@@ -79,8 +79,14 @@ def pieces(tree: Tree) -> tuple[Piece, ...]:
         if len(path) != 3 or path[0].value not in members:
             raise UnsupportedError("keras-rl keeps layers of an actor and a critic", path=display(path))
         member, layer, weight = (str(step.value) for step in path)
-        members[member].setdefault(layer, {})[weight] = leaf
+        members[member].setdefault(layer, {})[_name(leaf, member, layer, weight)] = leaf
     return tuple(Piece(f"_{member}{_SUFFIX}", _writer(layers)) for member, layers in members.items())
+
+
+def _name(leaf: Leaf, member: str, layer: str, weight: str) -> str:
+    """Return the weight's name below its layer: the file's own on the way back (Keras 1: `dense_1_W:0`)."""
+    own = f"{member}:{layer}/"
+    return leaf.key.removeprefix(own) if leaf.key.startswith(own) else f"{layer}/{weight}:0"
 
 
 def _writer(layers: Mapping[str, Mapping[str, Leaf]]) -> Callable[[IO[bytes]], None]:

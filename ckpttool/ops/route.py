@@ -65,19 +65,23 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
     back = way_back(checkpoint, request, known, tree)
     if back.note is not None:
         ready = ready._replace(notes=(*ready.notes, back.note))
-    if back.tree is not None:
-        report = Report(mapped(ready, back.tree, back.moves), notes=ready.notes)
-        before = (known.source or {}).get("sha256") if known is not None else None
+    if back.tree is not None and known is not None:
+        told, notes = _told_still(checkpoint, tree, request, binding, known)
+        report = Report(mapped(ready, back.tree, back.moves), notes=(*ready.notes, *notes))
+        before = (known.source or {}).get("sha256")
         return Route(
             tree,
             back.tree,
             report,
             binding,
+            told,
             None,
-            names=ready.names,
-            moves=back.moves,
-            whole=True,
-            before=before,
+            ready.names,
+            None,
+            back.moves,
+            True,
+            _said(known),
+            before,
         )
     known = request.stated.into(known, binding, tree)
     ready = ready._replace(notes=(*ready.notes, *request.stated.notes(known)))
@@ -113,6 +117,16 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
         request.whole and (plan is not None or kind.format != checkpoint.format),
         _said(known),
     )
+
+
+def _told_still(
+    checkpoint: Checkpoint, tree: Tree, request: Request, binding: Binding | None, known: Sidecar
+) -> tuple[Settings | None, tuple[str, ...]]:
+    """Return what was once stated of the optimizers, for which the undone source has no place, with notes."""
+    if not _said(known) or binding is None:
+        return None, ()
+    plan, _ = way(checkpoint, tree, request, binding, known)
+    return (None, ()) if plan is None else (plan.told, plan.notes)
 
 
 def _report(ready: Prepared, target: Tree, plan: Plan, agent: Binding | None) -> Report:
