@@ -159,12 +159,25 @@ class Kinds(nn.Module):
         self.grouped = nn.Conv2d(8, 8, 3, groups=2)
         self.norm = nn.GroupNorm(4, 8)
         self.widen = nn.ConvTranspose2d(8, 6, 4)
-        self.a = nn.Linear(6, 6)
-        self.b = nn.Linear(6, 6)
+        self.hidden1 = nn.Linear(6, 6)
+        self.hidden2 = nn.Linear(6, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.grouped(self.act(self.depthwise(x.permute(0, 3, 1, 2)))))
-        return self.b(torch.tanh(self.a(self.widen(x).mean(dim=(2, 3)))))
+        return self.hidden2(torch.tanh(self.hidden1(self.widen(x).mean(dim=(2, 3)))))
+
+
+class FlatNorm(nn.Module):
+    """A norm over a flattened image: each of its numbers has a place, not only a channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.bn = nn.BatchNorm1d(144)
+        self.fc = nn.Linear(144, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.bn(self.conv(x).flatten(1)))
 
 
 class Module(nn.Module):

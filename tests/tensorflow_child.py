@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,15 @@ def run(file: str, function: str, folder: Path) -> Any:
     The child works in `folder`, and what it writes there stays. TensorFlow and PyTorch must not meet in one
     process, and a test process has PyTorch.
     """
+    return run_each(file, {function: folder})[function]
+
+
+def run_each(file: str, folders: Mapping[str, Path]) -> dict[str, Any]:
+    """Call several functions in one child, each in its folder: TensorFlow takes seconds to start."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "0"}
     done = subprocess.run(
-        [sys.executable, __file__, os.path.abspath(file), function, str(folder)],
-        cwd=folder,
+        [sys.executable, __file__, os.path.abspath(file), *(f"{n}={f}" for n, f in folders.items())],
+        cwd=next(iter(folders.values())),
         env={**os.environ, **quiet},
         capture_output=True,
         text=True,
@@ -30,11 +36,14 @@ def run(file: str, function: str, folder: Path) -> Any:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{function} failed in the child process:\n{done.stderr[-4000:]}")
-    return json.loads((folder / f"{function}.json").read_text())
+        raise RuntimeError(f"{', '.join(folders)} failed in the child process:\n{done.stderr[-4000:]}")
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name, folder in folders.items()}
 
 
 if __name__ == "__main__":
-    source, name, place = sys.argv[1:]
-    answer = runpy.run_path(source)[name](Path(place))
-    Path(place, f"{name}.json").write_text(json.dumps(answer))
+    functions = runpy.run_path(sys.argv[1])
+    for asked in sys.argv[2:]:
+        name, _, place = asked.partition("=")
+        os.chdir(place)
+        answer = functions[name](Path(place))
+        Path(place, f"{name}.json").write_text(json.dumps(answer))

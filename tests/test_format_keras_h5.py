@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
 from ckpttool.formats import keras_h5, keras_zip
 from ckpttool.formats.object_graph.roles import slot_path
@@ -62,7 +65,7 @@ class TestKerasH5(WritingContract):
         assert open_checkpoint(path).integrity == "none"
         whole = Path(path).read_bytes()
         generator = np.random.default_rng(0)
-        for _ in range(60):
+        for _ in range(25):  # each is read by a process of its own; test_hdf5.py damages many more
             damaged = bytearray(whole)
             damaged[generator.integers(len(whole))] ^= 1 << generator.integers(8)
             Path(path).write_bytes(damaged)
@@ -314,11 +317,25 @@ def test_what_has_no_place_is_refused_before_anything_is_written() -> None:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """What Keras 3 saved, and what tf_keras did where it is installed."""
     pytest.importorskip("keras")
     pytest.importorskip("tensorflow")
-    folder = tmp_path_factory.mktemp("keras3")
-    return folder, tensorflow_child.run(MODELS, "build", folder)
+    asked = ["build", *(["build_tf_keras"] if importlib.util.find_spec("tf_keras") else [])]
+    folders = {name: tmp_path_factory.mktemp(name) for name in asked}
+    told = tensorflow_child.run_each(MODELS, folders)
+    return {name: (folders[name], facts) for name, facts in told.items()}
+
+
+@pytest.fixture(scope="module")
+def built(both: dict[str, tuple[Path, dict[str, Any]]]) -> tuple[Path, dict[str, Any]]:
+    return both["build"]
+
+
+@functools.cache
+def opened(path: Path) -> Checkpoint:
+    """Read a file of the folder above, which nobody changes, once: each reading starts a process."""
+    return open_checkpoint(str(path))
 
 
 @pytest.mark.tensorflow
@@ -327,7 +344,7 @@ def test_keras_3_and_we_see_the_same_variables(built: tuple[Path, dict[str, Any]
     for name, fact in facts.items():
         for end in (".weights.h5", "_shards.weights.json", ".keras", ".h5"):
             if (folder / f"{name}{end}").exists():
-                found = open_checkpoint(str(folder / f"{name}{end}"))
+                found = opened(folder / f"{name}{end}")
                 assert_variables(found, fact, named=end in (".keras", ".h5"))
 
 
@@ -342,23 +359,23 @@ def test_keras_3_and_we_give_slots_to_the_same_variables(built: tuple[Path, dict
         count = len(fact["optimizer"]) - (3 if name == "opt_nadam" else 2)
         for end in (".keras", ".h5"):
             if (folder / f"{name}{end}").exists():
-                assert assert_slots(open_checkpoint(str(folder / f"{name}{end}")), fact) == count, (name, end)
-        known = assert_slots(open_checkpoint(str(folder / f"{name}.weights.h5")), fact)
+                assert assert_slots(opened(folder / f"{name}{end}"), fact) == count, (name, end)
+        known = assert_slots(opened(folder / f"{name}.weights.h5"), fact)
         assert known == (0 if name in UNKNOWN else count), name
 
 
 @pytest.mark.tensorflow
 def test_keras_3_names_what_it_saved(built: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = built
-    vision = open_checkpoint(str(folder / "vision.keras"))
+    vision = opened(folder / "vision.keras")
     names = {display(path): one for path, one in vision.tree.tensors()}
     assert names["pixels/kernel"].shape == (2, 2, 2, 3)
     assert names["batch_normalization/moving_mean"].role == "buffer"
     assert names["inner/frozen/kernel"].trainable is False
     assert vision.tree.containers[attributes("pixels")].state["filters"] == 3  # type: ignore[index]
-    actor = weights(open_checkpoint(str(folder / "actor.weights.h5")))
+    actor = weights(opened(folder / "actor.weights.h5"))
     assert {"l1/kernel", "blocks/first/kernel", "a_last/bias", "vars/0"} <= actor.keys()
-    half = open_checkpoint(str(folder / "half.weights.h5"))
+    half = opened(folder / "half.weights.h5")
     assert [one.dtype for _, one in half.tree.tensors()][:3] == ["bfloat16", "bfloat16", "float32"]
 
 
@@ -376,10 +393,10 @@ def _named(found: Any, fact: dict[str, Any], names: list[str]) -> Tree:
 def test_keras_3_loads_what_we_write(built: tuple[Path, dict[str, Any]]) -> None:
     folder, facts = built
     for name in ("agent", "plain", "actor", "vision", "words", "half"):
-        found = open_checkpoint(str(folder / f"{name}.weights.h5"))
+        found = opened(folder / f"{name}.weights.h5")
         put(found.tree, folder / f"ours_{name}.weights.h5")
     dense = [f"{layer}/{part}" for layer in "zma" for part in ("kernel", "bias")]
-    plain = open_checkpoint(str(folder / "plain.weights.h5"))
+    plain = opened(folder / "plain.weights.h5")
     tree = dict(_named(plain, facts["plain"], dense))
     state = {v["path"].partition("/")[2]: v["sha256"] for v in facts["plain"]["optimizer"]}
     by_digest = {sha256(one): one for _, one in plain.tree.tensors()}
@@ -406,7 +423,7 @@ def test_keras_3_loads_what_we_write(built: tuple[Path, dict[str, Any]]) -> None
         "critic/2/kernel",
         "critic/2/bias",
     ]
-    tree = dict(_named(open_checkpoint(str(folder / "agent.weights.h5")), facts["agent"], names))
+    tree = dict(_named(opened(folder / "agent.weights.h5"), facts["agent"], names))
     blocks = {attributes("actor/blocks"): Container("list")}
     put(Tree(tree, containers=blocks), folder / "mapped_agent.weights.h5")
 
@@ -422,10 +439,11 @@ def test_keras_3_loads_what_we_write(built: tuple[Path, dict[str, Any]]) -> None
 
 
 @pytest.mark.tensorflow
-def test_tf_keras_and_we_agree(tmp_path_factory: pytest.TempPathFactory) -> None:
-    pytest.importorskip("tf_keras")
-    folder = tmp_path_factory.mktemp("tf_keras")
-    for name, fact in tensorflow_child.run(MODELS, "build_tf_keras", folder).items():
+def test_tf_keras_and_we_agree(both: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+    if "build_tf_keras" not in both:
+        pytest.skip("tf_keras is not installed")
+    folder, facts = both["build_tf_keras"]
+    for name, fact in facts.items():
         variables = {digest: variable for variable, digest in fact["variables"]}
         state: dict[str, list[str]] = {}
         for slot, digest in fact["optimizer"]:

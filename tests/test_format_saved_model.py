@@ -28,7 +28,7 @@ from ckpttool.ops.digest import digest_of
 from ckpttool.wire import protobuf
 from tests.bundle_writer import bundle, field, graph, node, shape, variable, varint
 from tests.conftest import CORPUS, ckpttool
-from tests.tensorflow_child import run
+from tests.tensorflow_child import run_each
 from tests.test_formats import FormatContract
 
 CHILD = str(Path(__file__).with_name("saved_models.py"))
@@ -665,13 +665,15 @@ without_keras2 = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("saved_models")
-    return folder, run(CHILD, "build", folder)
+    asked = ["build", *(["build_keras2"] if importlib.util.find_spec("tf_keras") else [])]
+    told = run_each(CHILD, dict.fromkeys(asked, folder))
+    return folder, told["build"] | {"keras2": told.get("build_keras2")}
 
 
 @pytest.fixture(scope="module")
-def keras2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("keras2")
-    return folder / "keras2", run(CHILD, "build_keras2", folder)
+def keras2(written: tuple[Path, dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
+    folder, told = written
+    return folder / "keras2", told["keras2"]
 
 
 def require_same_tensors(checkpoint: Checkpoint, tensors: dict[str, str]) -> None:

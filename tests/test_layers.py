@@ -387,6 +387,13 @@ def test_a_second_head_on_an_image_is_asked_for_too() -> None:
     assert asked == ["value", "adv"]
 
 
+def test_a_norm_over_a_flattened_image_tells_no_channels() -> None:
+    norm = dict.fromkeys(("n/gamma", "n/beta", "n/moving_mean", "n/moving_variance"), (24,))
+    shapes = {"conv/kernel": (3, 3, 2, 4), "conv/bias": (4,)} | norm | {"fc/kernel": (24, 5), "fc/bias": (5,)}
+    notes = generic.to_torch(tensorflow_tree(filled(shapes))).notes
+    assert [note.split()[0] for note in notes if "--flatten" in note] == ["fc"]
+
+
 def test_a_file_that_lists_layers_by_name_is_asked_for_too() -> None:
     shapes = {"actor/kernel": (24, 5), "actor/bias": (5,), "body/kernel": (3, 3, 2, 4), "body/bias": (4,)}
     notes = generic.to_torch(tensorflow_tree(filled(shapes))).notes

@@ -167,18 +167,21 @@ def filled_in_keras(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def keras_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """What Keras says of both directions, and the folder of what it saved itself."""
     pytest.importorskip("tensorflow")
-    folder = tmp_path_factory.mktemp("like")
-    return folder, tensorflow_child.run(__file__, "saved_by_keras", folder)
+    pytest.importorskip("torch")
+    folder, back = tmp_path_factory.mktemp("like"), tmp_path_factory.mktemp("back")
+    save_twins(back)
+    return folder, tensorflow_child.run_each(__file__, {"saved_by_keras": folder, "filled_in_keras": back})
 
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", GIVEN)
-def test_a_twin_computes_what_keras_computes(name: str, keras_files: tuple[Path, dict[str, str]]) -> None:
+def test_a_twin_computes_what_keras_computes(name: str, told: tuple[Path, dict[str, Any]]) -> None:
     torch = pytest.importorskip("torch")
-    folder, files = keras_files
+    folder, files = told[0], told[1]["saved_by_keras"]
     if name not in files:
         pytest.skip("needs tf_keras")
     sys.path.insert(0, str(HERE))
@@ -197,15 +200,13 @@ def test_a_twin_computes_what_keras_computes(name: str, keras_files: tuple[Path,
     np.testing.assert_allclose(found, np.load(folder / f"{name}.npy"), atol=WITHIN, rtol=WITHIN)
 
 
-@pytest.fixture(scope="module")
-def back(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """How far every Keras model is from its twin, whose random weights it was filled with."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("tensorflow")
+def save_twins(folder: Path) -> None:
+    """Save every twin with random weights, and its outputs, for the Keras models to be filled from."""
+    import torch
+
     sys.path.insert(0, str(HERE))
     import like_torch
 
-    folder = tmp_path_factory.mktemp("back")
     torch.manual_seed(3)
     for name, twin in like_torch.TWINS.items():
         model = twin().eval()
@@ -218,14 +219,13 @@ def back(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             given = torch.tensor(inputs(name, *GIVEN[name]))
             np.save(folder / f"torch_{name}.npy", model(given).numpy())
         torch.save(model.state_dict(), folder / f"{name}.pt")
-    found: dict[str, Any] = tensorflow_child.run(__file__, "filled_in_keras", folder)
-    return found
 
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", GIVEN)
-def test_keras_computes_what_its_twin_computes(name: str, back: dict[str, Any]) -> None:
+def test_keras_computes_what_its_twin_computes(name: str, told: tuple[Path, dict[str, Any]]) -> None:
+    back = told[1]["filled_in_keras"]
     if name not in back:
         pytest.skip("needs tf_keras")
     assert back[name]["error"] is None
@@ -455,3 +455,34 @@ def test_flattening_is_seen_in_calls() -> None:
     # A sequence may have its channels first or last: nobody knows.
     assert seen((1, (1, 9, 3), (1, 7, 4)), (0, (1, 7, 4), (1, 28)), (2, (1, 28), (1, 2))) == {}
     assert seen((2, (1, 28), (1, 2))) == {2: []}
+
+
+@pytest.mark.torch
+def test_a_hidden_layer_as_wide_as_the_flattened_image_takes_no_image() -> None:
+    torch = pytest.importorskip("torch")
+    from ckpttool.agents.skeleton import torch_models
+
+    nn = torch.nn
+    twice = [nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)]
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Dropout(), *twice)
+    found = torch_models.build(model, [[3, 4, 4]], [])
+    assert (found[id(twice[0])], found[id(twice[2])]) == ([4, 2, 2], [])
+
+
+@pytest.mark.torch
+def test_a_norm_behind_a_flattened_image_is_not_taken_as_it_stands(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    kernels = {
+        "conv/kernel": np.zeros((3, 3, 3, 4), np.float32),
+        "conv/bias": np.zeros(4, np.float32),
+        "fc/kernel": np.zeros((144, 5), np.float32),
+        "fc/bias": np.zeros(5, np.float32),
+    }
+    norm = {f"bn/{n}": np.ones(144, np.float32) for n in ("gamma", "beta", "moving_mean", "moving_variance")}
+    np.savez(tmp_path / "flat.npz", **kernels, **norm)
+    target = str(tmp_path / "x.pt")
+    done = fill(str(tmp_path / "flat.npz"), target, "torch", "like_torch:FlatNorm", [(3, 8, 8)])
+    assert done.sha256 is None
+    assert any("bn is a norm behind a flattened image" in note for note in done.report.notes)
+    # What the shapes cannot tell is said here as without --like.
+    assert any("for SAME and strides above 1" in note for note in done.report.notes)

@@ -50,8 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for case in TF1:
         target = str(place / f"torch-{case}-named-1")
         convert(str(place / f"torch-{case}.pt"), target, to="tf1")
-    tensorflow_child.run(optimizer_programs.__file__, "train", place)
-    tensorflow_child.run(optimizer_programs.__file__, "resume", place)
+    tensorflow_child.run_each(optimizer_programs.__file__, {"train": place, "resume": place})
     return place
 
 

@@ -76,7 +76,7 @@ def test_items_of_lists_are_counted_not_compared() -> None:
 
 
 def test_names_in_alphabetical_order_say_no_order() -> None:
-    sources, targets = layers("body", "head", "neck"), layers("x", "y", "z")
+    sources, targets = layers("body/0", "head/0", "head/2"), layers("0", "2", "4")
     assert len(solve(sources, targets).pairs) == 3
     assert solve(sources, targets, in_order=False).pairs == ()
 
@@ -153,3 +153,42 @@ def test_ten_thousand_layers_take_no_square_of_that(named: bool) -> None:
     found = solved(sources, targets)
     assert len(found) == 10_000
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets"),
+    [
+        (("dense:in", "dense_1", "dense_2"), ("body:in", "mean", "log_std")),
+        (("body:in", "log_std", "mean"), ("0:in", "2", "4")),
+        (("body:in", "log_std", "mean"), ("0:in", "mu", "log_sigma")),
+    ],
+)
+def test_words_of_one_side_only_are_no_order(sources: tuple[str, ...], targets: tuple[str, ...]) -> None:
+    # Which of two equal heads was made first is no reason.
+    solution = solve(layers(*sources), layers(*targets))
+    assert [(pair.source, pair.target) for pair in solution.pairs] == [(0, 0)]
+    (group,) = solution.ambiguous
+    assert group == ((1, 2), (1, 2))
+
+
+def test_whole_networks_that_words_of_one_side_tell_apart_are_ambiguous() -> None:
+    sources = layers("sequential/dense", "sequential/dense_1", "sequential_1/dense_2", "sequential_1/dense_3")
+    targets = layers("actor/0", "actor/2", "critic/0", "critic/2")
+    solution = solve(sources, targets)
+    assert not solution.pairs
+    assert len(solution.ambiguous) == 1
+    found = solved(sources, targets, given=[("sequential", "critic")])
+    assert found["critic/2"] == "sequential/dense_1 by given"
+    assert found["actor/0"] == "sequential_1/dense_2 by order"
+
+
+def test_networks_that_only_numbers_tell_apart_go_in_order() -> None:
+    found = solved(layers("sequential/dense", "sequential_1/dense_1"), layers("q1/0", "q2/0"))
+    assert found == {"q1/0": "sequential/dense by order", "q2/0": "sequential_1/dense_1 by order"}
+
+
+def test_words_of_both_sides_do_not_stop_the_order() -> None:
+    ways = ("forward_layer", "backward_layer")
+    sources = layers(*(f"bidirectional{n}/{way}" for n in ("", "_1") for way in ways))
+    targets = layers(*(f"rnn/{n}/{way}" for n in (0, 1) for way in ways))
+    assert len(solved(sources, targets)) == 4

@@ -17,7 +17,7 @@ from ckpttool.formats import tensor_bundle
 from ckpttool.leaf import Leaf, display
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
-run = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]
+run_each = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run_each"]
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "tf"
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 TREES = 30
@@ -332,16 +332,22 @@ Written = tuple[Path, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
-    folder = tmp_path_factory.mktemp("referee")
-    yield folder, run(__file__, "build", folder)
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
+    asked = ["build", *(["build_keras_2"] if importlib.util.find_spec("tf_keras") else [])]
+    folders = {name: tmp_path_factory.mktemp(name) for name in asked}
+    return {name: (folders[name], facts) for name, facts in run_each(__file__, folders).items()}
+
+
+@pytest.fixture(scope="module")
+def written(both: dict[str, Written]) -> Iterator[Written]:
+    folder, facts = both["build"]
+    yield folder, facts
     (folder / "far.data-00000-of-00001").unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
-def keras_2(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    folder = tmp_path_factory.mktemp("keras_2")
-    return folder, run(__file__, "build_keras_2", folder)
+def keras_2(both: dict[str, Written]) -> Written:
+    return both["build_keras_2"]
 
 
 def compare(prefix: Path, facts: dict[str, Any]) -> Checkpoint:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf
+from ckpttool.mapping import cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
 from ckpttool.mapping.flattened import unknown
 from ckpttool.mapping.kinds import Kind
@@ -20,6 +21,7 @@ from ckpttool.mapping.solver import Pair, Solution, solve
 from ckpttool.tree import Tree
 
 _SHOWN = 3
+_NORMS = frozenset(("batch_norm", "layer_norm"))
 
 
 def fill(
@@ -50,6 +52,8 @@ def fill(
     made = _Made(theirs, ours, places)
     for pair in made.known(solution.pairs, foreign=framework != skeleton.framework):
         made.add(pair)
+    # Two models of one framework differ in nothing that these sentences say.
+    needs = cautions.notes(made.done) if framework != skeleton.framework else ()
     filled = _filled(tree, skeleton.tree, made)
     reached = {move.target for move in made.moves} | made.added.keys()
     used = {move.source for move in made.moves} | made.left
@@ -65,7 +69,7 @@ def fill(
         tuple(path for path in skeleton.tree if path in linked and path not in reached),
         tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
         tuple(dict.fromkeys(made.assumed)),
-        (*made.notes, *_unfit(theirs, ours, solution)),
+        (*made.notes, *needs, *_unfit(theirs, ours, solution)),
     )
 
 
@@ -91,6 +95,7 @@ class _Made:
         self.left: set[Path] = set()
         self.matched: list[Match] = []
         self.assumed: list[str] = []
+        self.done: list[Layer] = []
         self.notes = [
             f"{layer.title}: {kind.refused}"
             for layer in theirs.layers
@@ -113,7 +118,14 @@ class _Made:
             layer, said = self._layers[pair.source], self.ours.layers[pair.target].told.flatten
             if layer.told.flatten is None and said is not None:
                 self._layers[pair.source] = layer._replace(told=layer.told._replace(flatten=said))
-        refused = unknown(self.theirs.tree, tuple(self._layers))
+        refused = dict(unknown(self.theirs.tree, tuple(self._layers)))
+        for pair in self._of_layers(pairs):
+            layer, said = self._layers[pair.source], self.ours.layers[pair.target].told.flatten
+            if said and {kind.name for kind in layer.kinds} <= _NORMS:
+                refused[layer.title] = (
+                    f"{layer.title} is a norm behind a flattened image ({','.join(map(str, said))}), whose "
+                    f"numbers the two frameworks order differently: no rule for it; write your own (--map)"
+                )
         asked = {self.theirs.title(pair.source) for pair in pairs} & refused.keys()
         self.notes += [sentence for title, sentence in refused.items() if title in asked]
         return [pair for pair in pairs if self.theirs.title(pair.source) not in asked]
@@ -132,6 +144,7 @@ class _Made:
         # How a depthwise kernel divides is in the shapes of the one framework only.
         layer = layer._replace(told=layer.told._replace(wanted=target.told.wanted))
         done = converted(self.theirs.tree, layer, source_kind, target_kind, told)
+        self.done.append(layer._replace(kinds=(source_kind,)))
         self.matched.append(Match(layer.title, target.title, source_kind.name, pair.by))
         stored = {name: self.places[path] for name, path in target.tensors.items()}
         wanted = [Move(source, stored[name], rule) for source, name, rule in done.moves if name in stored]

@@ -17,10 +17,11 @@ _CONVOLUTIONS = frozenset(("convolution", "depthwise", "separable"))
 
 
 class _Images(NamedTuple):
-    """What a convolution gives: channels, and over how many axes it goes."""
+    """What a convolution gives: channels, over how many axes it goes, and what the channels may be."""
 
     channels: int
     axes: int
+    either: tuple[int, ...]
 
 
 def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:
@@ -42,8 +43,7 @@ def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:
             images, gives = _images(tree, layer), 0
             every[images] = None
         elif names == {"batch_norm"} and images is not None and not gives:
-            # A convolution without a bias may be a transposed one, whose kernel ends in its inputs.
-            images = images._replace(channels=_width(tree, layer, "mean"))
+            images = _normed(images, _width(tree, layer, "mean"))
         elif names == {"dense"}:
             if not every:
                 waiting.append(layer)
@@ -86,11 +86,23 @@ def _images(tree: Tree, layer: Layer) -> _Images:
     found = canonical(tree, layer, layer.kinds[0])
     kernel = found["pointwise_kernel" if "pointwise_kernel" in found else "kernel"].shape
     channels = kernel[-1] * (kernel[-2] if layer.kinds[0].name == "depthwise" else 1)
-    return _Images(found["bias"].shape[0] if "bias" in found else channels, len(kernel) - 2)
+    if "bias" in found:
+        channels = found["bias"].shape[0]
+        return _Images(channels, len(kernel) - 2, (channels,))
+    return _Images(channels, len(kernel) - 2, (channels, *kernel[-2:]))
+
+
+def _normed(images: _Images, width: int) -> _Images:
+    """Return what a norm of this width says of the convolution before it.
+
+    One without a bias may be a transposed one, whose kernel ends in its inputs. A norm of another width than
+    its axes have stands behind a flattened image and says nothing.
+    """
+    return images._replace(channels=width) if width in images.either else images
 
 
 def _reason(tree: Tree, layer: Layer, images: _Images) -> str:
-    inputs, (channels, axes) = _inputs(tree, layer), images
+    inputs, (channels, axes, _) = _inputs(tree, layer), images
     side = round((inputs / channels) ** (1 / axes))
     sides = [str(side)] * axes if side**axes * channels == inputs else list("DHW"[-axes:])
     return (

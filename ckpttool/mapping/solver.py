@@ -2,7 +2,8 @@
 
 Names are compared from the root: modules of one name are one scope, and what lies in it goes nowhere else.
 What no name decides is matched in order if all that is left on both sides of a scope agrees, kind by kind and
-shape by shape. A fit alone decides only where there is one layer of that kind and shape on either side.
+shape by shape; twins that only one side has words for (`mean`, `log_std`) stay open. A fit alone decides only
+where there is one layer of that kind and shape on either side.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from ckpttool.errors import UsageError
 from ckpttool.mapping.layer_names import numbers, stem
-from ckpttool.mapping.scopes import Candidate, Module, Signature, shared, tree_of
+from ckpttool.mapping.scopes import Candidate, Module, Signature, says, shared, tree_of, twins
 
 By = Literal["given", "name", "order", "only fit"]
 # How far to trust a match, in words.
@@ -141,11 +142,28 @@ class _Solver:
         for last in (False, True):
             ordered = self._ordered(sources, targets)
             if ordered is not None:
-                self.pairs += [Pair(s, t, "order") for s, t in zip(*ordered, strict=True)]
-                return [], []
+                return self._paired(*ordered)
             if not last:
                 sources, targets = self._only_fits(sources, targets)
         return sources, targets
+
+    def _paired(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
+        """Match two rows in order; return those that words of one side alone tell from others like them."""
+        theirs, ours = twins(self.sources, sources), twins(self.targets, targets)
+        open_: set[Signature] = set()
+        for s, t in zip(sources, targets, strict=True):
+            if (s in theirs and not says(self.targets[t], theirs[s])) or (
+                t in ours and not says(self.sources[s], ours[t])
+            ):
+                open_ |= self.sources[s].signatures | self.targets[t].signatures
+        left: tuple[list[int], list[int]] = ([], [])
+        for s, t in zip(sources, targets, strict=True):
+            if open_.isdisjoint(self.targets[t].signatures):
+                self.pairs.append(Pair(s, t, "order"))
+            else:
+                left[0].append(s)
+                left[1].append(t)
+        return left
 
     def _ordered(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]] | None:
         if len(sources) != len(targets) or not sources:

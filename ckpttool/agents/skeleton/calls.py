@@ -12,12 +12,22 @@ class Calls:
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+        # Vectors that no longer are an image's numbers, of whatever width, and by number the calls that take
+        # one. They are kept: an id is not given twice.
+        self._mixed: dict[int, Any] = {}
+        self._taking: set[int] = set()
 
     def note(self, module: Any, given: Any, made: Any) -> None:
         """Note one call; what is no tensor is passed over."""
         taken, gave = _shape(given), _shape(made)
-        if taken and gave:
-            self.seen.append((id(module), taken, gave))
+        if not (taken and gave):
+            return
+        known = id(_first(given)) in self._mixed
+        if known:
+            self._taking.add(len(self.seen))
+        if len(taken) == len(gave) == _VECTOR and (known or _mixes(module)):
+            self._mixed[id(_first(made))] = _first(made)
+        self.seen.append((id(module), taken, gave))
 
     def flattened(self) -> dict[int, list[int]]:
         """Return by module the shape, without its batch, of the image that the module takes as one axis.
@@ -29,9 +39,11 @@ class Calls:
         found: dict[int, list[int]] = {}
         image: tuple[int, ...] = ()
         vectors: set[int] = set()
-        for number, taken, gave in self.seen:
+        for count, (number, taken, gave) in enumerate(self.seen):
             if len(taken) == _VECTOR:
-                if taken[1] == _size(image) and max(image) != taken[1]:
+                if count in self._taking:
+                    found.setdefault(number, [])
+                elif taken[1] == _size(image) and max(image) != taken[1]:
                     if len(image) >= _IMAGE - 1:
                         found.setdefault(number, list(image))
                 elif taken[1] in vectors or not image:
@@ -50,9 +62,21 @@ def _size(shape: tuple[int, ...]) -> int:
     return count
 
 
+def _mixes(module: Any) -> bool:
+    """Say whether a module has a matrix of its own: what it gives is in no order of what it takes."""
+    held = getattr(module, "_parameters", None)
+    own = list(held.values()) if isinstance(held, dict) else getattr(module, "weights", None) or ()
+    return any(len(_shape(each)) > 1 for each in own)
+
+
+def _first(value: Any) -> Any:
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return value
+
+
 def _shape(value: Any) -> tuple[int, ...]:
-    if isinstance(value, (list, tuple)):
-        return _shape(value[0]) if value else ()
+    value = _first(value)
     try:
         return tuple(1 if extent is None else int(extent) for extent in value.shape)
     except (AttributeError, TypeError, ValueError, RuntimeError):
