@@ -69,8 +69,10 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
     if not quiet:
         lines += _listed("assumed", report.assumed) + [f"note: {clean(note)}" for note in report.notes]
     rules = sorted({m.rule for m in report.mapped})
-    counted = ", ".join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
-    lines.append(f"{len(report.mapped)} entries mapped: {counted}")
+    # A chain of rules has commas of its own.
+    between = "; " if any("," in rule for rule in rules) else ", "
+    counted = between.join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
+    lines.append(f"{len(report.mapped)} entries mapped{': ' if counted else ''}{counted}")
     lines += _compared(done.parity)
     if done.written:
         lines += [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]

@@ -138,7 +138,8 @@ def like(
 
 def _report(ready: Prepared, lost: Sequence[str], skeleton: Skeleton, filling: Filling, own: Own) -> Report:
     counted = [f"{n} by {by}" if by != "order" else f"{n} in order" for by, n in _counts(filling).items()]
-    notes = [f"{len(filling.matched)} layers matched: {', '.join(counted)}"] if counted else []
+    many = "layer" if len(filling.matched) == 1 else "layers"
+    notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
     for by, word in (("order", "in order"), ("only fit", "as the only fit")):
         found = [f"{m.source} is {m.target}" for m in filling.matched if m.by == by]
         notes += [f"{word}: {some(found, _SHOWN)}"] if found else []
