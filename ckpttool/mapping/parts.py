@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool import dtypes
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf, Role, ValueLeaf
-from ckpttool.mapping.rules import KEEP, Chain, Rule, transformed
+from ckpttool.mapping.rules import KEEP, Rule, steps, transformed
 from ckpttool.source import Buffer, Inline, Shape, Source, as_array
 
 if TYPE_CHECKING:
@@ -220,13 +220,12 @@ def merged(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf) -> Leaf | None:
 
 def is_part(rule: Rule) -> bool:
     """Say whether what the rule makes is unfinished without others."""
-    last = rule.rules[-1] if isinstance(rule, Chain) else rule
-    return isinstance(last, Into | Term)
+    return isinstance((KEEP, *steps(rule))[-1], Into | Term)
 
 
 def is_cut(rule: Rule) -> bool:
     """Say whether the rule takes a part of a tensor, whose rest goes elsewhere."""
-    return any(isinstance(each, Take) for each in (rule.rules if isinstance(rule, Chain) else (rule,)))
+    return any(isinstance(step, Take) for step in steps(rule))
 
 
 def filled(dtype: str, shape: Shape, value: float, name: str = "", role: Role = "parameter") -> Leaf:

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 import tomllib
@@ -18,7 +20,7 @@ from ckpttool import dtypes
 from ckpttool.errors import NotFoundError, UsageError, choice
 from ckpttool.leaf import Leaf
 from ckpttool.mapping.parts import filled
-from ckpttool.mapping.rules import KEEP, Chain, Rule
+from ckpttool.mapping.rules import Rule, chained
 from ckpttool.mapping.spelling import parsed
 
 _MOST_BYTES = 4 << 20
@@ -103,14 +105,13 @@ class _Lines:
         self.path = path
         self.text = text.splitlines()
 
-    def of(self, table: str, number: int) -> int:
-        """Return the line of the n-th [[table]], 1 if it is written in another way."""
-        heads = [
-            n
-            for n, line in enumerate(self.text, 1)
-            if line.strip().replace(" ", "").startswith(f"[[{table}]]")
-        ]
-        return heads[number] if number < len(heads) else 1
+    def of(self, table: str) -> Iterator[int]:
+        """Go through the lines of all [[table]], and on with 1: one may be written in another way."""
+        head = f"[[{table}]]"
+        yield from (
+            n for n, line in enumerate(self.text, 1) if line.strip().replace(" ", "").startswith(head)
+        )
+        yield from itertools.repeat(1)
 
     def wrong(self, message: str, key: str, item: int = 0, **more: Any) -> UsageError:
         """Return the error for a key: its line is the first with that key after the line of its item.
@@ -130,8 +131,7 @@ def _items(said: Mapping[str, Any], table: str, lines: _Lines) -> Iterator[_Item
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
         raise lines.wrong(f"{table} is written [[{table}]]", table)
     allowed = _TABLES[table]
-    for number, item in enumerate(listed):
-        line = lines.of(table, number)
+    for item, line in zip(listed, lines.of(table), strict=False):
         for name in item.keys() - allowed.keys():
             raise lines.wrong(f"a {table} has no {name}", name, line, hint=choice(name, allowed))
         for name, kind in allowed.items():
@@ -148,10 +148,8 @@ def _way(item: _Item, lines: _Lines) -> Way:
         if hole[0] not in source.groupindex:
             raise lines.wrong(f"{{{hole[0]}}} is no hole of from", "to", item.line)
     told = item.said.get("rule", "keep")
-    steps = told if isinstance(told, list) else [told]
-    rules = [_rule(step, item, lines) for step in steps]
-    rule = rules[0] if len(rules) == 1 else Chain(tuple(rules)) if rules else KEEP
-    return Way(item.line, source, item.said["to"], rule)
+    rules = (_rule(text, item, lines) for text in (told if isinstance(told, list) else [told]))
+    return Way(item.line, source, item.said["to"], chained(*rules))
 
 
 def _rule(text: object, item: _Item, lines: _Lines) -> Rule:
@@ -189,8 +187,7 @@ def _added(item: _Item, lines: _Lines) -> Added:
         raise lines.wrong("there is no such type", "dtype", item.line, hint=choice(dtype, dtypes.BY_NAME))
     if not all(type(n) is int and n >= 0 for n in shape):
         raise lines.wrong("a shape is a list of numbers", "shape", item.line)
-    made = Leaf(dtype, tuple(shape), filled("uint8", (0,), 0).source, "")
-    if made.size > _MOST_ELEMENTS:
+    if math.prod(shape) > _MOST_ELEMENTS:
         raise lines.wrong("the added tensor is too large", "shape", item.line)
     try:
         return Added(item.line, item.said["to"], filled(dtype, tuple(shape), item.said["value"]))

@@ -252,19 +252,20 @@ class Chain:
 
 def chain(first: Rule, second: Rule) -> Rule:
     """Return one rule for two; a permutation and its undoing are no rule at all."""
-    steps = list(_steps(first))
-    for step in _steps(second):
-        last = steps[-1] if steps else None
+    made = list(steps(first))
+    for step in steps(second):
+        last = made[-1] if made else None
         if isinstance(last, Permute) and isinstance(step, Permute) and last.inverse_axes == step.axes:
-            steps.pop()
+            made.pop()
         else:
-            steps.append(step)
-    return steps[0] if len(steps) == 1 else Chain(tuple(steps)) if steps else KEEP
+            made.append(step)
+    return made[0] if len(made) == 1 else Chain(tuple(made)) if made else KEEP
 
 
-def _steps(rule: Rule) -> tuple[Rule, ...]:
+def steps(rule: Rule) -> tuple[Rule, ...]:
+    """Return the rules that a rule is made of and that change something, in their order."""
     if isinstance(rule, Chain):
-        return tuple(step for each in rule.rules for step in _steps(each))
+        return tuple(step for each in rule.rules for step in steps(each))
     return () if isinstance(rule, Keep) else (rule,)
 
 

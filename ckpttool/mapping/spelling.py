@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ckpttool import dtypes
 from ckpttool.mapping.parts import Blocks, Into, Take
-from ckpttool.mapping.rules import KEEP, TRANSPOSE, Cast, Chain, Permute, Reshape, Rule
+from ckpttool.mapping.rules import KEEP, TRANSPOSE, Cast, Permute, Reshape, Rule, chained
 
 _NUMBERS = r"(\d{1,18}(?:,\d{1,18})*)"
 _PLACE = r"(\d{1,18}):(\d{1,18}) of (\d{1,18}) on axis (\d{1,2})"
@@ -34,10 +34,8 @@ _SPELLINGS: tuple[tuple[str, Callable[..., Rule | None]], ...] = (
 def parsed(text: str) -> Rule | None:
     """Return the rule that has this name, None for text that names none or does not say all of it."""
     steps = [_step(step) for step in _NEXT.split(text)]
-    known = tuple(step for step in steps if step is not None)
-    if len(known) < len(steps):
-        return None
-    return known[0] if len(known) == 1 else Chain(known)
+    known = [step for step in steps if step is not None]
+    return chained(*known) if len(known) == len(steps) else None
 
 
 def _step(text: str) -> Rule | None:

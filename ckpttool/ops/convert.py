@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool import sidecar
 from ckpttool.behind import Lane
-from ckpttool.checkpoint import Checkpoint, require_new
+from ckpttool.checkpoint import Checkpoint, Output, require_new
 from ckpttool.errors import UsageError
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import Path
 from ckpttool.mapping import rule_file
 from ckpttool.mapping.report import Report
-from ckpttool.ops import receipt, save, undo
+from ckpttool.ops import receipt, save
 from ckpttool.ops.digest import Digest, digest_behind
 from ckpttool.ops.layer_options import choices
 from ckpttool.ops.optimizer_options import Stated
@@ -23,6 +24,7 @@ from ckpttool.ops.proof import DiffersError, Proof, as_read, prove
 from ckpttool.ops.request import Request
 from ckpttool.ops.restore import Own, own_sidecar
 from ckpttool.ops.route import Route, route
+from ckpttool.ops.undo import Undo, undo
 from ckpttool.sidecar import Sidecar
 
 if TYPE_CHECKING:
@@ -205,10 +207,15 @@ def _written(
     checkpoint: Checkpoint, way: Route, target: str, request: Request, digested: Callable[[], Own], how: _How
 ) -> tuple[Digest | None, Proof]:
     """Write the target with all that lies beside it; no digest if a network of it computes something else."""
-    back = undo.undo(way.source, way.moves, save.places(way.tree, target, request.kind), whole=way.whole)
-    others, proof = back.outputs(target), Proof()
-    for output in others:
-        require_new(output.file, checkpoint.files, force=how.force)
+    back, proof = Undo(), Proof()
+
+    def beside(places: Mapping[Path, Path], lane: Lane) -> list[Output]:
+        nonlocal back
+        back = undo(way.source, way.moves, places) if way.whole else back
+        kept = back.outputs(target, lane)
+        for output in kept:
+            require_new(output.file, checkpoint.files, force=how.force)
+        return kept
 
     def told(written: Digest, found: Checkpoint) -> Sidecar:
         nonlocal proof
@@ -225,7 +232,7 @@ def _written(
             target,
             request.kind,
             receipt=told,
-            others=others,
+            others=beside,
             force=how.force,
             sync=how.sync,
             progress=how.progress,

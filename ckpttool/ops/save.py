@@ -207,20 +207,21 @@ def write(
     kind: TargetKind,
     *,
     receipt: Callable[[Digest, Checkpoint], Sidecar] | None = None,
-    others: Sequence[Output] = (),
+    others: Callable[[Mapping[Path, Path], Lane], Sequence[Output]] | None = None,
     force: bool = False,
     sync: bool = True,
     progress: Progress = silent,
 ) -> Digest:
     """Write the tree, and beside it `others` and the sidecar that `receipt` makes of the file read back.
 
-    `receipt` is given the digest as well; if it raises, nothing is written.
+    `receipt` is given the digest as well; if it raises, nothing is written. `others` is given the paths by
+    which the tensors will be read back, by those that they have, and the lane that compares files with trees.
     A checkpoint that is found by its prefix becomes the latest one in its folder's state file.
     """
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     target = stem(target, kind)
     options = _options(target, kind)
-    tree = _as_stored(writer, tree, options)
+    stored = _as_stored(writer, tree, options)
     result: list[tuple[Digest, Checkpoint]] = []
     with Lane() as lane:
         taken = Taken(lane)
@@ -230,7 +231,7 @@ def write(
             found = writer.read(temporary if location is None else location)
             result.append((taken.compared(found), found))
 
-        pieces = writer.pieces(taken.watch(tree, progress), **options)
+        pieces = writer.pieces(taken.watch(stored, progress), **options)
         base = target.removesuffix(kind.ending)
         outputs = [Output(base, piece.write, suffix=piece.suffix) for piece in pieces]
         outputs[-1] = outputs[-1]._replace(check=check)
@@ -238,7 +239,8 @@ def write(
             require_new(output.file, force=force)
         if kind.prefix and not kind.state:
             _require_no_rest(target, writer, outputs)
-        outputs += others
+        if others is not None:
+            outputs += others(_places(tree, stored), lane)
         if receipt is not None:
             make = receipt
             outputs.append(Output(sidecar.beside(target), lambda stream: _put(stream, make(*result[0]))))
@@ -248,12 +250,10 @@ def write(
     return result[0][0]
 
 
-def places(tree: Tree, target: str, kind: TargetKind) -> dict[Path, Path]:
-    """Return the paths by which a tree's tensors will be read back, by those that they have now."""
-    writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
-    kept = _as_stored(writer, tree, _options(target, kind))
+def _places(tree: Tree, stored: Tree) -> dict[Path, Path]:
+    """Return the paths of a tree's tensors as they are stored, by those that they have in it."""
     # A format that changes paths leaves the sources alone.
-    there = {id(leaf.source): path for path, leaf in kept.tensors()}
+    there = {id(leaf.source): path for path, leaf in stored.tensors()}
     return {path: there[id(leaf.source)] for path, leaf in tree.tensors() if id(leaf.source) in there}
 
 

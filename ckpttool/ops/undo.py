@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ckpttool import dtypes, plugins
-from ckpttool.checkpoint import Checkpoint, Output
-from ckpttool.errors import CkpttoolError, FormatError
+from ckpttool.behind import Lane
+from ckpttool.checkpoint import Output
+from ckpttool.errors import CkpttoolError
 from ckpttool.formats.probe import WritingFormat
 from ckpttool.formats.recorded import recorded
 from ckpttool.formats.recorded.values import steps
@@ -24,7 +25,7 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf, key
 from ckpttool.mapping.parts import merged, unfinished
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.spelling import parsed
-from ckpttool.ops.digest import digest_of
+from ckpttool.ops.readback import Taken
 from ckpttool.tree import Container, Tree
 
 SUFFIX = ".ckpttool.residue.pt"
@@ -34,24 +35,29 @@ _MOST_BYTES = 4 << 20  # a sidecar may have 16 MB
 _TOP = Container("dict")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Undo:
-    """The record as the sidecar holds it, None if not all can be brought back, and what is kept apart."""
+    """The packed tree of the source, None if not all can be brought back, and what is kept apart."""
 
-    record: Mapping[str, str | None] | None = None
+    tree: str | None = None
     kept: Tree = field(default_factory=lambda: Tree({}))
+    _sha256: str | None = None
 
-    def outputs(self, target: str) -> list[Output]:
-        """Return the file to write beside the target, if any; what it holds is read back and compared."""
-        if self.record is None or not self.kept:
+    @property
+    def record(self) -> Mapping[str, str | None] | None:
+        """The record as the sidecar holds it, once the file of what is kept apart has been written."""
+        return None if self.tree is None else {"tree": self.tree, "residue_sha256": self._sha256}
+
+    def outputs(self, target: str, lane: Lane) -> list[Output]:
+        """Return the file to write beside the target, if any; the lane compares what it holds."""
+        if not self.kept:
             return []
         writer = cast(WritingFormat, plugins.find("formats", _FORMAT).load())
-        (piece,) = writer.pieces(self.kept)
-        expected = self.record["residue_sha256"]
+        taken = Taken(lane)
+        (piece,) = writer.pieces(taken.watch(self.kept))
 
         def check(temporary: str) -> None:
-            if digest_of(writer.read(temporary)).sha256 != expected:
-                raise FormatError("the residue is not what was written", file=beside(target))
+            self._sha256 = taken.compared(writer.read(temporary)).sha256
 
         return [Output(beside(target), piece.write, check)]
 
@@ -61,13 +67,12 @@ def beside(path: str) -> str:
     return path + SUFFIX
 
 
-def undo(source: Tree, moves: Sequence[Move], written: Mapping[Path, Path], *, whole: bool = True) -> Undo:
+def undo(source: Tree, moves: Sequence[Move], written: Mapping[Path, Path]) -> Undo:
     """Return how `source` comes back from a target; `written` are the paths of its tensors as they are read.
 
-    Nothing is recorded of what is not a `whole` checkpoint, nor when something can be brought back by
-    nothing: an object of a foreign class.
+    Nothing is recorded when something can be brought back by nothing: an object of a foreign class.
     """
-    if not whole or any(held.kind in ("record", "module") for held in source.containers.values()):
+    if any(held.kind in ("record", "module") for held in source.containers.values()):
         return Undo()
     ways: dict[Path, list[Move]] = {}
     for move in moves:
@@ -95,9 +100,7 @@ def undo(source: Tree, moves: Sequence[Move], written: Mapping[Path, Path], *, w
     packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
     if len(packed) > _MOST_BYTES:
         return Undo()
-    apart = Tree(kept, {}, {(): _TOP})
-    digest = digest_of(Checkpoint("", _FORMAT, apart, ())).sha256 if kept else None
-    return Undo({"tree": packed, "residue_sha256": digest}, apart)
+    return Undo(packed, Tree(kept, {}, {(): _TOP}))
 
 
 def _back(leaf: Leaf, ways: Sequence[Move]) -> list[Move]:

@@ -38,7 +38,7 @@ class Family:
     them; `constructed` are arguments of Keras's class that no variable holds, `legacy` those that were
     variables up to Keras 2.10. `always` are slots that every
     state has. `folded` is the sign of the gradients in Keras's `velocity`. `tf1` names the class of
-    TensorFlow 1, whose slots are `VARIABLE/NAME`, `VARIABLE/NAME_1`, ... in the order of `tf1_slots`.
+    TensorFlow 1, whose slots are `VARIABLE/NAME`, `VARIABLE/NAME_1`, ...
     """
 
     name: str
@@ -52,7 +52,6 @@ class Family:
     legacy: tuple[str, ...]
     keras_name: str
     tf1: str
-    tf1_slots: tuple[str, ...]
     always: tuple[str, ...] = ()
     folded: int = 1
     tf1_defaults: Mapping[str, Default] = field(default_factory=dict)
@@ -108,7 +107,6 @@ ADAM = Family(
     legacy=("learning_rate", "beta_1", "beta_2", "decay"),
     keras_name="adam",
     tf1="Adam",
-    tf1_slots=("m", "v"),
     always=("m", "v"),
     tf1_defaults=_all("TensorFlow 1", epsilon=1e-8),
 )
@@ -136,7 +134,6 @@ RMSPROP = Family(
     legacy=("learning_rate", "rho", "momentum", "decay"),
     keras_name="rm_sprop",
     tf1="RMSProp",
-    tf1_slots=("rms", "mg", VELOCITY),
     always=("rms",),
     tf1_defaults=_all("TensorFlow 1", rho=0.9, momentum=0.0, epsilon=1e-10),
 )
@@ -157,7 +154,6 @@ SGD = Family(
     legacy=("learning_rate", "momentum", "decay"),
     keras_name="sgd",
     tf1="Momentum",
-    tf1_slots=(BUFFER,),
     folded=-1,
     counts=False,
 )

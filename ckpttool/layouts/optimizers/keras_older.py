@@ -7,24 +7,6 @@ from ckpttool.layouts.optimizers.keras_write import ToKeras
 from ckpttool.leaf import Path, attr, display
 
 
-class ToKeras2(ToKeras):
-    """The object of Keras 2.11 to 2.15, and of tf_keras: the same lists, one of them without the rate.
-
-    Source: keras/optimizers/optimizer.py.
-    """
-
-    def aliases(self) -> dict[Path, tuple[Path, ...]]:
-        """Return Keras's list of the optimizer's own variables; it keeps none of those that it trains."""
-        return self.listed([self.variables()["step"][0]])
-
-    def called(self, slot: str, target: Path) -> str:
-        """Return the name by which alone the file says whose moment it is."""
-        cls = "AdamW" if self.arguments.decoupled else self.family.name
-        words = {"mg": "average_gradient", "rms": "velocity", "velocity": "momentum"}
-        word = "m" if cls == "SGD" else words.get(slot, slot)
-        return f"{cls}/{word}/{display(target[1:])}"
-
-
 class ToSlots(ToKeras):
     """The object of Keras 2 up to 2.10, since then `optimizers.legacy`: its weights own the moments.
 
