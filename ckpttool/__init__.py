@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ckpttool.live.flatten import flatten_with_path
     from ckpttool.ops.convert import convert
     from ckpttool.ops.digest import digest
-    from ckpttool.ops.evaluate import Protocol, evaluate
+    from ckpttool.ops.evaluate import evaluate
+    from ckpttool.ops.evaluation import Protocol
     from ckpttool.ops.save import save
     from ckpttool.ops.summary import summary
     from ckpttool.ops.verify import verify
@@ -56,7 +57,7 @@ _HOMES = {
     "Checkpoint": "checkpoint",
     "CkpttoolError": "errors",
     "Leaf": "leaf",
-    "Protocol": "ops.evaluate",
+    "Protocol": "ops.evaluation",
     "Sidecar": "sidecar",
     "Tree": "tree",
     "ValueLeaf": "leaf",

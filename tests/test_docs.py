@@ -21,7 +21,7 @@ import pytest
 from ckpttool import errors
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
-from ckpttool.ops.evaluate import Evaluation, Protocol
+from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.listing import listing
 from ckpttool.ops.parity import Parity
 from ckpttool.ops.summary import summary

@@ -13,7 +13,8 @@ import pytest
 from ckpttool.agents.components import Wiring, policy_network, q_network
 from ckpttool.errors import EnvironmentMismatchError, MappingError, UsageError
 from ckpttool.ops.convert import convert
-from ckpttool.ops.evaluate import Evaluation, Protocol, evaluate
+from ckpttool.ops.evaluate import evaluate
+from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.restore import restore
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
 from tests.test_layouts import fujimoto_set
@@ -110,9 +111,12 @@ def test_the_document(tmp_path: Path) -> None:
         "episodes": 3,
         "seeds": [7, 8, 9],
         "num_envs": 3,
+        "stacked": 1,
         "deterministic": True,
+        "noise": None,
         "device": "cpu",
         "backend": "numpy",
+        "engine": "gymnasium",
         "network": "actor",
         "dtype": "float32",
     }

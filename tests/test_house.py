@@ -80,7 +80,8 @@ def test_frameworks_are_named_by_their_backends_only(file: Path) -> None:
         "agents/backends/tensorflow_training.py": {"tensorflow", "keras"},
         # The library that writes its own files, in a process of its own.
         "formats/stable_baselines3/child.py": {"torch", "gymnasium"},
-        "agents/envs.py": {"gymnasium", "mujoco"},
+        "agents/envs/gym_vector.py": {"gymnasium", "mujoco"},
+        "agents/envs/registry.py": {"gymnasium"},
         "agents/onnx_model.py": {"onnx"},
         "agents/onnx_run.py": {"onnx", "onnxruntime"},
     }.get(str(file.relative_to(PACKAGE)), set())

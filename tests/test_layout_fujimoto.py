@@ -14,7 +14,8 @@ import pytest
 from ckpttool.errors import NotACheckpointError, TargetExistsError, UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.convert import convert
-from ckpttool.ops.evaluate import Protocol, evaluate
+from ckpttool.ops.evaluate import evaluate
+from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.restore import restore
 from ckpttool.ops.wiring import Bounds, wire
 from tests.conftest import TORCH_SAMPLE

@@ -13,7 +13,8 @@ from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
-from ckpttool.ops.evaluate import Protocol, evaluate
+from ckpttool.ops.evaluate import evaluate
+from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.restore import restore
 from tests import restored
 from tests.conftest import CORPUS

@@ -16,7 +16,8 @@ from ckpttool.layouts import td3_torch, tf2rl
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, display
 from ckpttool.mapping.plan import build
-from ckpttool.ops.evaluate import Protocol, evaluate
+from ckpttool.ops.evaluate import evaluate
+from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.restore import canonical_tree, restore
 from ckpttool.tree import Tree
 from tests.conftest import TF_SAMPLE

@@ -12,7 +12,8 @@ import pytest
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.convert import convert
-from ckpttool.ops.evaluate import Protocol, evaluate
+from ckpttool.ops.evaluate import evaluate
+from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.restore import restore
 from ckpttool.tree import Tree
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.ops.evaluate import Protocol, evaluate
+from ckpttool.ops.evaluate import evaluate
+from ckpttool.ops.evaluation import Protocol
 from tests.restored import actions, observations
 
 torch = pytest.importorskip("torch")

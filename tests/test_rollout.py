@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from ckpttool.agents import envs
+from ckpttool.agents.actions import Noise
 from ckpttool.agents.envs import GymVector
 from ckpttool.agents.policy import Observation, State
-from ckpttool.agents.rollout import Rollout, rollout
+from ckpttool.agents.rollout import Play, Rollout, rollout, rollouts
 from ckpttool.errors import (
     CkpttoolError,
     EnvironmentMismatchError,
@@ -151,7 +152,7 @@ class TestAgainstAPlainLoop:
         done = subprocess.run(
             [sys.executable, "-c", program],
             cwd=tmp_path,
-            env={"PYTHONPATH": str(Path(envs.__file__).parents[2]), "PATH": "/usr/bin:/bin"},
+            env={"PYTHONPATH": str(Path(envs.__file__).parents[3]), "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
             check=True,
@@ -346,7 +347,7 @@ class TestMake:
 
     @pytest.mark.parametrize("name", ["CartPole-v1", "Blackjack-v1"])
     def test_other_spaces_are_refused(self, name: str) -> None:
-        with pytest.raises(UnsupportedError, match="must be a Box of one axis"):
+        with pytest.raises(UnsupportedError, match="must be a Box"):
             envs.make(name)
 
     def test_a_module_in_the_name_needs_trust(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,3 +372,61 @@ class TestMake:
         with pytest.raises(MissingExtraError) as caught:
             envs.make("Pendulum-v1")
         assert "ckpttool[eval]" in str(caught.value.hint)
+
+
+class TestNoise:
+    def test_draws_depend_on_the_seed_alone(self) -> None:
+        found = [rollouts(PENDULUM, envs.make("Pendulum-v1", n), Play(4, 100, Noise(0.3)))[0] for n in (1, 3)]
+        assert found[0].returns.tolist() == found[1].returns.tolist()
+        calm = rollout(PENDULUM, envs.make("Pendulum-v1", 3), episodes=4, seed=100)
+        assert (calm.returns != found[0].returns).all()
+
+    def test_the_deviation_is_in_half_ranges_and_bounds_hold(self) -> None:
+        vector = GymVector(lambda: Countdown(-4, 4))
+        env = vector._envs[0]
+        (found,) = rollouts(Linear(0, 0), vector, Play(1, 0, Noise(0.25)))
+        draws = np.random.default_rng([0, 1]).standard_normal((7, 1))
+        np.testing.assert_array_equal(np.stack(env.actions), np.clip(draws, -4, 4).astype(np.float32))
+        assert found.clipped == 0
+
+    @pytest.mark.parametrize("std", [0.0, -1.0, float("nan"), float("inf")])
+    def test_no_deviation_is_refused(self, std: float) -> None:
+        with pytest.raises(UsageError, match="deviation"):
+            Noise(std)
+
+    def test_an_action_that_is_no_number_stays_an_error(self) -> None:
+        with pytest.raises(CkpttoolError, match="not finite"):
+            rollouts(Linear(np.nan, 0), GymVector(Countdown), Play(1, 1, Noise(0.1)))
+
+
+class TestMembers:
+    def test_each_block_of_rows_plays_all_episodes_for_its_member(self) -> None:
+        class Two(Linear):
+            def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+                actions, state = super().step(obs, state)
+                actions[len(obs) // 2 :] *= 2
+                return actions, state
+
+        double = Linear(-2.0, 1.0, -0.8)
+        both = rollouts(Two(-1.0, 0.5, -0.4), envs.make("Pendulum-v1", 6), Play(5, 100), members=2)
+        alone = [rollout(p, envs.make("Pendulum-v1", 3), episodes=5, seed=100) for p in (PENDULUM, double)]
+        for found, expected in zip(both, alone, strict=True):
+            assert outcomes(found) == outcomes(expected)
+            assert (found.steps, found.num_envs) == (expected.steps, 3)
+            assert found.seeds.tolist() == expected.seeds.tolist()
+
+    def test_rows_that_cannot_be_divided_are_refused(self) -> None:
+        with pytest.raises(UsageError, match="divided"):
+            rollouts(Linear(0, 0), GymVector(Countdown, 3), Play(1), members=2)
+
+
+def test_a_watcher_sees_every_step_of_every_episode() -> None:
+    seen: dict[int, list[tuple[float, bool]]] = {}
+
+    def watch(_row: int, number: int, paid: float, ended: bool) -> None:
+        seen.setdefault(number, []).append((paid, ended))
+
+    (found,) = rollouts(Linear(0, 0), GymVector(Countdown, 3), Play(5, watch=watch))
+    for number, length in enumerate(found.lengths.tolist()):
+        assert [ended for _, ended in seen[number]] == [False] * length + [True]
+        assert seen[number][-1][0] == found.returns[number]

@@ -1,24 +1,29 @@
-"""Rolling a policy out: fixed seeds per episode index, one batch shape, undiscounted returns."""
+"""Rolling policies out: fixed seeds per episode index, one batch shape, undiscounted returns."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
+from ckpttool.agents.actions import Limits, Noise
 from ckpttool.agents.envs import VectorEnv
 from ckpttool.agents.policy import Policy, State
-from ckpttool.errors import CkpttoolError, EnvironmentMismatchError, UsageError
+from ckpttool.errors import UsageError
 
 Progress = Callable[[int, int, int], None]
-PROGRESS_EVERY_S = 0.1
+"""Gets how many episodes are done, of how many, and how many steps were taken."""
 
-# An action this far outside its bounds, relative to them, is rounding: limited, but not worth a note.
-ROUNDING = 1e-5
+Watch = Callable[[int, int, float, bool], None]
+"""Sees each playing row before its first step and after every one: row, number, return so far, ended.
+
+The number is that of the episode; with several members member * episodes + episode."""
+
+PROGRESS_EVERY_S = 0.1
+IDLE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,11 +43,13 @@ class Rollout:
     episodes: int
     """how many were asked for; fewer are here only if `interrupted`"""
     num_envs: int
+    """rows of this policy in the batch; all members together make the batch"""
     steps: int
     """all steps taken, those of unfinished episodes too"""
     seconds: float
     clipped: int
     """actions that were outside the bounds by more than rounding, and were limited"""
+    engine: str = "gymnasium"
     interrupted: bool = False
     observations: tuple[np.ndarray, ...] | None = None
     """per episode, float [length, obs_dim]: what the policy saw, if it was recorded"""
@@ -51,6 +58,24 @@ class Rollout:
     def steps_per_s(self) -> float:
         """Steps of the environment per second, resets and the policy included."""
         return self.steps / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What is played: episodes 0 to n-1 with seeds seed+i, by each member; what is added and what is kept."""
+
+    episodes: int
+    seed: int = 0
+    noise: Noise | None = None
+    record: bool = False
+    watch: Watch | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for what cannot be played."""
+        if self.episodes < 1:
+            raise UsageError(f"{self.episodes} episodes cannot be played")
+        if self.seed < 0:
+            raise UsageError(f"{self.seed} cannot be a seed: seeds are not negative")
 
 
 def rollout(
@@ -62,16 +87,23 @@ def rollout(
     progress: Progress | None = None,
     record: bool = False,
 ) -> Rollout:
-    """Play episodes 0 to n-1 with seeds seed+i; an environment takes the next index when it is free.
+    """Play one policy; see `rollouts`."""
+    return rollouts(policy, envs, Play(episodes, seed, record=record), progress=progress)[0]
 
-    The policy always sees [num_envs, obs_dim], idle rows as zeros. `progress` gets (done, total, steps).
-    KeyboardInterrupt keeps the finished episodes and marks the result; with none finished it passes on.
+
+def rollouts(
+    policy: Policy, envs: VectorEnv, play: Play, *, members: int = 1, progress: Progress | None = None
+) -> tuple[Rollout, ...]:
+    """Play every member's episodes; a row takes its member's next index when it is free.
+
+    The rows of `envs` are divided evenly: member m has rows m * n to (m + 1) * n - 1, and a policy of
+    several members computes each block with that member's weights. The policy always sees all rows, idle
+    ones as zeros. KeyboardInterrupt keeps the finished episodes and marks the results; with none finished
+    it passes on.
     """
-    if episodes < 1:
-        raise UsageError(f"{episodes} episodes cannot be played")
-    if seed < 0:
-        raise UsageError(f"{seed} cannot be a seed: seeds are not negative")
-    game = _Game(policy, envs, episodes, seed, record)
+    if envs.num_envs % members:
+        raise UsageError(f"{envs.num_envs} environments cannot be divided among {members} policies")
+    game = _Game(policy, envs, play, members)
     start = time.perf_counter()
     interrupted = False
     with _one_thread(policy):
@@ -81,138 +113,137 @@ def rollout(
             if not game.finished:
                 raise
             interrupted = True
-    return game.result(time.perf_counter() - start, interrupted)
-
-
-class _Episode(NamedTuple):
-    total: float
-    length: int
-    terminated: bool
-    truncated: bool
-    seen: list[np.ndarray]
+    seconds = time.perf_counter() - start
+    return tuple(game.result(member, seconds, interrupted) for member in range(members))
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
-    """The episode that one environment plays now."""
+class _Finished:
+    """What every finished episode was, by its number: member * episodes + index."""
 
-    index: int
-    total: float = 0.0
-    length: int = 0
-    seen: list[np.ndarray] = field(default_factory=list)
+    returns: np.ndarray
+    lengths: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    done: np.ndarray
+    seen: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
 
 class _Game:
-    """All rows of a rollout and what has been finished."""
+    """All rows of a rollout as arrays, and what has been finished."""
 
-    def __init__(self, policy: Policy, envs: VectorEnv, episodes: int, seed: int, record: bool) -> None:
-        self.policy, self.envs = policy, envs
-        self.episodes, self.seed, self.record = episodes, seed, record
-        self.limits = _Limits(envs)
-        self.finished: dict[int, _Episode] = {}
-        self.rows: dict[int, _Row] = {}
-        self.begun = 0
-        self.steps = 0
+    def __init__(self, policy: Policy, envs: VectorEnv, play: Play, members: int) -> None:
+        self.policy, self.envs, self.what, self.members = policy, envs, play, members
+        self.limits = Limits(envs)
+        count, rows = members * play.episodes, envs.num_envs
+        self.total = count
+        kept = (np.zeros(count), np.zeros(count, np.int64), *np.zeros((3, count), np.bool_))
+        self.ended = _Finished(*kept)
+        self.finished = 0
+        self.member = np.arange(rows) // (rows // members)
+        self.begun = np.zeros(members, np.int64)
+        # The number of the episode that each row plays, what it has paid and how long it has lasted.
+        self.number = np.full(rows, IDLE)
+        self.paid, self.length = np.zeros(rows), np.zeros(rows, np.int64)
+        self.rows = np.arange(0)
+        self.steps = np.zeros(members, np.int64)
         self.state: State = ()
 
     def play(self, progress: Progress) -> None:
-        for row in range(self.envs.num_envs):
-            self._begin(row)
+        self._begin(np.arange(self.envs.num_envs))
         reported = time.perf_counter()
-        while self.rows:
-            done = len(self.finished)
+        while len(self.rows):
+            done = self.finished
             self._tick()
             now = time.perf_counter()
-            if len(self.finished) > done or now - reported > PROGRESS_EVERY_S:
-                progress(len(self.finished), self.episodes, self.steps)
+            if self.finished > done or now - reported > PROGRESS_EVERY_S:
+                progress(self.finished, self.total, int(self.steps.sum()))
                 reported = now
 
-    def _begin(self, row: int) -> None:
-        """Give the row the next episode; without one, leave it idle with zeros for the policy."""
-        self.rows.pop(row, None)
-        if self.begun == self.episodes:
-            self.envs.obs[row] = 0
-            return
-        self.envs.reset(row, self.seed + self.begun)
-        self.rows[row] = _Row(self.begun)
-        self.begun += 1
+    def _begin(self, rows: np.ndarray) -> None:
+        """Give the rows their member's next episodes; without one, leave them idle with zeros to see."""
+        episodes = self.what.episodes
+        for row in rows.tolist():
+            member = self.member[row]
+            left = self.begun[member] < episodes
+            self.number[row] = member * episodes + self.begun[member] if left else IDLE
+            self.begun[member] += left
+        idle, fresh = rows[self.number[rows] == IDLE], rows[self.number[rows] != IDLE]
+        self.paid[rows] = self.length[rows] = 0
+        for array in _arrays(self.envs.obs):
+            array[idle] = 0
         for memory in self.state:
-            memory[row] = 0
+            memory[fresh] = 0
+        if len(fresh):
+            seeds = self.what.seed + self.number[fresh] % episodes
+            self.envs.reset(fresh, seeds)
+            self.limits.begin(fresh, seeds, self.what.noise)
+        self.rows = np.flatnonzero(self.number != IDLE)
+        self._watched(fresh, np.zeros(len(fresh), np.bool_))
 
     def _tick(self) -> None:
-        rows = tuple(self.rows)
+        rows = self.rows
         actions, state = self.policy.step(self.envs.obs, self.state)
         # A backend's arrays may be read-only, and new episodes must clear their rows.
         self.state = tuple(np.array(memory) for memory in state)
-        if self.record:
-            for row, playing in self.rows.items():
-                playing.seen.append(self.envs.obs[row].copy())
-        actions = self.limits.apply(actions, self.rows)
-        outcomes = self.envs.step(actions, rows)
-        self.steps += len(rows)
-        for row, reward, terminated, truncated in zip(rows, *outcomes, strict=True):
-            playing = self.rows[row]
-            playing.total += reward
-            playing.length += 1
-            if terminated or truncated:
-                self.finished[playing.index] = _Episode(
-                    playing.total, playing.length, bool(terminated), bool(truncated), playing.seen
-                )
-                self._begin(row)
+        if self.what.record:
+            self._record()
+        actions = self.limits.apply(actions, rows, self.number % self.what.episodes, self.length)
+        rewards, terminated, truncated = self.envs.step(actions, rows)
+        self.paid[rows] += rewards
+        self.length[rows] += 1
+        over = terminated | truncated
+        self._watched(rows, over)
+        if self.members == 1:
+            self.steps[0] += len(rows)
+        else:
+            self.steps += np.bincount(self.member[rows], minlength=self.members)
+        if over.any():
+            self._end(rows[over], terminated[over], truncated[over])
 
-    def result(self, seconds: float, interrupted: bool) -> Rollout:
-        indices = sorted(self.finished)
-        episodes = [self.finished[index] for index in indices]
+    def _end(self, rows: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
+        numbers = self.number[rows]
+        self.ended.returns[numbers], self.ended.lengths[numbers] = self.paid[rows], self.length[rows]
+        self.ended.terminated[numbers], self.ended.truncated[numbers] = terminated, truncated
+        self.ended.done[numbers] = True
+        self.finished += len(rows)
+        self._begin(rows)
+
+    def _record(self) -> None:
+        observed = self.envs.obs
+        if isinstance(observed, Mapping):
+            raise UsageError("observations of several inputs are not recorded")
+        for row in self.rows.tolist():
+            self.ended.seen.setdefault(int(self.number[row]), []).append(observed[row].copy())
+
+    def _watched(self, rows: np.ndarray, over: np.ndarray) -> None:
+        if self.what.watch is not None:
+            for row, ended in zip(rows.tolist(), over.tolist(), strict=True):
+                self.what.watch(row, int(self.number[row]), float(self.paid[row]), ended)
+
+    def result(self, member: int, seconds: float, interrupted: bool) -> Rollout:
+        episodes = self.what.episodes
+        numbers = member * episodes + np.arange(episodes)
+        numbers = numbers[self.ended.done[numbers]]
         return Rollout(
-            returns=np.array([e.total for e in episodes], np.float64),
-            lengths=np.array([e.length for e in episodes], np.int64),
-            terminated=np.array([e.terminated for e in episodes], np.bool_),
-            truncated=np.array([e.truncated for e in episodes], np.bool_),
-            seeds=np.array([self.seed + index for index in indices], np.int64),
-            episodes=self.episodes,
-            num_envs=self.envs.num_envs,
-            steps=self.steps,
+            returns=self.ended.returns[numbers],
+            lengths=self.ended.lengths[numbers],
+            terminated=self.ended.terminated[numbers],
+            truncated=self.ended.truncated[numbers],
+            seeds=self.what.seed + numbers % episodes,
+            episodes=episodes,
+            num_envs=self.envs.num_envs // self.members,
+            steps=int(self.steps[member]),
             seconds=seconds,
-            clipped=self.limits.clipped,
+            clipped=int(self.limits.clipped[self.member == member].sum()),
+            engine=self.envs.engine,
             interrupted=interrupted,
-            observations=tuple(np.stack(e.seen) for e in episodes) if self.record else None,
+            observations=tuple(np.stack(self.ended.seen[n]) for n in numbers) if self.what.record else None,
         )
 
 
-class _Limits:
-    """Keeps actions within the environment's bounds and counts those that were not."""
-
-    def __init__(self, envs: VectorEnv) -> None:
-        spec = envs.spec
-        self.shape = (envs.num_envs, spec.action_dim)
-        self.dtype = spec.action_low.dtype
-        most = np.finfo(self.dtype).max
-        # Finite limits make an infinite action an error even where the environment sets none.
-        self.low, self.high = np.maximum(spec.action_low, -most), np.minimum(spec.action_high, most)
-        self.slack = ROUNDING * np.maximum(1, np.maximum(abs(self.low / 2), abs(self.high / 2)))
-        self.clipped = 0
-
-    def apply(self, actions: np.ndarray, rows: dict[int, _Row]) -> np.ndarray:
-        """Return the actions within the bounds, in the environment's type: a new array."""
-        if actions.shape != self.shape:
-            raise EnvironmentMismatchError(
-                "the policy's actions do not fit the environment",
-                expected=str(list(self.shape)),
-                found=str(list(actions.shape)),
-            )
-        limited: np.ndarray = np.minimum(np.maximum(actions, self.low), self.high)
-        if not (limited == actions).all():
-            self._examine(actions, limited, rows)
-        return limited.astype(self.dtype, copy=False)
-
-    def _examine(self, actions: np.ndarray, limited: np.ndarray, rows: dict[int, _Row]) -> None:
-        for row, playing in rows.items():
-            if not np.isfinite(actions[row]).all():
-                raise CkpttoolError(
-                    f"the policy's action is not finite in episode {playing.index}, step {playing.length}",
-                    found=str(actions[row].tolist()),
-                )
-            self.clipped += bool((abs(actions[row] - limited[row]) > self.slack).any())
+def _arrays(obs: np.ndarray | Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+    yield from obs.values() if isinstance(obs, Mapping) else (obs,)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -13,7 +12,6 @@ from rich.table import Table
 from ckpttool.cli.output import clean
 from ckpttool.ops.convert import Conversion
 from ckpttool.ops.digest import Comparison, Digest
-from ckpttool.ops.evaluate import Evaluation
 from ckpttool.ops.listing import Row
 from ckpttool.ops.parity import Parity
 from ckpttool.ops.train_step import BOUNDS, OWN_ERROR, TrainStep
@@ -22,7 +20,7 @@ from ckpttool.ops.verify import Verification
 _SHOWN = 12
 
 
-def _drawn(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
+def drawn(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
     """Draw a table; a column is its title and "left", "right" or "path" (which folds where it must)."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title, kind in columns:
@@ -38,7 +36,8 @@ def _drawn(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) ->
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def _listed(label: str, names: Sequence[str]) -> list[str]:
+def listed(label: str, names: Sequence[str]) -> list[str]:
+    """Return a line for each name, at most a dozen."""
     shown = [f"{label}: {clean(name)}" for name in names[:_SHOWN]]
     return shown + ([f"{label}: and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])
 
@@ -48,9 +47,9 @@ def digest(found: Digest, compared: Comparison | None) -> str:
     lines = [f"{tensor.sha256}  {clean(tensor.path)}" for tensor in found.tensors]
     lines += ["", f"{found.sha256}  {clean(found.path)}", f"checksums: {found.checksums}"]
     if compared is not None:
-        lines += _listed("differs", compared.different)
-        lines += _listed("only here", compared.only_here)
-        lines += _listed("only in the saved digest", compared.only_saved)
+        lines += listed("differs", compared.different)
+        lines += listed("only here", compared.only_here)
+        lines += listed("only in the saved digest", compared.only_saved)
         lines.append("equal to the saved digest" if compared.equal else "not equal to the saved digest")
     return "\n".join(lines)
 
@@ -65,9 +64,9 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
             shapes = _shapes(m.shape_in, m.shape_out)
             lines += [clean(m.source), f"    -> {clean(m.target)}  {m.rule}  {shapes}".rstrip()]
         lines.append("")
-    lines += _listed("unmapped", report.unused) + _listed("missing", report.missing)
+    lines += listed("unmapped", report.unused) + listed("missing", report.missing)
     if not quiet:
-        lines += _listed("assumed", report.assumed) + [f"note: {clean(note)}" for note in report.notes]
+        lines += listed("assumed", report.assumed) + [f"note: {clean(note)}" for note in report.notes]
     rules = sorted({m.rule for m in report.mapped})
     # A chain of rules has commas of its own.
     between = "; " if any("," in rule for rule in rules) else ", "
@@ -126,9 +125,9 @@ def parity(found: Verification, *, quiet: bool) -> str:
     lines = [
         f"A {clean(found.first)} ({found.backends[0]})",
         f"B {clean(found.second)} ({found.backends[1]})",
-        _drawn(columns, rows),
+        drawn(columns, rows),
         *([] if found.training is None else _training(found.training)),
-        *([] if quiet else _listed("assumed", found.assumed) + _listed("note", found.notes)),
+        *([] if quiet else listed("assumed", found.assumed) + listed("note", found.notes)),
         f"tolerance: {found.tolerance}",
         "the two are the same agent" if found.within else "the two are NOT the same agent",
     ]
@@ -148,70 +147,14 @@ def _training(found: TrainStep) -> list[str]:
     bounds = " and ".join(f"{bound:g} in {dtype}" for dtype, bound in BOUNDS.items())
     title = f"{found.steps:,} update{'s' * (found.steps != 1)} of {found.algorithm}"
     said = f"updates: at most {bounds} apart, or {OWN_ERROR:g}x A's own error where that is more"
-    return [title, _drawn([*columns, ("within", "left")], rows), said]
-
-
-def evaluations(found: Sequence[Evaluation], *, quiet: bool) -> str:
-    """Return one report, or a row per checkpoint when there are several."""
-    if len(found) == 1:
-        return "\n".join([*_report(found[0]), *([] if quiet else _said(found[0]))])
-    # The path comes last and whole: it is what people copy.
-    lines = [f"{'mean':>10} {'std':>8} {'IQM':>10} {'episodes':>8}  checkpoint"]
-    for each in found:
-        result = each.statistics
-        numbers = f"{result.mean:>10.1f} {_number(result.std):>8} {result.iqm:>10.1f} {result.n:>8}"
-        lines.append(f"{numbers}  {clean(each.checkpoint)}{_cut_short(each)}")
-    if not quiet:
-        said = [(each, line) for each in found for line in _said(each)]
-        common = [line for line, n in Counter(line for _, line in said).items() if n == len(found)]
-        lines += common
-        lines += [f"{clean(e.checkpoint)}: {line}" for e, line in said if line not in common]
-    return "\n".join(lines)
-
-
-def _report(one: Evaluation) -> list[str]:
-    played, result = one.rollout, one.statistics
-    lines = [f"{clean(one.checkpoint)} in {clean(one.env)}"]
-    if result.std is None or result.ci95 is None:
-        lines.append(f"return   {result.mean:.2f} (one episode)")
-    else:
-        low, high = result.ci95
-        lines += [
-            f"return   {result.mean:.2f} +- {result.std:.2f} (mean, std of {result.n} episodes)",
-            f"         95 % of the mean {low:.2f} to {high:.2f} (bootstrap over episodes)",
-            f"         median {result.median:.2f}, IQM {result.iqm:.2f}, "
-            f"{result.min:.2f} to {result.max:.2f}",
-        ]
-    lines += [
-        f"length   {played.lengths.mean():.1f} steps; {int(played.terminated.sum())} terminated, "
-        f"{int(played.truncated.sum())} truncated",
-        f"speed    {played.steps_per_s:,.0f} steps/s ({played.steps:,} steps, {one.protocol.backend} on "
-        f"{one.device}, {played.num_envs} at once)",
-        f"seeds    {played.seeds[0]} to {played.seeds[-1]}, deterministic {one.protocol.network}",
-    ]
-    return [*lines, cut.strip()] if (cut := _cut_short(one)) else lines
-
-
-def _cut_short(one: Evaluation) -> str:
-    played = one.rollout
-    if not played.interrupted:
-        return ""
-    return f" {len(played.returns)} of {played.episodes} episodes were finished (interrupted)"
-
-
-def _said(one: Evaluation) -> list[str]:
-    return _listed("assumed", one.assumed) + _listed("note", one.notes)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    return [title, drawn([*columns, ("within", "left")], rows), said]
 
 
 def listing(kind: str, rows: Sequence[Row]) -> str:
     """Return a row per format, layout or backend."""
     if kind == "backends":
         first = (("backend", "left"), ("installed", "left"), ("what", "path"))
-        return _drawn(first, ((r.name, _installed(r), r.title) for r in rows))
+        return drawn(first, ((r.name, _installed(r), r.title) for r in rows))
     columns = [(kind[:-1], "left"), ("reads", "left"), ("writes", "left"), ("what", "path")]
     cells = [[r.name, _yes(r.reads), _yes(r.writes), r.title] for r in rows]
     if kind == "layouts":
@@ -219,7 +162,7 @@ def listing(kind: str, rows: Sequence[Row]) -> str:
         columns.insert(3, ("tried", "left"))
         for row, cell in zip(rows, cells, strict=True):
             cell.insert(3, _yes(bool(row.seen)))
-    return _drawn(columns, cells)
+    return drawn(columns, cells)
 
 
 def _yes(value: bool | None) -> str:

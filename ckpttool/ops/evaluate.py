@@ -5,94 +5,56 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from ckpttool import plugins
 from ckpttool.agents import envs
+from ckpttool.agents.actions import Noise
 from ckpttool.agents.components import policy_network, widths
 from ckpttool.agents.envs import EnvSpec, VectorEnv
-from ckpttool.agents.policy import Backend, Policy
-from ckpttool.agents.rollout import Rollout, rollout
-from ckpttool.agents.statistics import Summary, summarise
+from ckpttool.agents.network import Network
+from ckpttool.agents.policy import Backend
+from ckpttool.agents.rollout import Play, Rollout, rollouts
+from ckpttool.agents.statistics import summarise
 from ckpttool.checkpoint import Output, require_new, write_atomically
 from ckpttool.errors import EnvironmentMismatchError, UsageError
+from ckpttool.layouts.canonical import Part
+from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
 from ckpttool.ops.wiring import Bounds, wire
 from ckpttool.version import __version__
 
-_AT_ONCE = 16
-
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
-    """How to play: episode i is reset with `seed + i`; the policy always sees `num_envs` observations.
+class Place:
+    """Where an agent plays: an environment's id, whether a person typed it, and how much the policy sees."""
 
-    `num_envs` None means as many as there are episodes, up to 16.
-    """
-
-    episodes: int = 10
-    seed: int = 1000
-    num_envs: int | None = None
-    device: str = "cpu"
-    backend: str = "numpy"
-    network: str = "actor"
-
-    @property
-    def at_once(self) -> int:
-        """The number of environments that are played at once."""
-        return self.num_envs or min(self.episodes, _AT_ONCE)
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """One checkpoint's result; `versions` and `device` are those that computed it."""
-
-    checkpoint: str
     env: str
-    protocol: Protocol
-    device: str
-    versions: dict[str, str]
-    rollout: Rollout
-    statistics: Summary
+    trusted: bool
+    obs_dim: int
+
+    def make(self, num_envs: int, engine: str = "auto", *, pictures: bool = False) -> VectorEnv:
+        """Return that many environments; an id from a file may not import or name anything."""
+        return envs.make(
+            self.env,
+            num_envs,
+            trusted=self.trusted,
+            obs_dim=self.obs_dim,
+            engine=engine,
+            pictures=pictures,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entrant:
+    """An agent that is ready to play: its policy as a network, and what had to be assumed for it."""
+
+    agent: Agent
+    place: Place
+    network: Network
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        played, result = self.rollout, self.statistics
-        return {
-            "checkpoint": self.checkpoint,
-            "env": self.env,
-            "versions": self.versions,
-            "protocol": {
-                "episodes": played.episodes,
-                "seeds": played.seeds.tolist(),
-                "num_envs": played.num_envs,
-                "deterministic": True,
-                "device": self.device,
-                "backend": self.protocol.backend,
-                "network": self.protocol.network,
-                "dtype": "float32",
-            },
-            "returns": played.returns.tolist(),
-            "lengths": played.lengths.tolist(),
-            "terminated": played.terminated.tolist(),
-            "truncated": played.truncated.tolist(),
-            "mean": result.mean,
-            "std": result.std,
-            "median": result.median,
-            "iqm": result.iqm,
-            "min": result.min,
-            "max": result.max,
-            "ci95": list(result.ci95) if result.ci95 is not None else None,
-            "steps": played.steps,
-            "steps_per_s": played.steps_per_s,
-            "clipped_actions": played.clipped,
-            "interrupted": played.interrupted,
-            "assumed": list(self.assumed),
-            "notes": list(self.notes),
-        }
 
 
 def evaluate(
@@ -110,40 +72,17 @@ def evaluate(
     """
     how = protocol or Protocol()
     agent = restore(path, layout)
-    env_id, trusted = _environment(agent, env)
-    plugin = plugins.find("backends", how.backend)
-    backend = cast(Backend, plugin.load())
-    vector = envs.make(env_id, how.at_once, trusted=trusted)
-    try:
-        policy, assumed = _policy(agent, how, backend, vector.spec)
-        played = rollout(
-            policy,
-            vector,
-            episodes=how.episodes,
-            seed=how.seed,
-            progress=lambda done, total, _: progress(done, total),
-        )
-        notes = (*agent.notes, *_drift(agent, vector), *vector.notes, *_clipped(played))
-    finally:
-        vector.close()
-    versions = {"ckpttool": __version__, "python": platform.python_version()}
-    versions |= {**vector.spec.versions, **backend.versions()}
-    return Evaluation(
-        agent.checkpoint.path,
-        env_id,
-        how,
-        policy.device,
-        versions,
-        played,
-        summarise(played.returns),
-        assumed,
-        notes,
-    )
+    place = place_of(agent, env, how)
+    with place.make(how.at_once, how.engine) as vector:
+        entrant = enter(agent, place, how, vector.spec)
+        return play((entrant,), how, vector, progress)[0]
 
 
-def _environment(agent: Agent, asked: str | None) -> tuple[str, bool]:
+def place_of(agent: Agent, asked: str | None, how: Protocol) -> Place:
+    """Return where the agent plays: what was asked for, or what its own files name."""
+    seen, _ = widths(agent.tree, _policy_part(agent, how.network))
     if asked is not None:
-        return asked, True
+        return Place(asked, trusted=True, obs_dim=seen)
     known = agent.known.env
     if not known or not known.get("id"):
         raise UsageError(
@@ -152,20 +91,61 @@ def _environment(agent: Agent, asked: str | None) -> tuple[str, bool]:
             hint="; ".join(("--env ID, such as --env Pendulum-v1", *agent.notes)),
         )
     # gymnasium imports the module before a colon: a file may not ask for that.
-    return str(known["id"]), False
+    return Place(str(known["id"]), trusted=False, obs_dim=seen)
 
 
-def _policy(agent: Agent, how: Protocol, backend: Backend, spec: EnvSpec) -> tuple[Policy, tuple[str, ...]]:
-    part = agent.runnable(how.network)
+def enter(agent: Agent, place: Place, how: Protocol, spec: EnvSpec) -> Entrant:
+    """Return the agent made ready for an environment; raise EnvironmentMismatchError if it does not fit."""
+    part = _policy_part(agent, how.network)
+    wiring, assumed = wire(agent, bounds_of(agent, widths(agent.tree, part), spec))
+    network = policy_network(agent.tree, part, wiring)
+    if how.dtype != "float32":
+        network = network.cast(how.dtype)
+    return Entrant(agent, place, network, assumed, (*agent.notes, *_drift(agent, spec)))
+
+
+def play(
+    entrants: tuple[Entrant, ...], how: Protocol, vector: VectorEnv, progress: Progress = silent
+) -> tuple[Evaluation, ...]:
+    """Play the one entrant in all rows of `vector`, and return its evaluation."""
+    (entrant,) = entrants
+    backend = cast(Backend, plugins.find("backends", how.backend).load())
+    policy = backend.build(entrant.network, how.device)
+    noise = None if how.noise is None else Noise(how.noise)
+    played = rollouts(
+        policy,
+        vector,
+        Play(how.episodes, how.seed, noise),
+        progress=lambda done, total, _: progress(done, total),
+    )
+    versions = {"ckpttool": __version__, "python": platform.python_version()}
+    versions |= {**vector.spec.versions, **backend.versions()}
+    return tuple(
+        Evaluation(
+            entrant.agent.checkpoint.path,
+            entrant.place.env,
+            how,
+            policy.device,
+            versions,
+            result,
+            summarise(result.returns),
+            entrant.assumed,
+            (*entrant.notes, *vector.notes, *_clipped(result)),
+        )
+        for entrant, result in zip(entrants, played, strict=True)
+    )
+
+
+def _policy_part(agent: Agent, network: str) -> Part:
+    part = agent.runnable(network)
     if part is None or not part.acts:
         policies = [p.title for p in agent.binding.parts if p.acts]
         raise UsageError(
-            f"the checkpoint has no policy called {how.network}",
+            f"the checkpoint has no policy called {network}",
             file=agent.checkpoint.path,
             hint=f"it has {', '.join(policies)}" if policies else "it holds no policy at all",
         )
-    wiring, assumed = wire(agent, bounds_of(agent, widths(agent.tree, part), spec))
-    return backend.build(policy_network(agent.tree, part, wiring), how.device), assumed
+    return part
 
 
 def bounds_of(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> Bounds:
@@ -184,14 +164,14 @@ def bounds_of(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> Bounds:
     return Bounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space")
 
 
-def _drift(agent: Agent, vector: VectorEnv) -> tuple[str, ...]:
+def _drift(agent: Agent, spec: EnvSpec) -> tuple[str, ...]:
     known = agent.known.env
     if not known:
         return ()
     found = []
-    if known.get("id") and known["id"] != vector.spec.id:
-        found.append(f"trained in {known['id']}, played in {vector.spec.id}")
-    theirs, ours = known.get("gymnasium"), vector.spec.versions.get("gymnasium")
+    if known.get("id") and known["id"] != spec.id:
+        found.append(f"trained in {known['id']}, played in {spec.id}")
+    theirs, ours = known.get("gymnasium"), spec.versions.get("gymnasium")
     if theirs and theirs != ours:
         found.append(f"trained with gymnasium {theirs}, played with {ours}")
     return tuple(found)

@@ -1,0 +1,55 @@
+"""Gymnasium's registry: its refusals as our sentences, with the name that was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ckpttool.agents.envs.gym_vector import plain
+from ckpttool.errors import MissingExtraError, UsageError
+
+HINT = "pip install 'ckpttool[eval]'"
+
+
+def gymnasium() -> Any:
+    """Return the library; raise MissingExtraError if it is not installed."""
+    if importlib.util.find_spec("gymnasium") is None:
+        raise MissingExtraError("environments need gymnasium, which is not installed", hint=HINT)
+    return importlib.import_module("gymnasium")
+
+
+@contextmanager
+def sentences(env_id: str) -> Iterator[None]:
+    """Turn Gymnasium's refusals into ours, with the name that was probably meant."""
+    library = gymnasium()
+    said = f"gymnasium {library.__version__} cannot make {env_id!r}"
+    near = _near(env_id, library.registry)
+    hint = f"there is {', '.join(near)}" if near else None
+    try:
+        yield
+    except library.error.DependencyNotInstalled as error:
+        raise MissingExtraError(f"{said}: {_first(error)}", hint=HINT) from None
+    except (library.error.Error, ImportError) as error:
+        raise UsageError(f"{said}: {_first(error)}", hint=hint) from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{said} with these arguments: {_first(error)}") from None
+
+
+def _first(error: Exception) -> str:
+    return plain(str(error)).partition("\n")[0]
+
+
+def _near(env_id: str, registry: Sequence[str]) -> list[str]:
+    """Return the newest version of each environment whose name is close."""
+    newest: dict[str, int] = {}
+    for known in registry:
+        if found := re.fullmatch(r"(.+)-v(\d+)", known):
+            newest[found[1]] = max(int(found[2]), newest.get(found[1], 0))
+    wanted = re.sub(r"-v\d+$", "", env_id)
+    names = [wanted] if wanted in newest else difflib.get_close_matches(wanted, newest, n=3)
+    return [f"{name}-v{newest[name]}" for name in names]

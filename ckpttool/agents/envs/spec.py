@@ -1,0 +1,85 @@
+"""The vector protocol of environments, and what an agent must fit to play in one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ckpttool.agents.policy import Observation
+
+OBS = "obs"
+"""The name of the one input of an environment whose observations are one array."""
+
+Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Rewards (float64), terminated and truncated (bool), each [len(rows)]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnvSpec:
+    """What an agent must fit: action_low, action_high [action_dim] in the environment's own type.
+
+    `observation` are the inputs by name, each with its shape and type: one called "obs", or those of a
+    Dict space in their order.
+    """
+
+    id: str
+    observation: tuple[tuple[str, tuple[int, ...], str], ...]
+    action_low: np.ndarray
+    action_high: np.ndarray
+    max_episode_steps: int | None
+    versions: Mapping[str, str]
+
+    @property
+    def obs_dim(self) -> int:
+        """The number of values in one observation."""
+        return sum(math.prod(shape) for _, shape, _ in self.observation)
+
+    @property
+    def action_dim(self) -> int:
+        """The number of actions per step."""
+        return int(self.action_low.size)
+
+    def zeros(self, num_envs: int) -> Observation:
+        """Return room for the observations of `num_envs` rows: [num_envs, ...], or a dict of such arrays."""
+        room = {name: np.zeros((num_envs, *shape), dtype) for name, shape, dtype in self.observation}
+        return room[OBS] if list(room) == [OBS] else room
+
+
+class VectorEnv(Protocol):
+    """Several environments of one kind, addressed by row; an engine needs only these names."""
+
+    spec: EnvSpec
+    num_envs: int
+    engine: str
+    """what steps the environments: part of what a result is measured with"""
+    obs: Observation
+    """the latest observation of every row, written in place; zeros before a reset"""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the environment's libraries had to say, each sentence once."""
+        ...
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
+        """Begin the episode of seeds[i] in rows[i]; what it starts from depends on the seed alone."""
+        ...
+
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
+        """Advance `rows` (int [k], ascending) by `actions[row]`, actions [num_envs, action_dim]."""
+        ...
+
+    def frame(self, row: int) -> np.ndarray:
+        """Return a picture of the row as it is now: uint8 [height, width, 3]; UnsupportedError if none."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the environments hold."""
+        ...
+
+    def __enter__(self) -> VectorEnv: ...
+
+    def __exit__(self, *_: object) -> None: ...

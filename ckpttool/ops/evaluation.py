@@ -1,0 +1,93 @@
+"""What an evaluation is: how agents are played, and what came of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ckpttool.agents.rollout import Rollout
+from ckpttool.agents.statistics import Summary
+
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How to play: episode i is reset with `seed + i`; the policy always sees `num_envs` observations.
+
+    `num_envs` None means as many as there are episodes, up to 16. `engine` is what steps the environments,
+    `noise` the deviation of exploration noise in half action ranges, None for the deterministic policy.
+    """
+
+    episodes: int = 10
+    seed: int = 1000
+    num_envs: int | None = None
+    device: str = "cpu"
+    backend: str = "numpy"
+    network: str = "actor"
+    dtype: Literal["float32", "float64"] = "float32"
+    engine: str = "auto"
+    noise: float | None = None
+
+    @property
+    def at_once(self) -> int:
+        """The number of environments that are played at once."""
+        return self.num_envs or min(self.episodes, _AT_ONCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One checkpoint's result; `versions` and `device` are those that computed it.
+
+    `stacked` is the number of checkpoints whose actions were computed together, 1 for one alone.
+    """
+
+    checkpoint: str
+    env: str
+    protocol: Protocol
+    device: str
+    versions: dict[str, str]
+    rollout: Rollout
+    statistics: Summary
+    assumed: tuple[str, ...]
+    notes: tuple[str, ...]
+    stacked: int = 1
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        played, result = self.rollout, self.statistics
+        return {
+            "checkpoint": self.checkpoint,
+            "env": self.env,
+            "versions": self.versions,
+            "protocol": {
+                "episodes": played.episodes,
+                "seeds": played.seeds.tolist(),
+                "num_envs": played.num_envs,
+                "stacked": self.stacked,
+                "deterministic": self.protocol.noise is None,
+                "noise": self.protocol.noise,
+                "device": self.device,
+                "backend": self.protocol.backend,
+                "engine": played.engine,
+                "network": self.protocol.network,
+                "dtype": self.protocol.dtype,
+            },
+            "returns": played.returns.tolist(),
+            "lengths": played.lengths.tolist(),
+            "terminated": played.terminated.tolist(),
+            "truncated": played.truncated.tolist(),
+            "mean": result.mean,
+            "std": result.std,
+            "median": result.median,
+            "iqm": result.iqm,
+            "min": result.min,
+            "max": result.max,
+            "ci95": list(result.ci95) if result.ci95 is not None else None,
+            "steps": played.steps,
+            "steps_per_s": played.steps_per_s,
+            "clipped_actions": played.clipped,
+            "interrupted": played.interrupted,
+            "assumed": list(self.assumed),
+            "notes": list(self.notes),
+        }
