@@ -14,6 +14,20 @@ class Pair(nn.Module):
         self.left, self.right = nn.Linear(width, width), nn.Linear(width, width)
 
 
+class Critics(nn.Module):
+    """Two networks of the same shapes, made in an order of one's own."""
+
+    def __init__(self, first: str = "q1", second: str = "q2") -> None:
+        super().__init__()
+        for name in (first, second):
+            setattr(self, name, nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)))
+
+
+class CriticsTurned(Critics):
+    def __init__(self) -> None:
+        super().__init__("q2", "q1")
+
+
 class Named(nn.Module):
     def __init__(self, width: int = 4) -> None:
         super().__init__()

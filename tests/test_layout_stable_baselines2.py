@@ -292,6 +292,19 @@ def test_a_conversion_keeps_every_tensor(tmp_path: Path) -> None:
         np.testing.assert_array_equal(after[path].array(), leaf.array())  # type: ignore[union-attr]
 
 
+def test_plain_values_have_no_place_in_a_file_of_keras(tmp_path: Path) -> None:
+    source, target = put(tmp_path, td3(), "td3"), tmp_path / "out.weights.h5"
+    left = convert(source, str(target))
+    assert {name.partition("/")[0] for name in left.report.unused} == {"data"}
+    assert not left.written
+    assert convert(source, str(target), allow_missing=True).written
+    there = {leaf.array().tobytes() for _, leaf in open_checkpoint(str(target)).tree.tensors()}
+    before = open_checkpoint(source).tree
+    assert there == {leaf.array().tobytes() for _, leaf in before.tensors()}
+    # Values and all, they are listed once.
+    assert len(left.report.unused) + len(left.report.mapped) == len(before)
+
+
 def test_ddpg_critics_have_no_place_in_stable_baselines3(tmp_path: Path) -> None:
     source = put(tmp_path, ddpg(), "ddpg")
     with pytest.raises(UnsupportedError, match="at the first layer"):

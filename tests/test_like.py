@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -271,6 +272,46 @@ def test_what_no_name_and_no_order_decides_is_asked_for(tmp_path: Path) -> None:
     ]
     kernel = np.load(source)["head/kernel"]
     assert (loaded(target)["left.weight"] == kernel.T).all()
+
+
+def counted(tmp_path: Path) -> str:
+    """Return a `.weights.h5` as Keras 3 writes one of a model with self.q1 and self.q2, two Sequentials."""
+    file, number = tmp_path / "critics.weights.h5", 0
+    with h5py.File(file, "w") as made:
+        made.create_group("vars").attrs["name"] = "critics"
+        for network in ("sequential", "sequential_1"):
+            made.create_group(f"layers/{network}/vars").attrs["name"] = network
+            for layer, outputs in (("dense", 4), ("dense_1", 1)):
+                held = made.create_group(f"layers/{network}/layers/{layer}/vars")
+                held.attrs["name"] = f"dense_{number}" if number else "dense"
+                number += 1
+                held["0"] = np.full((4, outputs), number, np.float32)
+                held["1"] = np.full(outputs, number, np.float32)
+    return str(file)
+
+
+@pytest.mark.torch
+def test_networks_that_a_file_only_counts_are_paired_by_order_and_it_is_said(tmp_path: Path) -> None:
+    target = tmp_path / "out.pt"
+    found = fill(counted(tmp_path), str(target), "torch", "like_small:Critics")
+    assert found.report.assumed == (
+        "paired by order, since no name tells them apart: sequential is q1, sequential_1 is q2",
+    )
+    biases = {name: array[0] for name, array in loaded(target).items() if name.endswith("bias")}
+    assert biases == {"q1.0.bias": 1, "q1.2.bias": 2, "q2.0.bias": 3, "q2.2.bias": 4}
+
+
+@pytest.mark.torch
+def test_networks_that_a_file_only_counts_are_asked_for_where_numbers_say_another_order(
+    tmp_path: Path,
+) -> None:
+    source, target = counted(tmp_path), tmp_path / "out.pt"
+    found = fill(source, str(target), "torch", "like_small:CriticsTurned")
+    assert not found.matched
+    assert not found.report.complete
+    assert not target.exists()
+    fill(source, str(target), "torch", "like_small:CriticsTurned", pairs=(("sequential", "q1"),))
+    assert [loaded(target)[f"q{n}.0.bias"][0] for n in (1, 2)] == [1, 3]
 
 
 @pytest.mark.torch

@@ -232,6 +232,7 @@ def test_a_momentum_that_nobody_tells_is_missing(momentum: Path, tmp_path: Path)
     [
         (("--optimizer", "x_optimizer/momentum=1"), "the agent has no x_optimizer"),
         (("--optimizer", "critic_optimizer/nomentum=1"), "did you mean momentum"),
+        (("--optimizer", "x=2"), "the agent has no x"),
         (("--optimizer", "critic_optimizer/epsilon=small"), "'small' is no number"),
         (("--optimizer", "critic_optimizer/learning_rate=1"), "the checkpoint itself says"),
         (("--l2", "critic/**/kernel"), "no pattern and factor"),
@@ -244,6 +245,33 @@ def test_what_makes_no_sense_is_one_sentence(tmp_path: Path, options: tuple[str,
     assert ran.status == 2
     assert sentence in ran.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence", "hint"),
+    [
+        (("lr=1",), "no optimizer has a lr", "did you mean learning_rate"),
+        (("momentum=0.9",), "actor_optimizer is Adam, which has no momentum", "amsgrad"),
+        (("epsilon=true",), "epsilon is a number", ""),
+        (("amsgrad=2",), "amsgrad is true, false or null", ""),
+        (("epsilon=1", "beta_1=0.5", "epsilon=1"), "actor_optimizer/epsilon is said twice", ""),
+    ],
+)
+def test_a_setting_that_the_optimizer_has_not_is_refused(
+    tmp_path: Path, said: tuple[str, ...], sentence: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), optimizer=[f"{NAME}/{each}" for each in said])
+    assert sentence in str(caught.value)
+    assert hint in (caught.value.hint or "")
+
+
+def test_settings_of_two_optimizers_are_two_settings(tmp_path: Path) -> None:
+    said = [f"{name}_optimizer/epsilon={value}" for name, value in (("actor", 0.25), ("critic", 0.5))]
+    assert convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), optimizer=said).written
+    tree = open_checkpoint(str(tmp_path / "x.pt")).tree
+    values = {tree.names[path]: found.value for path, found in tree.plain()}
+    assert [values[f"{name}_optimizer/param_groups/0/eps"] for name in ("actor", "critic")] == [0.25, 0.5]
 
 
 def test_penalties_are_keras_own(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from ckpttool import sidecar
+from ckpttool.agents.backends import numpy as numpy_backend
+from ckpttool.agents.network import Network
 from ckpttool.errors import MappingError
 from ckpttool.layouts import td3_torch
 from ckpttool.leaf import Path as TreePath
@@ -114,6 +116,21 @@ def test_the_receipt_keeps_the_proof(tmp_path: Path) -> None:
     assert kept == [{"name": name, "max_abs": 0.0, "max_rel": 0.0, "within": True} for name in NETWORKS]
     shown = ckpttool("convert", tmp_path / "x.pt", tmp_path / "y.safetensors")
     assert "6 networks read back compute what was read" in shown.out
+
+
+def test_each_side_is_run_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole: list[int] = []
+    build = numpy_backend.build
+
+    def counted(network: Network) -> object:
+        if network.output == len(network.inputs) + len(network.nodes) - 1:
+            whole.append(network.output)
+        return build(network)
+
+    monkeypatch.setattr(numpy_backend, "build", counted)
+    done = op.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
+    assert len(done.parity) == len(NETWORKS)
+    assert len(whole) == 2 * len(NETWORKS)
 
 
 def test_without_the_proof_no_receipt_claims_one(tmp_path: Path) -> None:

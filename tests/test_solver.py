@@ -155,6 +155,15 @@ def test_ten_thousand_layers_take_no_square_of_that(named: bool) -> None:
     assert time.process_time() - start < 5
 
 
+def test_ten_thousand_counted_layers_are_told_as_fast() -> None:
+    sources = layers(*(f"sequential_{n // 2}/dense_{n}:{n % 2}" for n in range(10_000)))
+    targets = layers(*(f"part{n // 2}/l{n}:{n % 2}" for n in range(10_000)))
+    start = time.process_time()
+    solution = solve(sources, targets)
+    assert solution.by_order[-1] == ("sequential_4999", "part4999")
+    assert time.process_time() - start < 5
+
+
 @pytest.mark.parametrize(
     ("sources", "targets"),
     [
@@ -192,3 +201,63 @@ def test_words_of_both_sides_do_not_stop_the_order() -> None:
     sources = layers(*(f"bidirectional{n}/{way}" for n in ("", "_1") for way in ways))
     targets = layers(*(f"rnn/{n}/{way}" for n in (0, 1) for way in ways))
     assert len(solved(sources, targets)) == 4
+
+
+# Two critics as a `.weights.h5` of Keras keeps them: counted through the program, sorted by their names.
+COUNTED = (
+    *("sequential/dense", "sequential/dense_1", "sequential/dense_2:last"),
+    *("sequential_1/dense_3", "sequential_1/dense_4", "sequential_1/dense_5:last"),
+)
+
+
+def critics(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}/{step}" for name in names for step in ("0", "2", "4:last"))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_counted_networks_stay_whole(in_order: bool) -> None:
+    sources, targets = layers(*COUNTED), layers(*critics("q1", "q2"))
+    solution = solve(sources, targets, in_order=in_order)
+    assert [pair.source for pair in solution.pairs] == list(range(6))
+    assert solution.by_order == (("sequential", "q1"), ("sequential_1", "q2"))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_numbers_that_contradict_the_order_leave_the_networks_open(in_order: bool) -> None:
+    # Defined as q2, q1: the first network of the source is either.
+    sources, targets = layers(*COUNTED), layers(*critics("q2", "q1"))
+    solution = solve(sources, targets, in_order=in_order)
+    assert solution.pairs == ()
+    assert solution.by_order == ()
+    assert {len(group.targets) for group in solution.ambiguous} == {2, 4}
+    said = solved(sources, targets, in_order=in_order, given=[("sequential", "q1")])
+    assert (said["q1/4"], said["q2/4"]) == ("sequential/dense_2 by given", "sequential_1/dense_5 by order")
+
+
+def test_numbers_of_both_sides_that_agree_are_no_assumption() -> None:
+    solution = solve(layers(*critics("critic1", "critic2")), layers(*critics("q1", "q2")))
+    assert len(solution.pairs) == 6
+    assert solution.by_order == ()
+    assert solve(layers(*critics("critic1", "critic2")), layers(*critics("q2", "q1"))).pairs == ()
+
+
+def test_a_list_of_networks_and_counted_ones_are_paired_by_order() -> None:
+    solution = solve(layers(*COUNTED), layers(*critics("qs/0", "qs/1")))
+    assert solution.by_order == (("sequential", "qs/0"), ("sequential_1", "qs/1"))
+    # Layers in a row are what a list is for.
+    assert solve(layers("dense", "dense_1"), layers("net/0", "net/2")).by_order == ()
+    assert solve(layers("net/0", "net/2"), layers("body/0", "body/1")).by_order == ()
+
+
+def test_what_is_paired_by_order_is_told_by_layer_where_it_is_no_module() -> None:
+    solution = solve(layers("l1", "l2", "l3", "l4"), layers("q1/0", "q1/2", "q2/0", "q2/2"))
+    assert solution.by_order == (("l1", "q1/0"), ("l2", "q1/2"), ("l3", "q2/0"), ("l4", "q2/2"))
+    assert solve(layers("dense", "dense_1"), layers("q1", "q2")).by_order == (
+        ("dense", "q1"),
+        ("dense_1", "q2"),
+    )
+    assert solve(layers("q1", "q2"), layers("dense", "dense_1")).by_order == (
+        ("q1", "dense"),
+        ("q2", "dense_1"),
+    )
+    assert solve(layers("q2", "q1"), layers("dense", "dense_1")).pairs == ()

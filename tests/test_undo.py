@@ -22,7 +22,7 @@ from ckpttool.mapping.spelling import parsed
 from ckpttool.ops.convert import Conversion, convert
 from ckpttool.ops.digest import digest
 from ckpttool.ops.save import save
-from ckpttool.ops.undo import beside
+from ckpttool.ops.undo import beside, undo
 from ckpttool.ops.undone import undone
 from ckpttool.source import Inline
 from ckpttool.tree import Container, Tree
@@ -268,3 +268,30 @@ def test_what_was_stated_of_an_optimizer_survives_the_way_back(tmp_path: Path) -
     ]
     assert groups[0] == groups[1]
     assert {group["weight_decay"] for group in groups[0]} == {0.0, 0.02}
+
+
+def no_way_back(done: Conversion) -> list[str]:
+    return [note for note in done.report.notes if note.startswith("no way back")]
+
+
+def test_a_conversion_that_nothing_undoes_says_so_once(tmp_path: Path) -> None:
+    part = go(TF_SAMPLE, tmp_path / "actor.pt", part="policy/actor")
+    assert no_way_back(part) == ["no way back is recorded: this is a part of the checkpoint"]
+    torch.save({"module.l1.weight": torch.ones(2, 3)}, tmp_path / "wrapped.pt")
+    (said,) = no_way_back(go(tmp_path / "wrapped.pt", tmp_path / "plain.pt", strip=True))
+    assert "names or weights were changed first" in said
+    assert json.loads((tmp_path / "plain.pt.ckpttool.json").read_text())["undo"] is None
+
+
+def test_a_source_with_objects_of_foreign_classes_says_that_nothing_undoes_it() -> None:
+    tree = open_checkpoint(str(TORCH_SAMPLE)).tree
+    strange = {**tree.containers, (key("actor"),): Container("record", "mine.Actor")}
+    kept = undo(Tree(tree.leaves, tree.aliases, strange), (), {})
+    assert kept.record is None
+    assert kept.why == "the source holds objects of classes that the record does not keep (mine.Actor)"
+
+
+def test_a_conversion_with_a_way_back_or_a_copy_says_nothing(tmp_path: Path) -> None:
+    assert not no_way_back(go(TF_SAMPLE, tmp_path / "agent.pt"))
+    assert not no_way_back(go(TORCH_SAMPLE, tmp_path / "copy.pt"))
+    assert not no_way_back(go(TF_SAMPLE, tmp_path / "dry.pt", part="policy/actor", dry_run=True))

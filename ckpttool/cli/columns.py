@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import NamedTuple
 
 _NARROWEST = 60
+_HANGING = " " * 4
 # What a column is cut down to when the terminal is narrow, and what it never exceeds.
 _NAME, _WHAT, _NOTE = (18, 60), (13, 40), (20, 80)
 _CLASS = 20
@@ -48,6 +50,15 @@ def shortened(text: str, width: int) -> str:
     # The end of a path tells more than its beginning.
     tail = (width - 1) * 3 // 5
     return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+
+
+def wrapped(sentence: str) -> str:
+    """Return a labelled sentence, on a terminal in lines of its width; a path in it is never broken."""
+    if not sys.stdout.isatty():
+        return sentence
+    return textwrap.fill(
+        sentence, columns(), subsequent_indent=_HANGING, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def styled() -> bool:

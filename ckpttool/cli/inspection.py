@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, get_args
 
+from ckpttool.cli.columns import wrapped
 from ckpttool.cli.output import clean
 from ckpttool.cli.tree import Sort, View, count, render, size
 from ckpttool.errors import UsageError, choice
@@ -48,11 +49,11 @@ def text(found: Summary | Folder, view: View, drawn: dict[str, Any] | None) -> s
     """Return what is printed."""
     if not isinstance(found, Summary):
         head = f"{clean(found.path)}: {count(len(found.checkpoints), 'checkpoint')}"
-        notes = [f"note: {clean(note)}" for note in (*found.notes, found.hint)]
+        notes = [wrapped(f"note: {clean(note)}") for note in (*found.notes, found.hint)]
         return "\n".join([head, *_table(found.checkpoints, len(found.checkpoints)), *notes])
     if drawn is not None:
         lines = [f"{count(drawn['modules'], 'module')}, {count(drawn['edges'], 'edge')}"]
-        lines += [] if view.quiet else [f"note: {clean(note)}" for note in drawn["notes"]]
+        lines += [] if view.quiet else [wrapped(f"note: {clean(note)}") for note in drawn["notes"]]
         return "\n".join([*lines, f"wrote {clean(drawn['file'])}"])
     tree = render(found, view)
     if view.quiet or len(found.checkpoints) < 2:

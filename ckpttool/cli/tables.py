@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from ckpttool.cli.columns import wrapped
 from ckpttool.cli.output import clean
 from ckpttool.ops.convert import Conversion
 from ckpttool.ops.digest import Comparison, Digest
@@ -42,6 +43,12 @@ def listed(label: str, names: Sequence[str]) -> list[str]:
     return shown + ([f"{label}: and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])
 
 
+def sentences(assumed: Sequence[str], notes: Sequence[str]) -> list[str]:
+    """Return what was assumed and what there is to know, one line each in a pipe."""
+    said = [*listed("assumed", assumed), *(f"note: {clean(note)}" for note in notes)]
+    return [wrapped(line) for line in said]
+
+
 def digest(found: Digest, compared: Comparison | None) -> str:
     """Return one line per tensor, as sha256sum prints them, then the whole and the comparison."""
     lines = [f"{tensor.sha256}  {clean(tensor.path)}" for tensor in found.tensors]
@@ -66,12 +73,12 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
         lines.append("")
     lines += listed("unmapped", report.unused) + listed("missing", report.missing)
     if not quiet:
-        lines += listed("assumed", report.assumed) + [f"note: {clean(note)}" for note in report.notes]
+        lines += sentences(report.assumed, report.notes)
     rules = sorted({m.rule for m in report.mapped})
     # A chain of rules has commas of its own.
     between = "; " if any("," in rule for rule in rules) else ", "
     counted = between.join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
-    lines.append(f"{len(report.mapped)} entries mapped{': ' if counted else ''}{counted}")
+    lines.append(wrapped(f"{len(report.mapped)} entries mapped{': ' if counted else ''}{counted}"))
     lines += _compared(done.parity)
     if done.written:
         lines += [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
@@ -127,7 +134,7 @@ def parity(found: Verification, *, quiet: bool) -> str:
         f"B {clean(found.second)} ({found.backends[1]})",
         drawn(columns, rows),
         *([] if found.training is None else _training(found.training)),
-        *([] if quiet else listed("assumed", found.assumed) + listed("note", found.notes)),
+        *([] if quiet else sentences(found.assumed, found.notes)),
         f"tolerance: {found.tolerance}",
         "the two are the same agent" if found.within else "the two are NOT the same agent",
     ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ckpttool.cli.columns import BOLD, PLAIN, Line, columns, drawn, styled
+from ckpttool.cli.columns import BOLD, PLAIN, Line, columns, drawn, styled, wrapped
 from ckpttool.cli.output import clean
 from ckpttool.leaf import Leaf
 from ckpttool.ops.modules import Module, given
@@ -58,7 +58,7 @@ def render(found: Summary, view: View) -> str:
     from ckpttool.cli.signatures import signatures
 
     said = signatures(found.checkpoint.details, columns())
-    parts = [_header(found), body, said, [f"note: {clean(note)}" for note in found.notes]]
+    parts = [_header(found), body, said, [wrapped(f"note: {clean(note)}") for note in found.notes]]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 

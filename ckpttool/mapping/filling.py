@@ -21,6 +21,7 @@ from ckpttool.mapping.solver import Pair, Solution, solve
 from ckpttool.tree import Tree
 
 _SHOWN = 3
+_SAID = 6
 _NORMS = frozenset(("batch_norm", "layer_norm"))
 
 
@@ -68,9 +69,16 @@ def fill(
         ),
         tuple(path for path in skeleton.tree if path in linked and path not in reached),
         tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
-        tuple(dict.fromkeys(made.assumed)),
+        (*_by_order(solution), *dict.fromkeys(made.assumed)),
         (*made.notes, *needs, *_unfit(theirs, ours, solution)),
     )
+
+
+def _by_order(solution: Solution) -> Iterator[str]:
+    """Go through the one sentence about what only its order tells from others like it."""
+    if solution.by_order:
+        said = some([f"{source} is {target}" for source, target in solution.by_order], _SAID)
+        yield f"paired by order, since no name tells them apart: {said}"
 
 
 def _unfit(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:

@@ -50,9 +50,17 @@ def word(step: str) -> Word:
     return Word(step.replace("_", "").replace("-", "").lower() or step)
 
 
-def numbers(name: tuple[str, ...]) -> tuple[int, ...]:
-    """Return every number in a name; of two directions the first is forward."""
-    return tuple(int(found) for step in name for found in _DIGITS.findall(_counted(step)))
+def counted_by_framework(step: str) -> bool:
+    """Say whether the number in a step is the framework's count, not a list's index or the program's word."""
+    return word(step).text is None and not step.isdecimal()
+
+
+def numbers(name: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of every step of a name; of two directions the first is forward.
+
+    Step by step, because the first of Keras's names has none: `sequential` comes before `sequential_1`.
+    """
+    return tuple(tuple(map(int, _DIGITS.findall(_counted(step)))) for step in name)
 
 
 def stem(name: tuple[str, ...]) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ class Ambiguity:
         """What a person reads of it."""
         return (
             f"ambiguous: {some(self.sources, 4)} could fill {some(self.targets, 4)}; "
-            f"--match '{self.sources[0]}={self.targets[0]}' says which"
+            f"--match '{self.sources[0]}={self.targets[0]}' says which, "
+            "of layers or of modules around them"
         )
 
 

@@ -73,33 +73,6 @@ def shared(theirs: Module, ours: Module) -> list[tuple[Module, Module]]:
     return [(child, named[text]) for text, child in theirs.named().items() if text in named]
 
 
-def twins(every: Sequence[Candidate], row: Iterable[int]) -> dict[int, str]:
-    """Return by layer the word that alone tells it from another one of the row.
-
-    That is the word of a module (or of the layer itself) beside which another stands of the same layers under
-    another word: `mean` beside `log_std`, but not `fc1` beside `fc2`, whose numbers say an order.
-    """
-    found: dict[int, str] = {}
-    waiting = [tree_of(every, row)]
-    while waiting:
-        alike: dict[tuple[frozenset[Signature], ...], dict[str, list[tuple[str, int]]]] = {}
-        for step, child in waiting.pop().children.items():
-            waiting.append(child)
-            if child.word.text is not None:
-                inner = child.layers()
-                named = alike.setdefault(tuple(every[n].signatures for n in inner), {})
-                named.setdefault(stem((step.lower(),))[0], []).extend((child.word.text, n) for n in inner)
-        for named in alike.values():
-            if len(named) > 1:
-                found |= {n: text for members in named.values() for text, n in members}
-    return found
-
-
-def says(one: Candidate, text: str) -> bool:
-    """Say whether a step of a layer's name is this word."""
-    return any(said.text == text for _, said in words(one.name))
-
-
 def tree_of(every: Sequence[Candidate], some: Iterable[int]) -> Module:
     """Return some of the layers as a tree of modules, in their order."""
     root = Module()

@@ -2,8 +2,9 @@
 
 Names are compared from the root: modules of one name are one scope, and what lies in it goes nowhere else.
 What no name decides is matched in order if all that is left on both sides of a scope agrees, kind by kind and
-shape by shape; twins that only one side has words for (`mean`, `log_std`) stay open. A fit alone decides only
-where there is one layer of that kind and shape on either side.
+shape by shape; twins that only one side has words for (`mean`, `log_std`) stay open, and so do those whose
+numbers say another order (`q2` before `q1`). A fit alone decides only where there is one layer of that kind
+and shape on either side.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Literal, NamedTuple
 
 from ckpttool.errors import UsageError
 from ckpttool.mapping.layer_names import numbers, stem
-from ckpttool.mapping.scopes import Candidate, Module, Signature, says, shared, tree_of, twins
+from ckpttool.mapping.scopes import Candidate, Module, Signature, shared, tree_of
+from ckpttool.mapping.siblings import alike, judged, says, twins
 
 By = Literal["given", "name", "order", "only fit"]
 # How far to trust a match, in words.
@@ -36,11 +38,16 @@ class Group(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """The pairs in the order of the targets, what is ambiguous, and pairs of one name that do not fit."""
+    """The pairs in the order of the targets, what is ambiguous, and pairs of one name that do not fit.
+
+    `by_order` names modules and layers, source and target, that are like others beside them and that nothing
+    but their order tells from those.
+    """
 
     pairs: tuple[Pair, ...]
     ambiguous: tuple[Group, ...]
     misfits: tuple[Pair, ...]
+    by_order: tuple[tuple[str, str], ...] = ()
 
 
 def solve(
@@ -65,6 +72,7 @@ class _Solver:
         self.pairs: list[Pair] = []
         self.ambiguous: list[Group] = []
         self.misfits: list[Pair] = []
+        self.by_order: list[tuple[str, str]] = []
 
     def solved(self, given: Sequence[tuple[str, str]]) -> Solution:
         """Return the whole solution."""
@@ -83,6 +91,7 @@ class _Solver:
             tuple(sorted(self.pairs, key=lambda pair: pair.target)),
             tuple(self.ambiguous),
             tuple(self.misfits),
+            tuple(dict.fromkeys(self.by_order)),
         )
 
     def _given(self, sources: list[int], targets: list[int]) -> None:
@@ -149,21 +158,22 @@ class _Solver:
 
     def _paired(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
         """Match two rows in order; return those that words of one side alone tell from others like them."""
-        theirs, ours = twins(self.sources, sources), twins(self.targets, targets)
+        groups = list(alike(self.sources, sources)), list(alike(self.targets, targets))
+        theirs, ours = map(twins, groups)
         open_: set[Signature] = set()
         for s, t in zip(sources, targets, strict=True):
             if (s in theirs and not says(self.targets[t], theirs[s])) or (
                 t in ours and not says(self.sources[s], ours[t])
             ):
                 open_ |= self.sources[s].signatures | self.targets[t].signatures
-        left: tuple[list[int], list[int]] = ([], [])
-        for s, t in zip(sources, targets, strict=True):
-            if open_.isdisjoint(self.targets[t].signatures):
-                self.pairs.append(Pair(s, t, "order"))
-            else:
-                left[0].append(s)
-                left[1].append(t)
-        return left
+        there = dict(zip(targets, sources, strict=True))
+        left = {t for t in targets if not open_.isdisjoint(self.targets[t].signatures)}
+        matched = {t: s for t, s in there.items() if t not in left}
+        counted, said = judged(self.sources, self.targets, groups, matched)
+        left |= counted
+        self.by_order += said
+        self.pairs += [Pair(s, t, "order") for t, s in there.items() if t not in left]
+        return [s for t, s in there.items() if t in left], [t for t in there if t in left]
 
     def _ordered(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]] | None:
         if len(sources) != len(targets) or not sources:

@@ -185,9 +185,10 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         def digested() -> Own:
             return own if known is None else replace(own, sha256=known().sha256)
 
-        written, proof = _written(checkpoint, way, target, request, digested, how)
+        written, proof, back = _written(checkpoint, way, target, request, digested, how)
     sha256 = None if written is None else written.sha256
-    notes = (*way.report.notes, *proof.notes, *_compared(way, sha256))
+    lost = () if back.note is None or sha256 is None else (back.note,)
+    notes = (*way.report.notes, *proof.notes, *_compared(way, sha256), *lost)
     report = replace(way.report, notes=notes)
     return Conversion(
         checkpoint.path, target, report, sha256, written=written is not None, parity=proof.networks
@@ -205,9 +206,9 @@ def _compared(way: Route, sha256: str | None) -> tuple[str, ...]:
 
 def _written(
     checkpoint: Checkpoint, way: Route, target: str, request: Request, digested: Callable[[], Own], how: _How
-) -> tuple[Digest | None, Proof]:
+) -> tuple[Digest | None, Proof, Undo]:
     """Write the target with all that lies beside it; no digest if a network of it computes something else."""
-    back, proof = Undo(), Proof()
+    back, proof = Undo(why=request.no_way_back), Proof()
 
     def beside(places: Mapping[Path, Path], lane: Lane) -> list[Output]:
         nonlocal back
@@ -238,8 +239,8 @@ def _written(
             progress=how.progress,
         )
     except DiffersError as error:
-        return None, error.proof
-    return written, proof
+        return None, error.proof, back
+    return written, proof, back
 
 
 def _require_none(why: str, **options: object) -> None:

@@ -79,7 +79,7 @@ def export(
         source=receipt.origin(agent.checkpoint, agent.binding, own, network=title),
         rules=receipt.rules(report),
         assumed=report.assumed,
-        obs_dim=network.inputs[0][1],  # a critic may see more than the policy
+        obs_dim=network.input_shapes["obs"][0],  # a critic may see more than the policy
     )
     model = _encoded(network, part, made)
     parity, engine = _compared(agent, title, network, model)
@@ -101,6 +101,8 @@ def _require_library() -> None:
 def _encoded(network: Network, part: Part, made: Sidecar) -> bytes:
     from ckpttool.agents import onnx_model
 
+    if network.states:
+        raise UnsupportedError("a network that carries state from step to step is not exported yet")
     output = "action" if part.acts else "value"
     return onnx_model.encode(network, contents.places(network, part), output, contents.metadata(made))
 

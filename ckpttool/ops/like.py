@@ -119,16 +119,16 @@ def like(
         done = Filled(checkpoint.path, report, None, filling.matched, filling.ambiguous)
         if how.dry_run or not (report.complete or how.allow_missing):
             return done
-        if how.prove:
-            said = f"{model.factory} loads what was written, strictly, and holds the same values then"
-            report = replace(report, notes=(*report.notes, said))
+        said = [f"{model.factory} loads what was written, strictly, and holds the same values then"]
+        back = Undo(why="the target is a model of your own")
+        report = replace(report, notes=(*report.notes, *(said if how.prove else ()), str(back.note)))
         names, moves = ready.names, filling.moves
         way = Route(ready.tree, filling.tree, report, None, None, None, names, ready.stripped, moves)
 
         def told(written: Digest, found: Checkpoint) -> Sidecar:
             if how.prove:  # before anything has its name
                 beside.prove(found)
-            return receipt.receipt(checkpoint, way, own, written, Undo(), how.part)
+            return receipt.receipt(checkpoint, way, own, written, back, how.part)
 
         put = save.write(
             way.tree, target, kind, receipt=told, force=how.force, sync=how.sync, progress=progress

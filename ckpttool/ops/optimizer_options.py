@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ckpttool import plugins
 from ckpttool.errors import UsageError, choice, some
-from ckpttool.layouts.canonical import ALL_OPTIMIZED, Binding, setting
-from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES
+from ckpttool.layouts.canonical import ALL_OPTIMIZED, SLOTS, Binding, setting
+from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES, FLAGS, of_slots
 from ckpttool.layouts.optimizers.keras_read import keras_class
 from ckpttool.leaf import display
 from ckpttool.mapping.report import Move
@@ -19,7 +19,10 @@ from ckpttool.ops.globs import matcher
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
-_SETTINGS = sorted({ours for family in FAMILIES for ours in family.torch_settings.values()} | {"step"})
+_COUNT = "step"
+_SETTINGS = sorted({ours for family in FAMILIES for ours in family.torch_settings.values()} | {_COUNT})
+# What torch's own word for a setting means: "lr", "eps", "alpha".
+_TORCH = {theirs: ours for family in FAMILIES for theirs, ours in family.torch_settings.items()}
 _L2 = "--l2 'critic/**/kernel=0.01'"
 _OPTIMIZER = "--optimizer critic_optimizer/momentum=0.9"
 
@@ -44,8 +47,12 @@ class Stated(NamedTuple):
             )
         base = known or Sidecar("")
         found = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
+        once: set[tuple[str, str]] = set()
         for text in self.optimizer:
             name, key, value = _setting(text, binding)
+            if (name, key) in once:
+                raise UsageError(f"--optimizer {text}: {name}/{key} is said twice")
+            once.add((name, key))
             found.setdefault(name, {})[key] = value
         for text in self.l2:
             for name, key, value in _penalties(text, binding, tree):
@@ -108,10 +115,7 @@ def _setting(text: str, binding: Binding) -> tuple[str, str, float | bool | None
             f"--optimizer {text}: the agent has no {name or 'such optimizer'}",
             hint=choice(name, present) if present else _OPTIMIZER,
         )
-    if key not in _SETTINGS:
-        raise UsageError(
-            f"--optimizer {text}: no optimizer has a {key or 'setting'}", hint=choice(key, _SETTINGS)
-        )
+    _require_setting(text, name, key, binding)
     if any(move.target == setting(name, key) for move in binding.moves.moves):
         raise UsageError(f"--optimizer {text}: the checkpoint itself says its {key}")
     try:
@@ -122,7 +126,24 @@ def _setting(text: str, binding: Binding) -> tuple[str, str, float | bool | None
         raise UsageError(f"--optimizer {text}: {said!r} is no number, true, false or null", hint=_OPTIMIZER)
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"--optimizer {text}: {said} is no number", hint=_OPTIMIZER)
+    if value is not None and isinstance(value, bool) != (key in FLAGS):
+        meant = "true, false or null" if key in FLAGS else "a number"
+        raise UsageError(f"--optimizer {text}: {key} is {meant}")
     return name, key, value
+
+
+def _require_setting(text: str, name: str, key: str, binding: Binding) -> None:
+    """Raise UsageError for a setting that no optimizer has, or not the one whose slots are there."""
+    if key not in _SETTINGS:
+        meant = choice(_TORCH.get(key, key), _SETTINGS)
+        raise UsageError(f"--optimizer {text}: no optimizer has a {key or 'setting'}", hint=meant)
+    slots = {str(move.target[1].value) for move in _moves(binding, name)} & {*SLOTS}
+    family = of_slots(frozenset(slots))
+    if family is not None and key not in (known := {*family.torch_settings.values(), _COUNT}):
+        raise UsageError(
+            f"--optimizer {text}: {name} is {family.name}, which has no {key}",
+            hint=choice(key, sorted(known)),
+        )
 
 
 def _penalties(text: str, binding: Binding, tree: Tree) -> Iterator[tuple[str, str, float]]:

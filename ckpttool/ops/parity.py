@@ -65,12 +65,16 @@ def measured(
     outputs: tuple[np.ndarray, np.ndarray],
     tolerance: float | None = None,
     own: float = OWN_ERROR,
+    *,
+    exact: np.ndarray | None = None,
 ) -> Parity:
     """Return how far two outputs on `given` are from each other and from the network in float64.
 
-    Without a `tolerance` B may be `own` times as far as A is, or as far as rounding explains.
+    Without a `tolerance` B may be `own` times as far as A is, or as far as rounding explains. `exact` is what
+    the network gives in float64, where somebody knows it.
     """
-    exact = run(reference.build(network.cast("float64")), doubled(given))
+    if exact is None:
+        exact = run(reference.build(network.cast("float64")), doubled(given))
     largest = max(_largest(network, given), float(np.abs(exact).max()))
     scale = float(np.abs(exact).max()) or 1.0
     errors = [float(np.abs(output.astype(np.float64) - exact).max()) for output in outputs]
@@ -87,11 +91,11 @@ def measured(
 
 
 def _largest(network: Network, given: Observation) -> float:
-    """Return the largest magnitude that any dense layer gives, in float64."""
-    first = len(network.inputs)
-    dense = [first + n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense)]
+    """Return the largest magnitude that any dense layer but the output gives, in float64."""
+    dense = [n for n, node in enumerate(network.nodes, len(network.inputs)) if isinstance(node.layer, Dense)]
     exact, double = network.cast("float64"), doubled(given)
-    return max(float(np.abs(run(reference.build(replace(exact, output=n)), double)).max()) for n in dense)
+    inner = (run(reference.build(replace(exact, output=n)), double) for n in dense if n != network.output)
+    return max((float(np.abs(output).max()) for output in inner), default=0.0)
 
 
 def _rounding(network: Network) -> float:
@@ -105,12 +109,12 @@ def _rounding(network: Network) -> float:
 
 
 def observations(network: Network, n: int = OBSERVATIONS) -> Observation:
-    """Return the fixed inputs: zeros, ordinary and extreme ones; float32 [n, width] each, always the same."""
+    """Return the fixed inputs: zeros, ordinary and extreme ones; float32 [n, ...] each, always the same."""
     generator = np.random.default_rng(0)
     scales = np.repeat([0.0, 1.0, 10.0], [1, n - n // 5 - 1, n // 5])
     drawn = {
-        name: (generator.standard_normal((n, width)) * scales[:, None]).astype(np.float32)
-        for name, width in network.inputs
+        name: (generator.standard_normal((n, *shape)).T * scales).T.astype(np.float32)
+        for name, shape in network.input_shapes.items()
     }
     if "action" in drawn:
         drawn["action"] = np.clip(drawn["action"], -1, 1)

@@ -104,4 +104,4 @@ def _compared(title: str, left: Network, source: Agent, there: Agent) -> Parity:
         # An agent whose training failed is converted like any other: the same NaN are the same outputs.
         same = np.array_equal(first, second, equal_nan=True)
         return Parity(title, len(first), 0.0, 0.0, 0.0, 0.0, within=True) if same else unlike(title)
-    return measured(title, left, given, (first, second))
+    return measured(title, left, given, (first, second), exact=first)

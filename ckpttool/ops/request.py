@@ -32,6 +32,15 @@ class Request(NamedTuple):
         return self.part is None and self.wanted == AS_IT_IS
 
     @property
+    def no_way_back(self) -> str | None:
+        """Say why nothing could bring the checkpoint back, None if something could."""
+        if self.part is not None:
+            return "this is a part of the checkpoint"
+        if self.wanted != AS_IT_IS:
+            return "names or weights were changed first (--strip, --restore, --fold-weight-norm)"
+        return None
+
+    @property
     def plain(self) -> bool:
         """Say whether nothing is said of how to map it."""
         return not (self.layout or self.rules or any(self.stated) or self.given)

@@ -24,6 +24,9 @@ from ckpttool.ops.ways import way
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
+# The one format in which a tree as it is may have entries that no place is for (formats/keras_h5/place.py).
+_ARRAYS_ALONE = "keras_h5"
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -98,8 +101,10 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
         plan = inert.to_state_dicts(tree)
     settings = _given(request.stated, known)
     if plan is None:
-        moves = tuple(Move(path, path, KEEP) for path in tree)
-        target, report = tree, Report(mapped(ready, tree, moves), ready.lost, notes=ready.notes)
+        target = _arrays(tree) if kind.format == _ARRAYS_ALONE else tree
+        moves = tuple(Move(path, path, KEEP) for path in target)
+        lost = tuple(ready.names[path] for path in tree if path not in target)
+        report = Report(mapped(ready, target, moves), (*lost, *ready.lost), notes=ready.notes)
     else:
         moves, target = plan.moves, build(tree, plan)
         report = _report(ready, target, plan, agent)
@@ -117,6 +122,13 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
         request.whole and (plan is not None or kind.format != checkpoint.format),
         _said(known),
     )
+
+
+def _arrays(tree: Tree) -> Tree:
+    """Return the tree without what is no array: plain values, and strings."""
+    leaves = {path: leaf for path, leaf in tree.tensors() if leaf.dtype != "string"}
+    aliases = {path: others for path, others in tree.aliases.items() if path in leaves}
+    return Tree(leaves, aliases, tree.containers)
 
 
 def _told_still(

@@ -17,7 +17,7 @@ from typing import Any, cast
 from ckpttool import dtypes, plugins
 from ckpttool.behind import Lane
 from ckpttool.checkpoint import Output
-from ckpttool.errors import CkpttoolError
+from ckpttool.errors import CkpttoolError, some
 from ckpttool.formats.probe import WritingFormat
 from ckpttool.formats.recorded import recorded
 from ckpttool.formats.recorded.values import steps
@@ -37,11 +37,17 @@ _TOP = Container("dict")
 
 @dataclass(slots=True)
 class Undo:
-    """The packed tree of the source, None if not all can be brought back, and what is kept apart."""
+    """The packed tree of the source, None if not all can be brought back (`why`), and what is kept apart."""
 
     tree: str | None = None
     kept: Tree = field(default_factory=lambda: Tree({}))
+    why: str | None = None
     _sha256: str | None = None
+
+    @property
+    def note(self) -> str | None:
+        """What people read where nothing brings the source back."""
+        return None if self.why is None else f"no way back is recorded: {self.why}"
 
     @property
     def record(self) -> Mapping[str, str | None] | None:
@@ -72,8 +78,11 @@ def undo(source: Tree, moves: Sequence[Move], written: Mapping[Path, Path]) -> U
 
     Nothing is recorded when something can be brought back by nothing: an object of a foreign class.
     """
-    if any(held.kind in ("record", "module") for held in source.containers.values()):
-        return Undo()
+    foreign = [held.name for held in source.containers.values() if held.kind in ("record", "module")]
+    if foreign:
+        named = some(sorted({name for name in foreign if name}), 2)
+        told = "the source holds objects of classes that the record does not keep"
+        return Undo(why=f"{told} ({named})" if named else told)
     ways: dict[Path, list[Move]] = {}
     for move in moves:
         if move.target in written and parsed(move.rule.name) == move.rule:
@@ -92,14 +101,14 @@ def undo(source: Tree, moves: Sequence[Move], written: Mapping[Path, Path]) -> U
         elif dtypes.BY_NAME[leaf.dtype].torch is not None:
             kept[key(name),] = Leaf(leaf.dtype, leaf.shape, leaf.source, name)
         else:
-            return Undo()
+            return Undo(why=f"nothing keeps {source.names[path]} ({leaf.dtype}) beside the target")
     try:
         text = json.dumps({"tree": recorded(source, names), "tensors": tensors})
-    except CkpttoolError:
-        return Undo()
+    except CkpttoolError as error:
+        return Undo(why=error.message)
     packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
     if len(packed) > _MOST_BYTES:
-        return Undo()
+        return Undo(why=f"the record would be larger than {_MOST_BYTES >> 20} MB")
     return Undo(packed, Tree(kept, {}, {(): _TOP}))
 
 

@@ -74,6 +74,8 @@ def _all(whose: str, **values: float | bool | None) -> Mapping[str, Default]:
 
 # torch/optim/optimizer.py: how the step is computed, not which.
 HOW = ("foreach", "capturable", "differentiable", "fused")
+# Settings that are no numbers, whichever optimizer has them.
+FLAGS = frozenset((*HOW, "amsgrad", "maximize", "centered", "nesterov", "decoupled_weight_decay"))
 _COMMON = {"weight_decay": 0, "maximize": False}
 _UNSET = {"foreach": None, "differentiable": False}
 
