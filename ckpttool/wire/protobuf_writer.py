@@ -6,8 +6,10 @@ Source: https://protobuf.dev/programming-guides/encoding/
 
 from __future__ import annotations
 
+import struct
+
 from ckpttool.wire import varint
-from ckpttool.wire.protobuf import BYTES, FIXED32, VARINT
+from ckpttool.wire.protobuf import BYTES, FIXED32, FIXED64, VARINT
 
 _BITS = (1 << 64) - 1
 
@@ -20,6 +22,16 @@ def number(field: int, value: int) -> bytes:
 def fixed32(field: int, value: int) -> bytes:
     """Return a field of 32 bits."""
     return varint.write(field << 3 | FIXED32) + value.to_bytes(4, "little") if value else b""
+
+
+def float32(field: int, value: float) -> bytes:
+    """Return a float field, which is there even if it is zero, as one of a `oneof` must be."""
+    return varint.write(field << 3 | FIXED32) + struct.pack("<f", value)
+
+
+def float64(field: int, value: float) -> bytes:
+    """Return a double field, which is there even if it is zero."""
+    return varint.write(field << 3 | FIXED64) + struct.pack("<d", value)
 
 
 def message(field: int, data: bytes) -> bytes:
