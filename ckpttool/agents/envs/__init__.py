@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.agents.envs import registry
+from ckpttool.agents.envs import engines, registry
+from ckpttool.agents.envs.adapters import ADAPTERS, adapted
+from ckpttool.agents.envs.engines import ENGINES
 from ckpttool.agents.envs.gym_vector import GymVector
+from ckpttool.agents.envs.mujoco_vector import MujocoVector
+from ckpttool.agents.envs.pictures import drawable
 from ckpttool.agents.envs.spec import OBS, EnvSpec, Outcome, VectorEnv
 from ckpttool.errors import UsageError
 
-__all__ = ["ENGINES", "OBS", "EnvSpec", "GymVector", "Outcome", "VectorEnv", "make"]
-
-ENGINES = ("auto", "gymnasium")
+__all__ = [
+    "ADAPTERS",
+    "ENGINES",
+    "OBS",
+    "EnvSpec",
+    "GymVector",
+    "MujocoVector",
+    "Outcome",
+    "VectorEnv",
+    "make",
+]
 
 
 def make(
@@ -21,14 +33,17 @@ def make(
     *,
     trusted: bool = False,
     kwargs: Mapping[str, Any] | None = None,
-    obs_dim: int | None = None,  # noqa: ARG001
+    obs_dim: int | None = None,
+    adapter: str | None = None,
     engine: str = "auto",
     pictures: bool = False,
+    threads: int | None = None,
 ) -> VectorEnv:
     """Return `num_envs` environments of a Gymnasium id, stepped by the fastest engine that knows it.
 
     `obs_dim` is what the policy takes: another version's observations are adapted to it where that is known
-    to be right, and a note says so. `pictures` makes frame() work. `module:Env-v0` imports a module, and
+    to be right, and a note says so; what sizes cannot decide, `adapter` asks for. `pictures` makes frame()
+    work. `threads` is for engines that have them, None for all cores. `module:Env-v0` imports a module, and
     arguments can name files: both need `trusted`, which a caller may set for what a person typed, never for
     what a file says.
     """
@@ -39,11 +54,20 @@ def make(
         )
     if engine not in ENGINES:
         raise UsageError(f"no engine is called {engine!r}", hint=f"there are {', '.join(ENGINES)}")
+    if adapter is not None and adapter not in ADAPTERS:
+        raise UsageError(f"no adapter is called {adapter!r}", hint=f"there is {', '.join(ADAPTERS)}")
     gymnasium = registry.gymnasium()
     given = {**(kwargs or {}), **({"render_mode": "rgb_array"} if pictures else {})}
 
-    def make_one() -> Any:
-        with registry.sentences(env_id):
-            return gymnasium.make(env_id, disable_env_checker=True, **given)
+    # Only Gymnasium's own environments draw.
+    stepped = GymVector.engine if pictures and engine == engines.AUTO else engine
 
-    return GymVector(make_one, num_envs)
+    def build(more: Mapping[str, Any]) -> VectorEnv:
+        def make_one() -> Any:
+            with registry.sentences(env_id):
+                made = gymnasium.make(env_id, disable_env_checker=True, **{**more, **given})
+            return drawable(made) if pictures else made
+
+        return engines.build(stepped, env_id, make_one, num_envs, threads, gymnasium.registry)
+
+    return adapted(build({}), obs_dim, adapter, build)

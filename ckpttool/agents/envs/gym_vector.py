@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpttool.agents.envs.pictures import picture
 from ckpttool.agents.envs.spec import OBS, EnvSpec, Outcome
 from ckpttool.agents.policy import Observation
 from ckpttool.errors import UnsupportedError, UsageError
@@ -82,10 +84,7 @@ class GymVector:
 
     def frame(self, row: int) -> np.ndarray:
         """Return a picture of the row as it is now: uint8 [height, width, 3]."""
-        picture = self._envs[row].render()
-        if picture is None:
-            raise UnsupportedError(f"{self.spec.id} draws no picture", hint="it was not made to be rendered")
-        return np.asarray(picture)
+        return picture(self._envs[row], self.spec.id)
 
     def close(self) -> None:
         """Close every environment and give MuJoCo its own way of warning back."""
@@ -129,7 +128,23 @@ def describe(env: Any) -> EnvSpec:
         )
     inputs = tuple((str(key), tuple(space.shape), space.dtype.name) for key, space in spaces.items())
     limit = env.spec.max_episode_steps if getattr(env, "spec", None) is not None else None
-    return EnvSpec(name, inputs, action.low.copy(), action.high.copy(), limit, _versions(env))
+    fps = getattr(env, "metadata", {}).get("render_fps")
+    return EnvSpec(
+        name,
+        inputs,
+        action.low.copy(),
+        action.high.copy(),
+        limit,
+        _versions(env),
+        float(fps) if fps else None,
+        _arguments(env),
+    )
+
+
+def _arguments(env: Any) -> dict[str, str]:
+    """Return what the registry and the caller gave the environment, except how it is drawn."""
+    given = getattr(getattr(env, "spec", None), "kwargs", {})
+    return {name: repr(value) for name, value in sorted(given.items()) if name != "render_mode"}
 
 
 def _versions(env: Any) -> dict[str, str]:
@@ -155,9 +170,23 @@ def redirect_mujoco(notes: dict[str, None]) -> Callable[[], None]:
     """
     if importlib.util.find_spec("mujoco") is None:
         return lambda: None
-    mujoco = importlib.import_module("mujoco")
+    try:
+        mujoco = importlib.import_module("mujoco")
+    except (ImportError, AttributeError, RuntimeError) as error:
+        # It loads the OpenGL that MUJOCO_GL asks for, drawn with or not.
+        asked = os.environ.get("MUJOCO_GL")
+        raise UnsupportedError(
+            f"mujoco cannot be imported: {plain(str(error))}",
+            hint=f"MUJOCO_GL is {asked!r}: unset it" if asked else None,
+        ) from None
     before = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(lambda message: notes.update({plain(message): None}))
+
+    def hear(message: str) -> None:
+        # The words that Gymnasium's models are written with are a matter between those two.
+        if "is deprecated" not in message:
+            notes[plain(message)] = None
+
+    mujoco.set_mju_user_warning(hear)
     return lambda: mujoco.set_mju_user_warning(before)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,15 @@ class EnvSpec:
     action_high: np.ndarray
     max_episode_steps: int | None
     versions: Mapping[str, str]
+    render_fps: float | None = None
+    """pictures per second at which a film of every step runs as fast as the task"""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """what the environment was made with beyond its defaults: names, and values as Python writes them"""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every input by name, without the batch."""
+        return {name: shape for name, shape, _ in self.observation}
 
     @property
     def obs_dim(self) -> int:
@@ -56,8 +65,11 @@ class VectorEnv(Protocol):
     num_envs: int
     engine: str
     """what steps the environments: part of what a result is measured with"""
-    obs: Observation
-    """the latest observation of every row, written in place; zeros before a reset"""
+
+    @property
+    def obs(self) -> Observation:
+        """The latest observation of every row, written in place; zeros before a reset."""
+        ...
 
     @property
     def notes(self) -> tuple[str, ...]:

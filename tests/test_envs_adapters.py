@@ -1,0 +1,163 @@
+"""A policy of another version sees its own values in its own places, or is told what it plays."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.agents import envs
+from ckpttool.agents.envs import VectorEnv, adapters, drift
+from ckpttool.errors import UsageError
+from tests.conftest import TORCH_SAMPLE, ckpttool
+
+pytestmark = [
+    pytest.mark.environment,
+    pytest.mark.skipif(
+        importlib.util.find_spec("gymnasium") is None or importlib.util.find_spec("mujoco") is None,
+        reason="gymnasium[mujoco] is not installed",
+    ),
+]
+FORCES = {"use_contact_forces": True}
+NO_FORCES = {"include_cfrc_ext_in_observation": False}
+PLACED = {"exclude_current_positions_from_observation": False}
+
+
+def observations(vector: VectorEnv, steps: int = 40) -> np.ndarray:
+    """Return what is seen under equal actions, [steps, 2, obs_dim]; every other step moves one row alone."""
+    rng, rows = np.random.default_rng(5), np.arange(2)
+    seen = []
+    spec = vector.spec
+    with vector:
+        vector.reset(rows, rows)
+        for number in range(steps):
+            actions = rng.uniform(spec.action_low, spec.action_high, (2, spec.action_dim)).astype(np.float32)
+            vector.step(actions, rows if number % 2 else rows[1:])
+            seen.append(np.array(vector.obs))
+    return np.array(seen)
+
+
+def make(env_id: str, **asked: Any) -> VectorEnv:
+    return envs.make(env_id, 2, trusted=True, **asked)
+
+
+# The versions share their dynamics and draws, so each is the referee of the other.
+SAME = [
+    ("Ant-v5", 27, "Ant-v4", {}),
+    ("Ant-v5", 27, "Ant-v5", NO_FORCES),
+    ("Ant-v5", 111, "Ant-v4", FORCES),
+    ("Ant-v4", 111, "Ant-v4", FORCES),
+    ("Ant-v4", 105, "Ant-v5", {}),
+    ("Ant-v4", 29, "Ant-v4", PLACED),
+    ("Humanoid-v5", 376, "Humanoid-v4", {}),
+    ("Humanoid-v4", 348, "Humanoid-v5", {}),
+    ("HumanoidStandup-v5", 376, "HumanoidStandup-v4", {}),
+    ("InvertedDoublePendulum-v5", 11, "InvertedDoublePendulum-v4", {}),
+    ("InvertedDoublePendulum-v4", 9, "InvertedDoublePendulum-v5", {}),
+    ("Reacher-v5", 11, "Reacher-v4", {}),
+    ("Reacher-v4", 10, "Reacher-v5", {}),
+    ("Swimmer-v5", 10, "Swimmer-v5", PLACED),
+]
+
+
+@pytest.mark.parametrize(("played", "size", "referee", "kwargs"), SAME, ids=lambda value: str(value)[:20])
+def test_the_policy_sees_what_the_other_version_shows(
+    played: str, size: int, referee: str, kwargs: dict[str, Any]
+) -> None:
+    expected = observations(make(referee, kwargs=kwargs, engine="gymnasium"))
+    assert expected.shape[2] == size
+    adapted = make(played, obs_dim=size)
+    assert adapted.spec.obs_dim == size
+    assert adapted.spec.id == played
+    assert f"the policy takes {size} observations: {played}" in adapted.notes[0]
+    np.testing.assert_array_equal(observations(adapted), expected)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "size", "first"),
+    [("Humanoid-v4", 376, 292), ("Humanoid-v5", 348, 270), ("Ant-v4", 111, 27), ("Ant-v5", 105, 27)],
+)
+def test_contact_forces_are_zeros_only_if_asked(env_id: str, size: int, first: int) -> None:
+    shown = observations(make(env_id, obs_dim=size))
+    zeroed = make(env_id, obs_dim=size, adapter="zero_contact_forces")
+    assert "contact forces are zeros" in zeroed.notes[0]
+    without = observations(zeroed)
+    assert shown[:, :, first:].any(), "there were forces to hide"
+    assert not without[:, :, first:].any()
+    np.testing.assert_array_equal(without[:, :, :first], shown[:, :, :first])
+
+
+def test_equal_sizes_are_left_alone() -> None:
+    for obs_dim in (None, 105):
+        with make("Ant-v5", obs_dim=obs_dim) as vector:
+            assert not isinstance(vector, adapters.AdaptedVector)
+            assert not vector.notes
+
+
+def test_what_costs_is_said() -> None:
+    with make("Ant-v4", obs_dim=111) as vector:
+        assert "use_contact_forces=True; contact forces cost" in vector.notes[0]
+        assert "zero_contact_forces" in vector.notes[0]
+
+
+def test_what_cannot_be_adapted_is_as_it_was() -> None:
+    with make("Ant-v5", obs_dim=30) as vector:
+        assert vector.spec.obs_dim == 105
+    with make("Pendulum-v1", obs_dim=4) as vector:
+        assert vector.spec.obs_dim == 3
+
+
+class TestRefusals:
+    def test_an_unknown_adapter(self) -> None:
+        with pytest.raises(UsageError, match="no adapter is called 'zero'") as refused:
+            make("Ant-v5", adapter="zero")
+        assert refused.value.hint == "there is zero_contact_forces"
+
+    @pytest.mark.parametrize(
+        ("env_id", "size", "offered"),
+        [
+            ("HalfCheetah-v5", 17, "Humanoid is played with 348 or 376 observations"),
+            ("Ant-v4", 27, "Ant is played with 105 or 111 observations"),
+        ],
+    )
+    def test_no_contact_forces_to_hide(self, env_id: str, size: int, offered: str) -> None:
+        with pytest.raises(UsageError, match="has no zero_contact_forces for a policy") as refused:
+            make(env_id, obs_dim=size, adapter="zero_contact_forces")
+        assert offered in str(refused.value.hint)
+
+    @pytest.mark.parametrize(
+        ("env_id", "sizes", "offered"),
+        [
+            ("Ant-v5", (17, 6), "17 observations and 6 actions are those of HalfCheetah-v5 and Walker2d-v5"),
+            ("Ant-v5", (50, 8), "Ant is played with 27 or 105 or 111 observations"),
+            ("Pendulum-v1", (1000, 8), None),
+        ],
+    )
+    def test_a_size_that_nothing_fits(self, env_id: str, sizes: tuple[int, int], offered: str | None) -> None:
+        assert drift.suggestion(env_id, *sizes) == offered
+
+    def test_the_command_offers_what_the_policy_plays(self, tmp_path: Path) -> None:
+        ran = ckpttool("eval", TORCH_SAMPLE, "--env", "Ant-v5", "--out", tmp_path / "x.json")
+        assert ran.status == 2
+        assert "expected 105 observations and 8 actions, found 3 and 1" in ran.err
+        assert "hint: 3 observations and 1 action are those of Pendulum-v1" in ran.err
+        ran = ckpttool("eval", TORCH_SAMPLE, "--env", "Pendulum-v1", "--adapter", "zero_contact_forces")
+        assert ran.status == 2
+        assert "Pendulum-v1 has no zero_contact_forces" in ran.err
+
+
+def test_help_lists_the_adapters() -> None:
+    said = " ".join(ckpttool("eval", "--help").out.replace("│", " ").split())
+    assert all(name in said for name in envs.ADAPTERS)
+
+
+@pytest.mark.parametrize(("env_id", "sizes"), drift.SIZES.items())
+def test_the_known_sizes_are_those_of_the_environments(env_id: str, sizes: tuple[int, int]) -> None:
+    box2d = env_id.startswith(("Lunar", "Bipedal"))
+    if box2d and importlib.util.find_spec("Box2D") is None:
+        pytest.skip("Box2D is not installed")
+    with envs.make(env_id) as vector:
+        assert (vector.spec.obs_dim, vector.spec.action_dim) == sizes

@@ -1,0 +1,224 @@
+"""The mujoco engine gives what Gymnasium gives: observations, rewards and ends, to the last bit."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.agents import envs
+from ckpttool.agents.envs import VectorEnv, mujoco_tasks, mujoco_walking
+from ckpttool.agents.envs.mujoco_rules import Rules
+from ckpttool.errors import UnsupportedError, UsageError
+from tests.conftest import ckpttool
+
+pytestmark = [
+    pytest.mark.environment,
+    pytest.mark.skipif(
+        importlib.util.find_spec("gymnasium") is None or importlib.util.find_spec("mujoco") is None,
+        reason="gymnasium[mujoco] is not installed",
+    ),
+    pytest.mark.skipif(
+        importlib.util.find_spec("mujoco") is not None and importlib.util.find_spec("mujoco.batch") is None,
+        reason="this MuJoCo has no batches",
+    ),
+]
+
+NAMES = [
+    *("HalfCheetah", "Hopper", "Walker2d", "Swimmer", "Ant", "Humanoid"),
+    *("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Pusher"),
+]
+# Pusher-v4 does not run on MuJoCo 3 and later.
+IDS = [f"{name}-v{version}" for name in NAMES for version in (4, 5) if (name, version) != ("Pusher", 4)]
+
+
+def both(env_id: str, num_envs: int, threads: int | None = None, **kwargs: Any) -> list[VectorEnv]:
+    """Return the engine's environments and Gymnasium's, of equal arguments."""
+    return [
+        envs.make(env_id, num_envs, engine=engine, threads=threads, trusted=True, kwargs=kwargs)
+        for engine in ("mujoco", "gymnasium")
+    ]
+
+
+def actions_for(vector: VectorEnv, rng: np.random.Generator) -> np.ndarray:
+    spec = vector.spec
+    shape = (vector.num_envs, spec.action_dim)
+    return rng.uniform(spec.action_low, spec.action_high, shape).astype(np.float32)
+
+
+def played(vector: VectorEnv, steps: int) -> dict[str, np.ndarray]:
+    """Play random actions; return what was seen after each step, and before and after each reset.
+
+    A row begins its next episode when its own is over, and the first a few times in its midst; one step in
+    ten moves some of the rows only.
+    """
+    rng, rows = np.random.default_rng(1), np.arange(vector.num_envs)
+    outcomes = np.zeros((steps, 3, len(rows)))
+    seen = [np.array(vector.obs)]
+    vector.reset(rows, rows)
+    seed = len(rows)
+    for number in range(steps):
+        seen.append(np.array(vector.obs))
+        actions = actions_for(vector, rng)
+        moved = rows if number % 10 else np.flatnonzero(rng.random(len(rows)) < 0.5)
+        rewards, terminated, truncated = vector.step(actions, moved)
+        assert (rewards.dtype, terminated.dtype, truncated.dtype) == (np.float64, np.bool_, np.bool_)
+        outcomes[number][:, moved] = rewards, terminated, truncated
+        over = moved[terminated | truncated]
+        if number in (3, 40, 41):
+            over = np.union1d(over, [0])
+        if len(over):
+            seen.append(np.array(vector.obs))
+            vector.reset(over, np.arange(seed, seed + len(over)))
+            seed += len(over)
+    rewards, terminated, truncated = outcomes.transpose(1, 0, 2)
+    return {
+        "rewards": rewards,
+        "terminated": terminated,
+        "truncated": truncated,
+        "observations": np.array(seen),
+    }
+
+
+def compare(ours: VectorEnv, theirs: VectorEnv, steps: int) -> dict[str, np.ndarray]:
+    """Play both with equal actions, and return what both gave."""
+    found, expected = played(ours, steps), played(theirs, steps)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    return found
+
+
+class TestEveryTask:
+    @pytest.mark.parametrize("env_id", IDS)
+    def test_a_thousand_steps_from_four_seeds_are_gymnasiums(self, env_id: str) -> None:
+        ours, theirs = both(env_id, 4, threads=2)
+        with ours, theirs:
+            assert (ours.engine, theirs.engine) == ("mujoco", "gymnasium")
+            found = compare(ours, theirs, 1112)  # one in ten moves half of the rows
+            assert ours.spec.versions == theirs.spec.versions
+        # Episodes came to their ends, and more than one way: none of these falls.
+        never_fall = env_id.startswith(("HalfCheetah", "Swimmer", "Reacher", "Pusher"))
+        assert found["terminated"].any() != never_fall
+        assert found["truncated"].sum() >= 3 * never_fall
+
+    def test_every_task_is_known(self) -> None:
+        gymnasium = importlib.import_module("gymnasium")
+        assert {gymnasium.spec(env_id).entry_point for env_id in IDS} == set(mujoco_tasks.TASKS)
+
+
+CHANGED = [
+    ("HalfCheetah-v5", {"frame_skip": 2, "ctrl_cost_weight": 0.3, "max_episode_steps": 40}),
+    ("HalfCheetah-v4", {"exclude_current_positions_from_observation": False, "reset_noise_scale": 0.3}),
+    ("Hopper-v4", {"terminate_when_unhealthy": False, "healthy_reward": 2}),
+    ("Hopper-v5", {"terminate_when_unhealthy": False, "healthy_state_range": (-3.0, 3.0)}),
+    ("Walker2d-v5", {"terminate_when_unhealthy": False, "forward_reward_weight": 0}),
+    ("Ant-v4", {"use_contact_forces": True}),
+    ("Ant-v5", {"include_cfrc_ext_in_observation": False, "main_body": "front_left_leg"}),
+    ("Ant-v5", {"terminate_when_unhealthy": False, "contact_force_range": (-0.3, 0.4)}),
+    ("Humanoid-v5", {"include_cvel_in_observation": False, "include_cfrc_ext_in_observation": False}),
+    ("Humanoid-v5", {"terminate_when_unhealthy": False, "contact_cost_range": (0.5, 0.6)}),
+    ("Reacher-v5", {"reward_dist_weight": 3, "max_episode_steps": 7}),
+]
+
+
+@pytest.mark.parametrize(("env_id", "kwargs"), CHANGED, ids=lambda value: str(value)[:24])
+def test_arguments_that_a_person_typed_are_kept(env_id: str, kwargs: dict[str, Any]) -> None:
+    ours, theirs = both(env_id, 2, **kwargs)
+    with ours, theirs:
+        compare(ours, theirs, 120)
+
+
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Ant-v5"])
+def test_threads_change_nothing(env_id: str) -> None:
+    kept = []
+    for threads in (1, 2, 7):
+        with envs.make(env_id, 5, engine="mujoco", threads=threads) as vector:
+            rng, rows = np.random.default_rng(3), np.arange(5)
+            vector.reset(rows, rows)
+            rewards = [vector.step(actions_for(vector, rng), rows)[0] for _ in range(60)]
+            kept.append((np.array(rewards), np.array(vector.obs)))
+    for rewards, obs in kept[1:]:
+        np.testing.assert_array_equal(rewards, kept[0][0])
+        np.testing.assert_array_equal(obs, kept[0][1])
+
+
+def test_what_physics_says_is_a_note() -> None:
+    with envs.make("Hopper-v5", 3, engine="mujoco", threads=2) as vector:
+        rows = np.arange(3)
+        vector.reset(rows, rows)
+        assert not vector.notes
+        vector.step(np.full((3, 3), np.nan, np.float32), rows)
+        assert any("unstable" in note for note in vector.notes)
+
+
+class TestWhoPlays:
+    def test_the_engine_is_chosen_by_what_it_knows(self) -> None:
+        for env_id, engine in {
+            "Swimmer-v5": "mujoco",
+            "Swimmer": "mujoco",
+            "HumanoidStandup-v5": "gymnasium",
+            "MountainCarContinuous-v0": "gymnasium",
+        }.items():
+            with envs.make(env_id) as vector:
+                assert vector.engine == engine, env_id
+
+    def test_what_it_does_not_know_is_refused_in_a_sentence(self) -> None:
+        with pytest.raises(UsageError, match="mujoco engine does not know Pendulum-v1") as refused:
+            envs.make("Pendulum-v1", engine="mujoco")
+        assert refused.value.hint is not None
+        assert all(name in refused.value.hint for name in NAMES)
+        with pytest.raises(UsageError, match="no engine is called 'mujco'"):
+            envs.make("Ant-v5", engine="mujco")
+
+    def test_a_subclass_is_not_the_class(self) -> None:
+        gymnasium = importlib.import_module("gymnasium")
+        swimmer = importlib.import_module("gymnasium.envs.mujoco.swimmer_v5")
+
+        class MySwimmer(swimmer.SwimmerEnv):
+            pass
+
+        gymnasium.register("MySwimmer-v0", entry_point=MySwimmer, max_episode_steps=10)
+        try:
+            with envs.make("MySwimmer-v0") as vector:
+                assert vector.engine == "gymnasium"
+        finally:
+            del gymnasium.registry["MySwimmer-v0"]
+
+    def test_an_older_mujoco_plays_as_gymnasium_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "mujoco.batch", None)
+        with envs.make("Reacher-v5") as vector:
+            assert vector.engine == "gymnasium"
+        with pytest.raises(UsageError, match="this MuJoCo has no batches"):
+            envs.make("Reacher-v5", engine="mujoco")
+
+    def test_another_gymnasium_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # As if a later version paid otherwise than the rules here say.
+        def generous(env: Any, version: int) -> Rules:
+            env._ctrl_cost_weight /= 2
+            rules = mujoco_walking.swimmer(env, version)
+            env._ctrl_cost_weight *= 2
+            return rules
+
+        entry_point = "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv"
+        monkeypatch.setitem(mujoco_tasks.TASKS, entry_point, (generous, 5))
+        with envs.make("Swimmer-v5") as vector:
+            assert vector.engine == "gymnasium"
+        with pytest.raises(UsageError, match="Swimmer-v5 of this Gymnasium is not the one"):
+            envs.make("Swimmer-v5", engine="mujoco")
+
+    def test_pictures_are_gymnasiums(self) -> None:
+        ours, theirs = both("Reacher-v5", 1)
+        with ours, theirs, pytest.raises(UnsupportedError, match="draws no picture of Reacher-v5"):
+            ours.frame(0)
+
+    def test_no_environment_plays_nothing(self) -> None:
+        with pytest.raises(UsageError, match="0 environments cannot play"):
+            envs.make("Reacher-v5", 0)
+
+    def test_help_lists_the_engines(self) -> None:
+        said = " ".join(ckpttool("eval", "--help").out.replace("│", " ").split())
+        assert all(name in said for name in envs.ENGINES)
