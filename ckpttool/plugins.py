@@ -92,6 +92,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("numpy", "ckpttool.agents.backends.numpy"),
         Plugin("torch", "ckpttool.agents.backends.torch", "torch", ("torch",)),
         Plugin("tensorflow", "ckpttool.agents.backends.tensorflow", "tensorflow", ("tensorflow",)),
+        Plugin("onnxruntime", "ckpttool.agents.backends.onnxruntime", "onnx", ("onnx", "onnxruntime")),
     ),
 }
 

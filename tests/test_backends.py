@@ -8,15 +8,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
 
 from ckpttool import plugins
+from ckpttool.agents.execute import assemble
 from ckpttool.agents.network import (
     Activation,
     ActivationName,
+    Add,
     Affine,
     Clip,
     Concat,
@@ -24,11 +26,14 @@ from ckpttool.agents.network import (
     Flatten,
     Layer,
     LayerNorm,
+    Multiply,
     Network,
     Node,
+    Slice,
     StateSlot,
 )
 from ckpttool.agents.policy import Backend, Policy
+from ckpttool.agents.stacking import stack
 from ckpttool.agents.worker import Worker
 from ckpttool.errors import EnvironmentMismatchError, UnsupportedError, UsageError
 
@@ -111,6 +116,12 @@ ACTOR = chain(
     Clip(np.full(6, -0.5, np.float32), np.full(6, 0.5, np.float32)),
 )
 
+
+def renewed(network: Network) -> Network:
+    """Return a network of the same structure with other weights, and bounds that are still bounds."""
+    return network.with_arrays(lambda name, a: a if name in {"low", "high"} else (a * normal(*a.shape)))
+
+
 # The critic of TD3's successors: the action joins after the first layer.
 CRITIC = Network(
     inputs=(("obs", 5), ("action", 2)),
@@ -121,6 +132,20 @@ CRITIC = Network(
         Node(dense(10, 1), (4,)),
     ),
     output=5,
+)
+
+# A gate: one half of a layer times the sigmoid of the other, beside the way around it.
+GATED = Network(
+    inputs=(("obs", 3),),
+    nodes=(
+        Node(dense(3, 6), (0,)),
+        Node(Slice(0, 3), (1,)),
+        Node(Slice(3, 6), (1,)),
+        Node(Activation("sigmoid"), (3,)),
+        Node(Multiply(), (2, 4)),
+        Node(Add(), (5, 0)),
+    ),
+    output=6,
 )
 
 # An Elman cell: h' = tanh([x, h] W + b), action = h' V; the state is the second input.
@@ -197,6 +222,42 @@ class BackendContract:
     def test_float32_stays_float32(self, backend: Backend) -> None:
         assert backend.build(ACTOR).step(np.ones((2, 17)))[0].dtype == np.float32
 
+    def test_what_a_step_returned_stays_as_it_was(self, backend: Backend) -> None:
+        for network in (ACTOR, chain(4, dense(4, 4), Activation("relu")), chain(4, Activation("tanh"))):
+            policy = backend.build(network)
+            x = normal(3, network.inputs[0][1])
+            given, first = x.copy(), policy.step(x)[0]
+            kept = first.copy()
+            policy.step(x + 1)
+            np.testing.assert_array_equal(first, kept)
+            np.testing.assert_array_equal(x, given)
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    @pytest.mark.parametrize("batch", [1, 5])
+    def test_a_stacked_policy_equals_each_member_alone(
+        self, backend: Backend, dtype: Literal["float32", "float64"], batch: int
+    ) -> None:
+        actors = [renewed(ACTOR).cast(dtype) for _ in range(3)]
+        obs = normal(3 * batch, 17).astype(dtype)
+        found = backend.build(stack(actors)).step(obs)[0]
+        alone = [backend.build(actor).step(obs[i * batch :][:batch])[0] for i, actor in enumerate(actors)]
+        tolerance = 1e-5 if dtype == "float32" else 1e-12
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found, np.concatenate(alone), rtol=tolerance, atol=tolerance)
+
+    @pytest.mark.parametrize(
+        "network",
+        [chain(4, Dense(normal(4, 3))), chain(1, dense(1, 1), Affine(normal(1), normal(1))), CRITIC, GATED],
+        ids=["no bias", "width 1", "two inputs", "gated"],
+    )
+    def test_stacks_of_other_forms(self, backend: Backend, network: Network) -> None:
+        members = [network, renewed(network)]
+        obs = {name: normal(6, width) for name, width in network.inputs}
+        halves = [{name: array[half] for name, array in obs.items()} for half in (slice(3), slice(3, 6))]
+        found = backend.build(stack(members)).step(obs)[0]
+        alone = [backend.build(n).step(half)[0] for n, half in zip(members, halves, strict=True)]
+        np.testing.assert_allclose(found, np.concatenate(alone), rtol=1e-5, atol=1e-5)
+
     def test_axes_are_flattened_in_c_order(self, backend: Backend) -> None:
         policy = backend.build(chain(6, Flatten(), Activation("linear")))
         x = normal(2, 3, 2)
@@ -269,6 +330,16 @@ class TestNumpy(BackendContract):
     @pytest.fixture
     def backend(self) -> Any:
         return plugins.find("backends", "numpy").load()
+
+    @pytest.mark.parametrize("batch", [1, 64, 1024])
+    @pytest.mark.parametrize("members", [1, 2])
+    def test_reused_memory_changes_no_bit(self, backend: Any, batch: int, members: int) -> None:
+        network = stack([ACTOR] * members)
+        policy, plain = backend.build(network), assemble(network, backend._lower)
+        for _ in range(2):
+            obs = normal(members * batch, 17)
+            given = obs if members == 1 else obs.reshape(members, batch, 17)
+            np.testing.assert_array_equal(policy.step(obs)[0], plain([given])[0].reshape(-1, 6))
 
     def test_threads_are_limited_inside_the_block(self, backend: Any) -> None:
         found = backend._openblas()
@@ -347,6 +418,39 @@ class TestTorchCuda(BackendContract):
         return OnCuda
 
 
+@needs("onnx")
+@needs("onnxruntime")
+class TestOnnxRuntime(BackendContract):
+    @pytest.fixture
+    def backend(self) -> Any:
+        return plugins.find("backends", "onnxruntime").load()
+
+    def test_other_threads_are_another_session_inside_the_block(self, backend: Any) -> None:
+        policy, x = backend.build(ACTOR), normal(64, 17)
+        before = policy.step(x)[0]
+        with policy.threads(2):
+            self.check(policy, ACTOR, 64)
+        np.testing.assert_array_equal(policy.step(x)[0], before)
+
+    @pytest.mark.parametrize("name", ["elu", "softplus", "leaky_relu", "silu"])
+    def test_what_the_runtime_lacks_in_float64_is_put_together(self, backend: Any, name: Any) -> None:
+        x = np.array([[-90, -3, -0.5, 0, 0.5, 3, 90]], np.float64)
+        network = chain(7, Affine(np.ones(7), np.zeros(7)), Activation(name, 0.25))
+        expected = [[SCALAR[name](float(v)) for v in x[0]]]
+        np.testing.assert_allclose(backend.build(network).step(x)[0], expected, rtol=1e-14, atol=1e-15)
+
+    def test_gelu_in_float64_is_refused(self, backend: Any) -> None:
+        network = chain(7, Affine(np.ones(7), np.zeros(7)), Activation("gelu"))
+        with pytest.raises(UnsupportedError, match="gelu in float64"):
+            backend.build(network)
+
+    def test_a_state_that_is_the_output_is_both(self, backend: Any) -> None:
+        nodes = (Node(Concat(), (0, 1)), Node(dense(5, 2), (2,)))
+        policy = backend.build(Network((("obs", 3), ("h", 2)), nodes, 3, (StateSlot("h", (2,), 3),)))
+        action, state = policy.step(normal(4, 3))
+        np.testing.assert_array_equal(action, state[0])
+
+
 @pytest.fixture(scope="module")
 def tensorflow_worker() -> Iterator[Worker]:
     with Worker("tensorflow") as worker:
@@ -369,8 +473,17 @@ class TestTensorFlow(BackendContract):
 
 
 def test_seams_import_no_framework() -> None:
-    modules = ("backends.numpy", "backends.torch", "backends.tensorflow", "worker", "envs", "rollout")
+    modules = (
+        "backends.numpy",
+        "backends.torch",
+        "backends.tensorflow",
+        "backends.onnxruntime",
+        "worker",
+        "envs",
+        "rollout",
+    )
     program = "import sys\n" + "".join(f"import ckpttool.agents.{name}\n" for name in modules)
-    program += "print(sorted({'torch', 'tensorflow', 'gymnasium', 'mujoco'} & set(sys.modules)))"
+    heavy = ("torch", "tensorflow", "onnx", "onnxruntime", "gymnasium", "mujoco")
+    program += f"print(sorted(set({heavy}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -323,7 +323,7 @@ def test_an_environment_tells_the_bounds(tmp_path: Path) -> None:
 
 def spec(high: Sequence[float]) -> Any:
     bound = np.array(high, "f4")
-    return export_facts.EnvSpec("Wide-v0", 3, -bound, bound, None, {})
+    return export_facts.EnvSpec("Wide-v0", (("obs", (3,), "float32"),), -bound, bound, None, {})
 
 
 def test_an_environment_without_bounds_bounds_nothing(

@@ -25,7 +25,6 @@ from ckpttool.agents.network import (
     Network,
     Node,
 )
-from ckpttool.errors import UnsupportedError
 from ckpttool.ops.parity import observations
 from tests.test_network import EVERY_KIND, chain
 
@@ -185,6 +184,7 @@ def test_without_onnxruntime_the_onnx_library_runs_it(monkeypatch: pytest.Monkey
     assert np.abs(onnx_run.run(encoded(WITHOUT_STATE), obs) - wanted).max() <= 1e-6
 
 
-def test_a_network_with_memory_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="carries state"):
-        encoded(EVERY_KIND)
+def test_a_network_with_memory_gives_its_next_state_too() -> None:
+    model = onnx.load_from_string(encoded(EVERY_KIND))
+    assert [each.name for each in model.graph.input] == ["obs", "action", "h"]
+    assert [each.name for each in model.graph.output] == ["y", "next_h"]

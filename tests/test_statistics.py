@@ -102,3 +102,47 @@ def test_equal_values_are_certain(value: float, n: int) -> None:
     s = statistics.summarise([value] * n)
     assert s.std == pytest.approx(0, abs=1e-9 * abs(value))
     assert s.ci95 == pytest.approx((value, value))
+
+
+def slow_paired(a: list[float], b: list[float], seed: int, resamples: int) -> tuple[float, float]:
+    """Resample pairs one at a time, as a textbook does."""
+    random = np.random.default_rng(seed)
+    differences = sorted(x - y for x, y in zip(a, b, strict=True))
+    means = [
+        np.mean([differences[i] for i in random.integers(len(a), size=len(a))]) for _ in range(resamples)
+    ]
+    return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
+
+
+@given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=2, max_size=12))
+def test_pairs_are_resampled_as_a_textbook_does(pairs: list[tuple[float, float]]) -> None:
+    a, b = [x for x, _ in pairs], [y for _, y in pairs]
+    found = statistics.paired_interval(a, b, seed=3, resamples=40)
+    assert found.value == pytest.approx(np.mean(a) - np.mean(b), abs=1e-9)
+    assert found.ci95 == pytest.approx(slow_paired(a, b, 3, 40), abs=1e-9)
+
+
+def test_pairing_removes_what_the_seed_does() -> None:
+    # Both sides owe a deviation of 100 to the seed; the sides differ by 1 with a deviation of 0.1.
+    random = np.random.default_rng(0)
+    start = random.normal(0, 100, 50)
+    found = statistics.paired_interval(start + 1 + random.normal(0, 0.1, 50), start)
+    assert found.ci95 is not None
+    assert found.ci95[0] > 0.9
+    assert found.ci95[1] < 1.1
+
+
+def test_swapped_sides_swap_the_sign() -> None:
+    a, b = [1.0, 5.0, 2.0, 9.0], [0.5, 6.0, 2.0, 1.0]
+    there, back = statistics.paired_interval(a, b), statistics.paired_interval(b, a)
+    assert there.value == -back.value
+    assert there.ci95 == pytest.approx((-back.ci95[1], -back.ci95[0]), abs=0.2)
+
+
+def test_one_pair_has_no_interval() -> None:
+    assert statistics.paired_interval([3], [1]) == statistics.Estimate(2, None)
+
+
+def test_unequal_sides_are_refused() -> None:
+    with pytest.raises(UsageError, match="same episodes"):
+        statistics.paired_interval([1, 2], [1])

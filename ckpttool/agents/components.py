@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 import numpy as np
 
+from ckpttool.agents import encoders
+from ckpttool.agents.building import Builder
 from ckpttool.agents.network import (
     Activation,
     ActivationName,
@@ -15,14 +17,15 @@ from ckpttool.agents.network import (
     Clip,
     Concat,
     Dense,
+    Flatten,
     Layer,
     LayerNorm,
     Network,
-    Node,
 )
-from ckpttool.errors import EnvironmentMismatchError, MappingError, UsageError
+from ckpttool.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
 from ckpttool.layouts import canonical
 from ckpttool.layouts.canonical import Part
+from ckpttool.layouts.fronts import Front
 from ckpttool.leaf import Leaf
 from ckpttool.tree import Tree
 
@@ -94,23 +97,6 @@ HEADS = {
 UNBOUNDED = frozenset({"identity"})
 
 
-class _Builder:
-    """Collects nodes; a value's number is its place after the inputs."""
-
-    def __init__(self, inputs: Sequence[tuple[str, int]]) -> None:
-        self.inputs = tuple(inputs)
-        self.nodes: list[Node] = []
-        self.last = 0
-
-    def add(self, layer: Layer, *inputs: int) -> int:
-        self.nodes.append(Node(layer, inputs or (self.last,)))
-        self.last = len(self.inputs) + len(self.nodes) - 1
-        return self.last
-
-    def done(self) -> Network:
-        return Network(self.inputs, tuple(self.nodes), self.last)
-
-
 def widths(agent: Tree, part: Part) -> tuple[int, int]:
     """Return the number of inputs of a network's first dense layer and of outputs of its last."""
     shapes = [
@@ -122,8 +108,18 @@ def widths(agent: Tree, part: Part) -> tuple[int, int]:
     return shapes[0][0], shapes[-1][1]
 
 
-def policy_network(agent: Tree, part: Part, wiring: Wiring) -> Network:
-    """Return the policy: obs [batch, obs_dim] to an environment's action [batch, act_dim], float32."""
+def policy_network(
+    agent: Tree,
+    part: Part,
+    wiring: Wiring,
+    front: Front | None = None,
+    seen: encoders.Shapes | None = None,
+) -> Network:
+    """Return the policy: obs [batch, obs_dim] to an environment's action [batch, act_dim], float32.
+
+    `front` is what it computes before its layers; `seen` are the shapes of an environment's observations,
+    where they differ from what the policy saw: images with the channels last, rows as grids.
+    """
     obs_dim, act_dim = widths(agent, part)
     if len(wiring.action_low) != act_dim or len(wiring.action_high) != act_dim:
         raise EnvironmentMismatchError(
@@ -133,9 +129,19 @@ def policy_network(agent: Tree, part: Part, wiring: Wiring) -> Network:
         )
     if wiring.head not in HEADS:
         raise UsageError(f"no action map is called {wiring.head!r}", hint=f"there are {', '.join(HEADS)}")
-    builder = _Builder([("obs", obs_dim)])
-    _normalise(builder, wiring)
-    _layers(builder, agent, part, wiring, None)
+    if front is not None:
+        _require_rows(front, wiring)
+        builder = encoders.begun(agent, part.component, front, seen)
+        encoders.encode(
+            builder, agent, part.component, front, lambda width: _normalise(builder, wiring, width)
+        )
+    else:
+        builder = Builder([("obs", obs_dim if seen is None else seen["obs"])])
+        if seen is not None and len(seen["obs"]) > 1:
+            builder.add(Flatten())
+        _normalise(builder, wiring, obs_dim)
+    norms = encoders.norms(agent, part.component, front) if front is not None else {}
+    _layers(builder, agent, part, wiring, None, norms)
     low, high = (np.asarray(bound, np.float32) for bound in (wiring.action_low, wiring.action_high))
     for layer in HEADS[wiring.head](low, high):
         builder.add(layer)
@@ -147,7 +153,7 @@ def q_network(agent: Tree, part: Part, wiring: Wiring, obs_dim: int, act_dim: in
 
     The action joins the observation, or, in the older DDPG form, what the first layer gives.
     """
-    builder = _Builder([("obs", obs_dim), ("action", act_dim)])
+    builder = Builder([("obs", obs_dim), ("action", act_dim)])
     first, _ = widths(agent, part)
     if first not in (obs_dim, obs_dim + act_dim):
         raise MappingError(
@@ -155,7 +161,7 @@ def q_network(agent: Tree, part: Part, wiring: Wiring, obs_dim: int, act_dim: in
             expected=f"{obs_dim + act_dim} or {obs_dim} inputs",
             found=str(first),
         )
-    _normalise(builder, wiring)
+    _normalise(builder, wiring, obs_dim)
     if first == obs_dim + act_dim:
         builder.add(Concat(), builder.last, 1)
     _layers(builder, agent, part, wiring, act_dim)
@@ -165,35 +171,49 @@ def q_network(agent: Tree, part: Part, wiring: Wiring, obs_dim: int, act_dim: in
 def value_network(agent: Tree, part: Part, wiring: Wiring) -> Network:
     """Return a value of the state: obs [batch, obs_dim] to [batch, 1]."""
     obs_dim, _ = widths(agent, part)
-    builder = _Builder([("obs", obs_dim)])
+    builder = Builder([("obs", obs_dim)])
     # A critic may see more than the policy: the policy's statistics are none of that.
     if wiring.obs_norm is None or len(wiring.obs_norm["mean"]) == obs_dim:
-        _normalise(builder, wiring)
+        _normalise(builder, wiring, obs_dim)
     _layers(builder, agent, part, wiring, None)
     return builder.done()
 
 
-def _normalise(builder: _Builder, wiring: Wiring) -> None:
+def _require_rows(front: Front, wiring: Wiring) -> None:
+    """Raise UnsupportedError for statistics of images, or of several inputs."""
+    if wiring.obs_norm is not None and (len(front.streams) > 1 or front.streams[0].image):
+        raise UnsupportedError("statistics of images, or of several inputs, are not applied yet")
+
+
+def _normalise(builder: Builder, wiring: Wiring, width: int) -> None:
     norm = wiring.obs_norm
     if norm is None:
         return
     mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
-    if len(mean) != builder.inputs[0][1] or len(var) != len(mean):
+    if len(mean) != width or len(var) != len(mean):
         raise EnvironmentMismatchError(
             "the observation statistics have another size than the network",
-            expected=str(builder.inputs[0][1]),
+            expected=str(width),
             found=str(len(mean)),
         )
     scale = 1 / np.sqrt(var + float(norm.get("epsilon", 1e-8)))
     # In two steps: x * scale - mean * scale would cancel where a mean is large beside its deviation.
-    builder.add(Affine(np.ones(len(mean), np.float32), (-mean).astype(np.float32)), 0)
+    builder.add(Affine(np.ones(len(mean), np.float32), (-mean).astype(np.float32)))
     builder.add(Affine(scale.astype(np.float32), np.zeros(len(mean), np.float32)))
     if norm.get("clip") is not None:
         limit = np.full(len(mean), float(norm["clip"]), np.float32)
         builder.add(Clip(-limit, limit))
 
 
-def _layers(builder: _Builder, agent: Tree, part: Part, wiring: Wiring, act_dim: int | None) -> None:
+def _layers(
+    builder: Builder,
+    agent: Tree,
+    part: Part,
+    wiring: Wiring,
+    act_dim: int | None,
+    norms: Mapping[int, tuple[Affine, ...]] | None = None,
+) -> None:
+    """Add a part's layers; `norms` stand before the dense layers of their numbers."""
     dense = [position for position, layer in enumerate(part.layers) if layer.kind == "dense"]
     width: int | None = None
     for position, layer in enumerate(part.layers):
@@ -202,6 +222,8 @@ def _layers(builder: _Builder, agent: Tree, part: Part, wiring: Wiring, act_dim:
             kernel = tensors["kernel"]
             if width is not None and act_dim is not None and kernel.shape[0] == width + act_dim:
                 builder.add(Concat(), builder.last, 1)
+            for norm in (norms or {}).get(dense.index(position), ()):
+                builder.add(norm)
             builder.add(Dense(kernel, tensors.get("bias")))
             width = kernel.shape[1]
         else:

@@ -9,21 +9,12 @@ from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
-from ckpttool.agents.network import (
-    Activation,
-    Affine,
-    Clip,
-    Concat,
-    Dense,
-    Flatten,
-    Layer,
-    LayerNorm,
-    Network,
-)
+from ckpttool.agents.network import Flatten, Layer, Network
 from ckpttool.agents.policy import Observation, State
+from ckpttool.agents.shape_rules import RULES, Shape
+from ckpttool.agents.stacking import member
 from ckpttool.errors import EnvironmentMismatchError, UnsupportedError, UsageError
 
-Shape = tuple[int, ...]
 Value = TypeVar("Value")
 Dtype = Literal["float32", "float64"]
 
@@ -50,16 +41,19 @@ def dtype_of(network: Network) -> Dtype:
 
 
 def shapes(network: Network) -> list[Shape]:
-    """Return the shape of every value without its batch; raise UsageError where layers do not fit."""
-    slots = {slot.name: slot.shape for slot in network.states}
-    found = [slots.get(name, (width,)) for name, width in network.inputs]
+    """Return the shape of every value without its batch; raise UsageError where layers do not fit.
+
+    The members of a stacked network share their shapes, which are without the member axis.
+    """
+    network = member(network, 0)
+    found = list(network.input_shapes.values())
     for number, node in enumerate(network.nodes):
         kind = type(node.layer).__name__
         if not node.inputs or not all(0 <= value < len(found) for value in node.inputs):
             raise UsageError(f"node {number} ({kind}) takes a value that does not exist before it")
         given = [found[value] for value in node.inputs]
         try:
-            found.append(choose(_SHAPES, type(node.layer), "network")(node.layer, given))
+            found.append(choose(RULES, type(node.layer), "network")(node.layer, given))
         except ValueError as error:
             expected, taken = error.args
             raise UsageError(
@@ -84,7 +78,7 @@ def assemble(
     `lower` makes a function of one layer; it is called once per node, so that weights move only here.
     """
     calls = [lower(node.layer) for node in network.nodes]
-    if _is_chain(network):
+    if is_chain(network):
         return _chain(calls)
     steps = [(call, node.inputs) for call, node in zip(calls, network.nodes, strict=True)]
     wanted = [network.output, *(slot.value for slot in network.states)]
@@ -104,21 +98,44 @@ class Feeds:
     def __init__(self, network: Network) -> None:
         self.dtype = np.dtype(dtype_of(network))
         self.shapes = shapes(network)[: len(network.inputs)]
+        self.members = network.members
         self._names = tuple(name for name, _ in network.inputs)
         self._states = tuple(slot.name for slot in network.states)
         self._observed = tuple(name for name in self._names if name not in self._states)
         self._flattened = _only_flattened(network)
         # The common case is one array of the right width: it must cost less than the arithmetic.
-        self._width = network.inputs[0][1] if len(network.inputs) == 1 and not self._states else -1
+        plain = len(self.shapes) == 1 and len(self.shapes[0]) == 1 and not self._states and self.members == 1
+        self._width = self.shapes[0][0] if plain else -1
 
     def __call__(self, obs: Observation, state: State = ()) -> list[np.ndarray]:
-        """Return one array [batch, ...] per input; raise EnvironmentMismatchError where one does not fit."""
+        """Return one array [batch, ...] per input, or [members, batch / members, ...] for a stacked network.
+
+        Raise EnvironmentMismatchError where one does not fit.
+        """
         if isinstance(obs, np.ndarray) and obs.ndim == 2 and obs.shape[1] == self._width and not state:
             return [obs if obs.dtype == self.dtype else obs.astype(self.dtype)]
+        given = self._rows(obs, state)
+        return given if self.members == 1 else self._blocks(given)
+
+    def joined(self, output: np.ndarray) -> np.ndarray:
+        """Return a stacked network's output with its rows in the order of the observations'."""
+        return output if self.members == 1 else output.reshape(-1, output.shape[-1])
+
+    def _rows(self, obs: Observation, state: State) -> list[np.ndarray]:
         named = self._named(obs)
         batch = len(next(iter(named.values())))
         named.update(zip(self._states, self._remembered(state, batch), strict=True))
         return [self._fit(name, named[name], batch) for name in self._names]
+
+    def _blocks(self, given: list[np.ndarray]) -> list[np.ndarray]:
+        """Give every member its rows: those of member m are one block."""
+        if any(len(array) % self.members for array in given):
+            raise EnvironmentMismatchError(
+                "the observations cannot be divided among the stacked policies",
+                expected=f"a multiple of {self.members}",
+                found=str(len(given[0])),
+            )
+        return [array.reshape(self.members, -1, *array.shape[1:]) for array in given]
 
     def _named(self, obs: Observation) -> dict[str, np.ndarray]:
         named = (
@@ -157,7 +174,8 @@ class Feeds:
         return array.astype(self.dtype, copy=False).reshape(wanted)
 
 
-def _is_chain(network: Network) -> bool:
+def is_chain(network: Network) -> bool:
+    """Say whether every layer takes the one before, from one input to the output."""
     line = all(node.inputs == (number,) for number, node in enumerate(network.nodes))
     return line and len(network.inputs) == 1 and not network.states and network.output == len(network.nodes)
 
@@ -186,42 +204,3 @@ def _check_results(network: Network, found: Sequence[Shape]) -> None:
     for slot in network.states:
         if slot.name not in names or not 0 <= slot.value < len(found) or found[slot.value] != slot.shape:
             raise UsageError(f"no value of shape {slot.shape} feeds the network's state {slot.name!r}")
-
-
-# Each rule takes a layer and the shapes that it is given; ValueError carries (expected, found).
-
-
-def _dense(layer: Dense, given: Sequence[Shape]) -> Shape:
-    rows, columns = layer.kernel.shape
-    if list(given) != [(rows,)]:
-        raise ValueError(f"[batch, {rows}]", _show(given))
-    if layer.bias is not None and layer.bias.shape != (columns,):
-        raise ValueError(f"a bias of {columns}", str(list(layer.bias.shape)))
-    return (columns,)
-
-
-def _wide(size: int, given: Sequence[Shape]) -> Shape:
-    if len(given) != 1 or size not in {1, given[0][-1]}:
-        raise ValueError(f"[batch, {size}]", _show(given))
-    return given[0]
-
-
-def _concat(_layer: Concat, given: Sequence[Shape]) -> Shape:
-    if len({shape[:-1] for shape in given}) != 1:
-        raise ValueError("shapes that differ in the last axis alone", _show(given))
-    return (*given[0][:-1], sum(shape[-1] for shape in given))
-
-
-def _show(given: Sequence[Shape]) -> str:
-    return " and ".join(str(["batch", *shape]).replace("'", "") for shape in given)
-
-
-_SHAPES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
-    Dense: _dense,
-    LayerNorm: lambda layer, given: _wide(layer.scale.size, given),
-    Activation: lambda _layer, given: given[0],
-    Concat: _concat,
-    Flatten: lambda _layer, given: (math.prod(given[0]),),
-    Affine: lambda layer, given: _wide(layer.scale.size, given),
-    Clip: lambda layer, given: _wide(layer.low.size, given),
-}

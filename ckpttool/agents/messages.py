@@ -45,12 +45,13 @@ def serve(session: Any, handlers: Mapping[str, Handler], requests: IO[bytes], an
             answer = {"ok": handlers[message["do"]](session, message)}
         except Exception as error:  # noqa: BLE001 - whatever a framework raises must reach the parent
             traceback.print_exc()
-            answer = {"error": _facts(error)}
+            answer = {"error": facts_of(error)}
         answers.write(line(dict(answer, id=message["id"])))
         answers.flush()
 
 
-def _facts(error: Exception) -> Message:
+def facts_of(error: Exception) -> Message:
+    """Return what `error_of` makes an error of again."""
     if isinstance(error, CkpttoolError):
         return dict({name: getattr(error, name) for name in FACTS}, kind=error.kind)
     return {"kind": WorkerError.kind, "message": f"{type(error).__name__}: {error}"}

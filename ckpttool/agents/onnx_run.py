@@ -22,17 +22,20 @@ def engine() -> str:
     return f"the reference evaluator of onnx {onnx.__version__}"
 
 
+def session(model: bytes, threads: int = 1) -> Any:
+    """Return onnxruntime's session of the model on the CPU: the last bits depend on the number of threads."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 def run(model: bytes, given: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the model's one output on the inputs by name, [batch, width] each."""
     if importlib.util.find_spec("onnxruntime") is not None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY
-        # The last bits of a sum depend on how many threads share it.
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        return np.asarray(session.run(None, dict(given))[0])
+        return np.asarray(session(model).run(None, dict(given))[0])
     from onnx.reference import ReferenceEvaluator
 
     found: Any = ReferenceEvaluator(model).run(None, dict(given))

@@ -132,6 +132,12 @@ class Process:
         line, _, self._pending = self._pending.partition(b"\n")
         return line
 
+    def kill(self) -> None:
+        """End the process at once, from any thread: who waits for its answer gets WorkerError."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
     def stop(self, farewell: bytes | None) -> None:
         """End the process, kindly if there is a farewell to send, and remove the folder."""
         if self._child is not None:

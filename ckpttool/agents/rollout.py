@@ -11,6 +11,7 @@ import numpy as np
 
 from ckpttool.agents.actions import Limits, Noise
 from ckpttool.agents.envs import VectorEnv
+from ckpttool.agents.envs.tensors import HINT, DeviceVector
 from ckpttool.agents.policy import Policy, State
 from ckpttool.errors import UsageError
 
@@ -103,18 +104,31 @@ def rollouts(
     """
     if envs.num_envs % members:
         raise UsageError(f"{envs.num_envs} environments cannot be divided among {members} policies")
+    progress = progress or (lambda _done, _total, _steps: None)
+    if isinstance(envs, DeviceVector):
+        return _on_device(policy, envs, play, members, progress)
     game = _Game(policy, envs, play, members)
     start = time.perf_counter()
     interrupted = False
     with _one_thread(policy):
         try:
-            game.play(progress or (lambda _done, _total, _steps: None))
+            game.play(progress)
         except KeyboardInterrupt:
             if not game.finished:
                 raise
             interrupted = True
     seconds = time.perf_counter() - start
     return tuple(game.result(member, seconds, interrupted) for member in range(members))
+
+
+def _on_device(
+    policy: Policy, envs: DeviceVector, play: Play, members: int, progress: Progress
+) -> tuple[Rollout, ...]:
+    """Hand a tensor program to a policy that plays it where it lives."""
+    whole: Callable[..., tuple[Rollout, ...]] | None = getattr(policy, "play", None)
+    if whole is None:
+        raise UsageError(f"the {envs.engine} engine needs a policy on tensors", hint=HINT)
+    return whole(envs, play, members, progress)
 
 
 @dataclass(slots=True, eq=False)

@@ -21,6 +21,11 @@ LAYERS: dict[str, type[Layer]] = {
         kinds.Flatten,
         kinds.Affine,
         kinds.Clip,
+        kinds.Transpose,
+        kinds.Slice,
+        kinds.Add,
+        kinds.Multiply,
+        kinds.Convolution,
     )
 }
 
@@ -41,6 +46,7 @@ def taken_apart(network: Network, arrays: dict[str, np.ndarray], prefix: str = "
         "nodes": nodes,
         "output": network.output,
         "states": [[slot.name, list(slot.shape), slot.value] for slot in network.states],
+        "members": network.members,
     }
 
 
@@ -54,10 +60,11 @@ def put_together(document: dict[str, Any], arrays: Any) -> Network:
     """Return the network of a document and arrays by name; raise FormatError if they are no network."""
     try:
         return Network(
-            inputs=tuple((str(name), int(width)) for name, width in document["inputs"]),
+            inputs=tuple((str(name), _frozen(width)) for name, width in document["inputs"]),
             nodes=tuple(Node(_layer(node, arrays), tuple(node["inputs"])) for node in document["nodes"]),
             output=int(document["output"]),
             states=tuple(StateSlot(name, tuple(shape), value) for name, shape, value in document["states"]),
+            members=int(document["members"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"a network's document is incomplete: {error!r}") from None
@@ -83,4 +90,10 @@ def _plain(value: Any) -> Any:
 
 def _layer(node: dict[str, Any], arrays: Any) -> Layer:
     held = {name: arrays[key] for name, key in node["arrays"].items()}
-    return LAYERS[node["layer"]](**node["plain"], **held)
+    plain = {name: _frozen(value) for name, value in node["plain"].items()}
+    return LAYERS[node["layer"]](**plain, **held)
+
+
+def _frozen(value: Any) -> Any:
+    """Return JSON's lists as tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ Values = Sequence[float] | np.ndarray
 RESAMPLES = 10_000
 # Resampled values held at a time: 16 MiB of indices and values.
 CHUNK = 1 << 20
+# Of so few values the draws are kept, at most 20 MiB: every checkpoint of a run is resampled alike.
+KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,18 @@ class Summary:
     min: float
     max: float
     ci95: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number and its 95 % bootstrap interval; None where there is too little to resample."""
+
+    value: float
+    ci95: tuple[float, float] | None
+
+    def document(self) -> dict[str, object]:
+        """Return the JSON object."""
+        return {"value": self.value, "ci95": None if self.ci95 is None else list(self.ci95)}
 
 
 def summarise(values: Values, *, seed: int = 0) -> Summary:
@@ -79,12 +94,64 @@ def mean_interval(
     ordered = _sorted(values)
     if len(ordered) < 2:
         return None
+    return percentiles(resampled_means(ordered, resamples, seed), level)
+
+
+def resampled_means(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+    """Return the means of resamples of float64 [n]: float64 [resamples]."""
+    n = len(values)
+    if n <= KEPT and np.isfinite(values).all():
+        means: np.ndarray = _times_drawn(n, resamples, seed) @ values / n
+        return means
+    return np.concatenate([values[drawn].mean(axis=1) for drawn in _draws(n, resamples, seed)])
+
+
+@functools.lru_cache(maxsize=2)
+def _times_drawn(n: int, resamples: int, seed: int) -> np.ndarray:
+    """Return how often each resample has each of n values: float64 [resamples, n]."""
+    found = [
+        np.bincount((drawn + n * np.arange(len(drawn))[:, None]).ravel(), minlength=drawn.size)
+        for drawn in _draws(n, resamples, seed)
+    ]
+    return np.concatenate(found).reshape(resamples, n).astype(np.float64)
+
+
+def _draws(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield the places that each resample takes its values from: int64 [some, n]."""
     random = np.random.default_rng(seed)
-    n, rows = len(ordered), max(1, CHUNK // len(ordered))
-    sizes = [min(rows, resamples - done) for done in range(0, resamples, rows)]
-    means = np.concatenate([ordered[random.integers(n, size=(size, n))].mean(axis=1) for size in sizes])
+    for size in portions(n, resamples):
+        yield random.integers(n, size=(size, n))
+
+
+def paired_interval(
+    a: Values, b: Values, seed: int = 0, *, level: float = 0.95, resamples: int = RESAMPLES
+) -> Estimate:
+    """Return how much larger the mean of `a` is, a[i] and b[i] being episodes of one seed.
+
+    Pairs are resampled, so that what both sides owe to the seed leaves the interval. Raise UsageError
+    unless both have the same number of values.
+    """
+    if len(a) != len(b):
+        raise UsageError(
+            "a paired difference needs the same episodes on both sides",
+            expected=str(len(a)),
+            found=str(len(b)),
+        )
+    differences = np.asarray(a, np.float64) - np.asarray(b, np.float64)
+    interval = mean_interval(differences, level=level, resamples=resamples, seed=seed)
+    return Estimate(mean(differences), interval)
+
+
+def portions(values: int, resamples: int) -> list[int]:
+    """Return how many resamples of that many values to hold at a time."""
+    rows = max(1, CHUNK // values)
+    return [min(rows, resamples - done) for done in range(0, resamples, rows)]
+
+
+def percentiles(resampled: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """Return the percentile interval of a statistic's values over resamples."""
     tail = 50.0 * (1.0 - level)
-    low, high = np.percentile(means, [tail, 100.0 - tail])
+    low, high = np.percentile(resampled, [tail, 100.0 - tail])
     return float(low), float(high)
 
 

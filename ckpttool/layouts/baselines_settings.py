@@ -30,6 +30,8 @@ _ACTIVATIONS = {
 }
 _TORCH = "torch.nn.modules."
 _IMAGE_AXES = 3
+IMAGES = "observations that are images"
+"""What stands among a policy's unplaced tensors where nobody says what is done to images."""
 
 
 def facts(known: Facts, tree: Tree) -> Facts:
@@ -93,7 +95,7 @@ def images(tree: Tree) -> str | None:
     """Return what is done to observations of three axes (images are divided by 255), None for others."""
     steps = [_DATA, key("observation_space"), attr("_shape")]
     axes = sum(path[:3] == tuple(steps) for path in tree)
-    return "observations that are images" if axes == _IMAGE_AXES else None
+    return IMAGES if axes == _IMAGE_AXES else None
 
 
 def _space(tree: Tree, name: str) -> str:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ckpttool.layouts.fronts import Front
 from ckpttool.leaf import Leaf, Path, attr, index
 from ckpttool.mapping.report import Moves
 from ckpttool.tree import Tree
@@ -165,6 +166,7 @@ class Binding:
     `unplaced` names, by component, the trained tensors that no known kind of layer took: such a network
     can be listed, but running it without them would be running another one. `defaults` are settings of the
     optimizers that the library fills in where the program gave none, if they are not those of Keras or torch.
+    `fronts` say by component what a policy computes before its layers.
     """
 
     layout: str
@@ -176,6 +178,7 @@ class Binding:
     evidence: str = ""
     of: Mapping[Path, Path] = field(default_factory=dict)
     defaults: Mapping[str, Default] = field(default_factory=dict)
+    fronts: Mapping[str, Front] = field(default_factory=dict)
 
     def moved(self, place: Callable[[Path], Path]) -> Binding:
         """Return the binding of the tree whose leaves lie at `place` of where this one's lie."""
@@ -185,6 +188,7 @@ class Binding:
             moves=replace(self.moves, moves=moves),
             consumed=frozenset(map(place, self.consumed)),
             of={place(slot): place(owner) for slot, owner in self.of.items()},
+            fronts={component: front.moved(place) for component, front in self.fronts.items()},
         )
 
     def noted(self, *notes: str) -> Binding:

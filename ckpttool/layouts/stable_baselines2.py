@@ -33,7 +33,7 @@ TABLE = Table(
     components={name: name for name in (*canonical.NETWORKS, *canonical.VALUES)},
     optimizers={},
     counters={},
-    facts=Facts(head="affine", hidden="relu", epsilon=1e-12),
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-12, lacks=(zoo.UNTOLD,)),
     optimizer=_none,
     # Of two outputs in one scope TensorFlow calls the first `dense`, the mean, and the second so.
     branches={"dense_1": "log_std"},

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckpttool.layouts import baselines_settings, canonical, optimizers, zoo
+from ckpttool.layouts import baselines_settings, canonical, optimizers, stable_baselines3_fronts, zoo
 from ckpttool.layouts.canonical import Binding, Facts
 from ckpttool.layouts.stable_baselines3_plan import plan
 from ckpttool.layouts.table import Table, bind
@@ -39,7 +39,7 @@ TABLE = Table(
         "ent_coef_optimizer": "temperature_optimizer",
     },
     counters={},
-    facts=Facts(head="affine", hidden="relu", epsilon=1e-5),
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=(zoo.UNTOLD,)),
     optimizer=optimizers.from_torch,
     branches={"log_std": "log_std"},
     tensors={
@@ -58,7 +58,7 @@ _ON_POLICY = replace(
     TABLE,
     components={"actor": "actor", "value": "value"},
     optimizers={},
-    facts=Facts(head="clip", hidden="tanh", epsilon=1e-5),
+    facts=Facts(head="clip", hidden="tanh", epsilon=1e-5, lacks=(zoo.UNTOLD,)),
     branches={},
     tensors={"policy/log_std": "actor/log_std"},
 )
@@ -68,6 +68,8 @@ _PARTS = {"action_net": "actor", "mlp_extractor.policy_net": "actor", "mlp_extra
 }
 _PART = re.compile(r"(mlp_extractor\.(?:policy|value|shared)_net|action_net|value_net|features_extractor)\.")
 _EXTRACTOR = re.compile(r"(?:(actor|actor_target|critic|critic_target)\.)?(?:pi_)?features_extractor\.")
+# sb3_contrib/common/recurrent/policies.py; without an LSTM of its own a recurrent value has a layer `critic`.
+_MEMORY = re.compile(r"lstm_actor\.|(lstm_critic\.|critic\.(?:weight|bias)$)")
 _ACTOR = re.compile(r"actor\.(?:mu|latent_pi)\.")
 _POLICY, _DATA = key("policy"), attr("data")
 _COUNTERS = {"_n_updates": "total_it", "num_timesteps": "num_timesteps"}
@@ -81,7 +83,7 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     """
     names = [str(path[1].value) for path in tree if len(path) == 2 and path[0] == _POLICY]
     if any(map(_ACTOR.match, names)):
-        binding = bind(tree, TABLE)
+        binding = bind(_layers_alone(tree), TABLE)
     elif any(_PART.match(each) for each in names) and baselines_settings.is_box(tree):
         binding = _on_policy(tree)
     else:
@@ -122,8 +124,17 @@ def _told(binding: Binding, tree: Tree) -> Binding:
     images = baselines_settings.images(tree)
     if images:
         unplaced["actor"] = (*unplaced.get("actor", ()), images)
-    for component, names in _extractors(tree).items():
+    for component, paths in _extractors(tree).items():
+        names = [tree.names[path] for path in paths]
         unplaced[component] = tuple(dict.fromkeys((*unplaced.get(component, ()), *names)))
+    fronts = {
+        part.component: front
+        for part in binding.parts
+        if part.acts
+        and (front := stable_baselines3_fronts.found(tree, part.component, unplaced.get(part.component, ())))
+    }
+    if fronts:
+        facts = facts._replace(lacks=())
     counters = tuple(_counters(tree))
     moves = (*binding.moves.moves, *counters)
     used = {move.source for move in moves}
@@ -138,17 +149,27 @@ def _told(binding: Binding, tree: Tree) -> Binding:
         facts=facts,
         consumed=binding.consumed | frozenset(settings) | frozenset(empty),
         unplaced=unplaced,
+        fronts=fronts,
     )
 
 
-def _extractors(tree: Tree) -> dict[str, list[str]]:
-    """Return the tensors of features extractors, whose wiring is code of their own, by component."""
-    found: dict[str, list[str]] = {}
+def _layers_alone(tree: Tree) -> Tree:
+    """Return the tree without features extractors: a dense layer of one would pass for a policy's first."""
+    inside = {path for paths in _extractors(tree).values() for path in paths}
+    leaves = {path: leaf for path, leaf in tree.items() if path not in inside}
+    return replace(tree, leaves=leaves, aliases={p: a for p, a in tree.aliases.items() if p in leaves})
+
+
+def _extractors(tree: Tree) -> dict[str, list[Path]]:
+    """Return the tensors of features extractors and of memory, which layers do not hold, by component."""
+    found: dict[str, list[Path]] = {}
     for path in tree:
-        extractor = _EXTRACTOR.match(str(path[1].value)) if len(path) == 2 and path[0] == _POLICY else None
-        if extractor is not None:
+        name = str(path[1].value) if len(path) == 2 and path[0] == _POLICY else ""
+        if extractor := _EXTRACTOR.match(name):
             # A policy of PPO or A2C has one for all, or one each.
-            found.setdefault(extractor[1] or "actor", []).append(tree.names[path])
+            found.setdefault(extractor[1] or "actor", []).append(path)
+        elif memory := _MEMORY.match(name):
+            found.setdefault("value" if memory[1] else "actor", []).append(path)
     return found
 
 

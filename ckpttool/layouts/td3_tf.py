@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from ckpttool.layouts import arguments, canonical, keras_rl, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Part, PartLayer
+from ckpttool.layouts.memory import remembered
 from ckpttool.layouts.optimizers.keras_write import as_tensor
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Path, attr, display
@@ -49,7 +50,8 @@ def recognise(tree: Tree, name: str) -> Binding | None:
         _ACME & set(each.split("/")[:2]) for each in tree.names.values()
     ):
         return None
-    return bind(tree, TABLE)
+    binding = bind(tree, TABLE)
+    return remembered(binding, tree, TABLE.framework) if binding is not None else None
 
 
 def companions(location: str) -> Sequence[str]:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 
 from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Part, PartLayer
+from ckpttool.layouts.memory import remembered
 from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import together
 from ckpttool.leaf import Path, attr, display, key
@@ -61,7 +62,8 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
         return None
     if any(_SPLIT.fullmatch(str(path[0].value)) for path in tree if path):
         return None  # with critics apart too
-    return bind(tree, TABLE)
+    binding = bind(tree, TABLE)
+    return remembered(binding, tree, TABLE.framework) if binding is not None else None
 
 
 def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:

@@ -22,6 +22,8 @@ _STATISTICS = ("vecnormalize.pkl", "vec_normalize.pkl", "obs_rms.pkl")
 _SETTINGS = ("config.yml", "args.yml")
 _STEPS = re.compile(r"(.*)_(\d+_steps)")
 _RUN = re.compile(r"(.+)_\d+")
+UNTOLD = "whether training normalised observations (VecNormalize keeps statistics in a file of its own)"
+"""What an agent lacks until a file beside it says otherwise."""
 _MISSING = "the observation statistics that training used (config.yml says normalize)"
 
 
@@ -64,11 +66,11 @@ def _normalised(binding: Binding, tree: Tree, name: str) -> Binding:
     if mean is None and not any(shown.startswith(("obs_rms", "ret_rms")) for shown in found):
         mean, var = found.get("mean"), found.get("var")
     if _plain(found, "norm_obs") is False:
-        return _with(binding, binding.facts.read(name, norm=None))
+        return _with(binding, _told(binding.facts.read(name, norm=None)))
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
         if any(shown.startswith("obs_rms/") for shown in found):
             lacks = "how the parts of a Dict observation are normalised"
-            return _with(binding, binding.facts.lacking(lacks))
+            return _with(binding, _told(binding.facts).lacking(lacks))
         return binding
     epsilon, clip = _plain(found, "epsilon"), _plain(found, "clip_obs")
     norm = Norm(
@@ -77,13 +79,14 @@ def _normalised(binding: Binding, tree: Tree, name: str) -> Binding:
         epsilon=float(epsilon) if isinstance(epsilon, int | float) else 1e-8,
         clip=float(clip) if isinstance(clip, int | float) else 10.0,
     )
-    return _with(binding, binding.facts.read(name, norm=norm))
+    return _with(binding, _told(binding.facts.read(name, norm=norm)))
 
 
 def _configured(binding: Binding, tree: Tree) -> Binding:
     """Take from the hyperparameters whether statistics are needed, and what wraps the environment."""
     found = {shown: tree[path] for path, shown in tree.names.items()}
-    lacks = list(binding.facts.lacks)
+    # Another program's config.yml says nothing by its silence; the zoo's always names the policy.
+    lacks = list((_told(binding.facts) if "policy" in found or "normalize" in found else binding.facts).lacks)
     if _asks_for_statistics(found) and "norm" not in binding.facts.said:
         lacks.append(_MISSING)
     wrappers = [
@@ -125,6 +128,10 @@ def _arguments(binding: Binding, tree: Tree) -> Binding:
 def _plain(found: dict[str, Leaf | ValueLeaf], name: str) -> object:
     leaf = found.get(name)
     return leaf.value if isinstance(leaf, ValueLeaf) else None
+
+
+def _told(facts: Facts) -> Facts:
+    return facts._replace(lacks=tuple(what for what in facts.lacks if what != UNTOLD))
 
 
 def _with(binding: Binding, facts: Facts) -> Binding:

@@ -7,21 +7,28 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
+from ckpttool.agents.backends.numpy_chain import frugal, own
 from ckpttool.agents.execute import Feeds, assemble, choose
 from ckpttool.agents.network import (
     Activation,
+    Add,
     Affine,
     Clip,
     Concat,
+    Convolution,
     Dense,
     Flatten,
     Layer,
     LayerNorm,
+    Multiply,
     Network,
+    Slice,
+    Transpose,
 )
 from ckpttool.agents.policy import Observation, State
 from ckpttool.agents.training.learner import Learner
@@ -59,12 +66,12 @@ class NumpyPolicy:
 
     def __init__(self, network: Network) -> None:
         self._feeds = Feeds(network)
-        self._run = assemble(network, _lower)
+        self._run = frugal(network, _lower) or assemble(network, _lower)
 
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
         """Return the output [batch, n] and the next state."""
         action, *after = self._run(self._feeds(obs, state))
-        return action, tuple(after)
+        return self._feeds.joined(action), tuple(after)
 
     @contextmanager
     def threads(self, count: int) -> Iterator[None]:
@@ -107,19 +114,16 @@ def _lower(layer: Layer) -> Function:
     return choose(LAYERS, type(layer), "numpy backend")(layer)
 
 
-def _own(array: np.ndarray) -> np.ndarray:
-    """Copy to native byte order and C order: files may change under a mapped array."""
-    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-
-
 def _dense(layer: Dense) -> Function:
-    kernel = _own(layer.kernel)
+    kernel = own(layer.kernel)
+    # np.dot costs less per call; np.matmul multiplies every member's block by its own kernel.
+    product = np.dot if kernel.ndim == 2 else np.matmul
     if layer.bias is None:
-        return lambda x: np.dot(x, kernel)
-    bias = _own(layer.bias)
+        return lambda x: product(x, kernel)
+    bias = own(layer.bias)
 
     def dense(x: np.ndarray) -> np.ndarray:
-        y: np.ndarray = np.dot(x, kernel)
+        y: np.ndarray = product(x, kernel)
         y += bias
         return y
 
@@ -127,7 +131,7 @@ def _dense(layer: Dense) -> Function:
 
 
 def _layer_norm(layer: LayerNorm) -> Function:
-    scale, offset, epsilon = _own(layer.scale), _own(layer.offset), float(layer.epsilon)
+    scale, offset, epsilon = own(layer.scale), own(layer.offset), float(layer.epsilon)
 
     def layer_norm(x: np.ndarray) -> np.ndarray:
         centred: np.ndarray = x - x.mean(axis=-1, keepdims=True)
@@ -139,13 +143,41 @@ def _layer_norm(layer: LayerNorm) -> Function:
 
 
 def _affine(layer: Affine) -> Function:
-    scale, shift = _own(layer.scale), _own(layer.shift)
+    scale, shift = own(layer.scale), own(layer.shift)
     return lambda x: x * scale + shift
 
 
 def _clip(layer: Clip) -> Function:
-    low, high = _own(layer.low), _own(layer.high)
+    low, high = own(layer.low), own(layer.high)
     return lambda x: np.minimum(np.maximum(x, low), high)
+
+
+def _convolution(layer: Convolution) -> Function:
+    height, width, taken, made = layer.kernel.shape
+    down, right = layer.strides
+    product = _dense(Dense(layer.kernel.reshape(-1, made), layer.bias))
+    around = ((0, 0), *layer.padding, (0, 0))
+    padded = any(map(any, layer.padding))
+
+    def convolution(x: np.ndarray) -> np.ndarray:
+        x = np.pad(x, around) if padded else x
+        windows = np.lib.stride_tricks.sliding_window_view(x, (height, width), axis=(1, 2))
+        # [batch, height, width, in, kernel height, kernel width], with the channels moved to the end.
+        strided = windows[:, ::down, ::right].transpose(0, 1, 2, 4, 5, 3)
+        flat = product(strided.reshape(-1, height * width * taken))
+        return flat.reshape(*strided.shape[:3], made)
+
+    return convolution
+
+
+def _transpose(layer: Transpose) -> Function:
+    axes = (0, *(axis + 1 for axis in layer.axes))
+    return lambda x: x.transpose(axes)
+
+
+def _all_by(operation: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Any], Function]:
+    """Return the row of a layer that joins its inputs two by two."""
+    return lambda _: lambda *xs: reduce(operation, xs)
 
 
 def _activation(layer: Activation) -> Function:
@@ -202,4 +234,9 @@ LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
     Flatten: lambda _: lambda x: x.reshape(len(x), math.prod(x.shape[1:])),
     Affine: _affine,
     Clip: _clip,
+    Transpose: _transpose,
+    Slice: lambda layer: lambda x: x[..., layer.start : layer.stop],
+    Add: _all_by(np.add),
+    Multiply: _all_by(np.multiply),
+    Convolution: _convolution,
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,19 @@ import numpy as np
 from ckpttool.agents.execute import Feeds, assemble, choose
 from ckpttool.agents.network import (
     Activation,
+    Add,
     Affine,
     Clip,
     Concat,
+    Convolution,
     Dense,
     Flatten,
     Layer,
     LayerNorm,
+    Multiply,
     Network,
+    Slice,
+    Transpose,
 )
 from ckpttool.agents.policy import Observation, State
 from ckpttool.agents.training.learner import Learner
@@ -32,6 +39,7 @@ NAME = "tensorflow"
 Tensor = Any
 Put = Callable[[np.ndarray], Tensor]
 Function = Callable[..., Tensor]
+Run = Callable[[Sequence[np.ndarray]], list[Tensor]]
 
 
 def versions() -> dict[str, str]:
@@ -41,9 +49,14 @@ def versions() -> dict[str, str]:
     return {"tensorflow": str(tf.__version__)}
 
 
-def build(network: Network, device: str = "cpu") -> TensorFlowPolicy:
-    """Put the network on "cpu", "cuda", "cuda:N" or "auto" (a GPU if there is any)."""
-    return TensorFlowPolicy(network, _place(device))
+def build(network: Network, device: str = "cpu", *, xla: bool = False) -> TensorFlowPolicy:
+    """Put the network on "cpu", "cuda", "cuda:N" or "auto" (a GPU if there is any).
+
+    `xla` compiles the network anew for every batch shape, which takes half a second each (docs/design.md
+    says what it gains).
+    """
+    _use_one_thread()
+    return TensorFlowPolicy(network, _place(device), xla=xla)
 
 
 def learn(learner: Learner) -> Engine:
@@ -56,16 +69,31 @@ def learn(learner: Learner) -> Engine:
 class TensorFlowPolicy:
     """A network as one concrete function over [None, width] tensors."""
 
-    def __init__(self, network: Network, place: str) -> None:
+    def __init__(self, network: Network, place: str, *, xla: bool = False) -> None:
         self.device = place
         self._feeds = Feeds(network)
-        self._run = _trace(network, self._feeds, place)
+        function = _on_device(network, place)
+        self._run = _compiled(function) if xla else _trace(network, self._feeds, function)
 
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
         """Return the output [batch, n] and the next state, both in the host's memory."""
         with _full_precision():
             action, *after = [value.numpy() for value in self._run(self._feeds(obs, state))]
-        return action, tuple(after)
+        return self._feeds.joined(action), tuple(after)
+
+
+def _use_one_thread() -> None:
+    """Compute with one thread where TensorFlow has not started and nobody has chosen a number.
+
+    The environments own the cores, and the last bits of a sum depend on how many threads share it. Unlike
+    PyTorch's and OpenBLAS's, TensorFlow's number is fixed once it runs.
+    """
+    import tensorflow as tf
+
+    threading = tf.config.threading
+    with suppress(RuntimeError):
+        if threading.get_intra_op_parallelism_threads() == 0:
+            threading.set_intra_op_parallelism_threads(1)
 
 
 def _place(device: str) -> str:
@@ -100,20 +128,45 @@ def _full_precision() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
-def _trace(network: Network, feeds: Feeds, place: str) -> Callable[[Sequence[np.ndarray]], list[Tensor]]:
-    """Return the traced graph as a function of the inputs' arrays."""
+def _on_device(network: Network, place: str) -> Function:
     import tensorflow as tf
 
     with tf.device(place):
         run = assemble(network, _lower)
-    signature = [tf.TensorSpec([None, *shape], feeds.dtype) for shape in feeds.shapes]
 
     def on_device(*given: Tensor) -> list[Tensor]:
         with tf.device(place):
             return run(given)
 
-    traced = tf.function(on_device, input_signature=signature, autograph=False).get_concrete_function()
+    return on_device
+
+
+def _trace(network: Network, feeds: Feeds, function: Function) -> Run:
+    """Return the function traced once, for any number of rows."""
+    import tensorflow as tf
+
+    rows = [None] if network.members == 1 else [network.members, None]
+    signature = [tf.TensorSpec([*rows, *shape], feeds.dtype) for shape in feeds.shapes]
+    traced = tf.function(function, input_signature=signature, autograph=False).get_concrete_function()
     return lambda given: traced(*[tf.constant(array) for array in given])
+
+
+def _compiled(function: Function) -> Run:
+    """Return the function compiled by XLA for every batch shape that it meets."""
+    import tensorflow as tf
+
+    general = tf.function(function, autograph=False, jit_compile=True)
+    known: dict[tuple[tuple[int, ...], ...], Function] = {}
+
+    def run(given: Sequence[np.ndarray]) -> list[Tensor]:
+        shapes = tuple(array.shape for array in given)
+        if shapes not in known:
+            specs = [tf.TensorSpec(array.shape, array.dtype) for array in given]
+            known[shapes] = general.get_concrete_function(*specs)
+        found: list[Tensor] = known[shapes](*[tf.constant(array) for array in given])
+        return found
+
+    return run
 
 
 def _lower(layer: Layer) -> Function:
@@ -134,6 +187,8 @@ def _dense(layer: Dense, put: Put) -> Function:
     if layer.bias is None:
         return lambda x: tf.matmul(x, kernel)
     bias = put(layer.bias)
+    if len(bias.shape) == 3:
+        return lambda x: tf.matmul(x, kernel) + bias
     return lambda x: tf.nn.bias_add(tf.matmul(x, kernel), bias)
 
 
@@ -172,6 +227,32 @@ def _flatten(_layer: Flatten, _put: Put) -> Function:
     import tensorflow as tf
 
     return lambda x: tf.reshape(x, [-1, math.prod(x.shape[1:])])
+
+
+def _convolution(layer: Convolution, put: Put) -> Function:
+    import tensorflow as tf
+
+    kernel = put(layer.kernel)
+    bias = None if layer.bias is None else put(layer.bias)
+    around = [[0, 0], *map(list, layer.padding), [0, 0]]
+
+    def convolution(x: Tensor) -> Tensor:
+        found = tf.nn.conv2d(tf.pad(x, around), kernel, layer.strides, "VALID")
+        return found if bias is None else tf.nn.bias_add(found, bias)
+
+    return convolution
+
+
+def _transpose(layer: Transpose, _put: Put) -> Function:
+    import tensorflow as tf
+
+    axes = (0, *(axis + 1 for axis in layer.axes))
+    return lambda x: tf.transpose(x, axes)
+
+
+def _all_by(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Put], Function]:
+    """Return the row of a layer that joins its inputs two by two."""
+    return lambda _layer, _put: lambda *xs: reduce(operation, xs)
 
 
 def _activation(layer: Activation, _put: Put) -> Function:
@@ -217,4 +298,9 @@ LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Flatten: _flatten,
     Affine: _affine,
     Clip: _clip,
+    Transpose: _transpose,
+    Slice: lambda layer, _put: lambda x: x[..., layer.start : layer.stop],
+    Add: _all_by(operator.add),
+    Multiply: _all_by(operator.mul),
+    Convolution: _convolution,
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,14 +13,19 @@ import numpy as np
 from ckpttool.agents.execute import Feeds, assemble, choose
 from ckpttool.agents.network import (
     Activation,
+    Add,
     Affine,
     Clip,
     Concat,
+    Convolution,
     Dense,
     Flatten,
     Layer,
     LayerNorm,
+    Multiply,
     Network,
+    Slice,
+    Transpose,
 )
 from ckpttool.agents.policy import Observation, State
 from ckpttool.agents.training.learner import Learner
@@ -28,10 +35,15 @@ from ckpttool.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+    from ckpttool.agents.envs.tensors import DeviceVector
+    from ckpttool.agents.rollout import Play, Progress, Rollout
+
 NAME = "torch"
 
 Put = Callable[[np.ndarray], "torch.Tensor"]
 Function = Callable[..., "torch.Tensor"]
+Run = Callable[[Sequence["torch.Tensor"]], list["torch.Tensor"]]
+OnHost = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 
 def versions() -> dict[str, str]:
@@ -42,9 +54,13 @@ def versions() -> dict[str, str]:
     return found | ({"cuda": str(torch.version.cuda)} if torch.version.cuda else {})
 
 
-def build(network: Network, device: str = "cpu") -> TorchPolicy:
-    """Put the network on "cpu", "cuda", "cuda:N" or "auto" (CUDA if there is any)."""
-    return TorchPolicy(network, _place(device))
+def build(network: Network, device: str = "cpu", *, graphs: bool = True, tf32: bool = False) -> TorchPolicy:
+    """Put the network on "cpu", "cuda", "cuda:N" or "auto" (CUDA if there is any).
+
+    On a GPU, `graphs` False launches every kernel by itself, and `tf32` lets float32 products round their
+    factors to 10 bits.
+    """
+    return TorchPolicy(network, _place(device), graphs=graphs, tf32=tf32)
 
 
 def learn(learner: Learner) -> Engine:
@@ -57,21 +73,51 @@ def learn(learner: Learner) -> Engine:
 class TorchPolicy:
     """A network as closures over tensors that live on one device."""
 
-    def __init__(self, network: Network, place: torch.device) -> None:
+    def __init__(
+        self, network: Network, place: torch.device, *, graphs: bool = True, tf32: bool = False
+    ) -> None:
         self.device = str(place)
+        self._graphs = graphs
         self._feeds = Feeds(network)
         self._run = assemble(network, _lowering(place))
-        self._up: Put = _pinned(place) if place.type == "cuda" else _share
+        self._precision = "high" if tf32 else "highest"
+        self._on_host = _on_cuda(self._run, place, graphs) if place.type == "cuda" else _on_cpu(self._run)
 
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
         """Return the output [batch, n] and the next state, both in the host's memory."""
         import torch
 
         given = self._feeds(obs, state)
-        with torch.inference_mode(), _full_precision():
-            found = self._run([self._up(array) for array in given])
-            action, *after = [value.cpu().numpy() for value in found]
-        return action, tuple(after)
+        with torch.inference_mode(), _products(self._precision):
+            action, *after = self._on_host(given)
+        return self._feeds.joined(action), tuple(after)
+
+    def act(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return the output [batch, n] for observations [batch, obs_dim], both on the policy's device.
+
+        For networks of one input and without a state; nothing waits for the device.
+        """
+        import torch
+
+        given = obs.to(getattr(torch, self._feeds.dtype.name))
+        members = self._feeds.members
+        with torch.inference_mode(), _products(self._precision):
+            found = self._run([given if members == 1 else given.reshape(members, -1, given.shape[-1])])[0]
+        return found if members == 1 else found.reshape(-1, found.shape[-1])
+
+    def play(self, envs: DeviceVector, play: Play, members: int, progress: Progress) -> tuple[Rollout, ...]:
+        """Play a tensor program on the policy's device; see agents.rollout.rollouts.
+
+        On the CPU with one thread: a step is many small pieces, and on busy cores threads that wait for
+        each other at every piece made it twenty times slower.
+        """
+        import torch
+
+        from ckpttool.agents.backends.torch_rollout import play_all
+
+        place = torch.device(self.device)
+        with self.threads(1):
+            return play_all(self.act, place, envs, play, members, progress, graphs=self._graphs)
 
     @contextmanager
     def threads(self, count: int) -> Iterator[None]:
@@ -97,26 +143,38 @@ def _place(device: str) -> torch.device:
     offered |= {"cuda": "cuda:0"} if count else {}
     offered |= {f"cuda:{n}": f"cuda:{n}" for n in range(count)}
     if device not in offered:
+        why = "no CUDA device is seen" if torch.version.cuda else "this PyTorch was built without CUDA"
         raise UsageError(
-            f"torch {torch.__version__} has no device {device!r} here", hint=f"there are {', '.join(offered)}"
+            f"torch {torch.__version__} has no device {device!r} here",
+            hint=f"there are {', '.join(offered)}" + ("" if count else f"; {why}"),
         )
     return torch.device(offered[device])
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
-    """Keep TF32 and bfloat16 out of float32 products, and leave the caller's own setting as it was."""
+def _products(precision: str) -> Iterator[None]:
+    """Multiply float32 in that precision ("highest": no TF32, no bfloat16); restore the caller's setting."""
     import torch
 
     before = torch.get_float32_matmul_precision()
-    if before == "highest":
+    if before == precision:
         yield
         return
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _on_cuda(run: Run, place: torch.device, graphs: bool) -> OnHost:
+    from ckpttool.agents.backends.torch_cuda import CudaRun
+
+    return CudaRun(run, place, graphs=graphs)
+
+
+def _on_cpu(run: Run) -> OnHost:
+    return lambda given: [value.numpy() for value in run([_share(array) for array in given])]
 
 
 def _share(array: np.ndarray) -> torch.Tensor:
@@ -125,14 +183,6 @@ def _share(array: np.ndarray) -> torch.Tensor:
     # PyTorch warns about memory that it may not write, and refuses negative strides.
     whole = np.ascontiguousarray(array)
     return torch.from_numpy(whole if whole.flags.writeable else whole.copy())
-
-
-def _pinned(place: torch.device) -> Put:
-    """Return what copies an array to a GPU: from page-locked memory the copy need not wait.
-
-    PyTorch's host allocator keeps and reuses the locked blocks, and waits for the copies out of them.
-    """
-    return lambda array: _share(array).pin_memory().to(place, non_blocking=True)
 
 
 def _lowering(place: torch.device) -> Callable[[Layer], Function]:
@@ -147,15 +197,30 @@ def _lowering(place: torch.device) -> Callable[[Layer], Function]:
 def _dense(layer: Dense, put: Put) -> Function:
     import torch
 
+    if layer.kernel.ndim == 3:
+        return _dense_stacked(layer, put)
     weight = put(layer.kernel.T)
     bias = None if layer.bias is None else put(layer.bias)
     return lambda x: torch.nn.functional.linear(x, weight, bias)
+
+
+def _dense_stacked(layer: Dense, put: Put) -> Function:
+    import torch
+
+    kernel = put(layer.kernel)
+    if layer.bias is None:
+        return lambda x: torch.bmm(x, kernel)
+    bias = put(layer.bias)
+    return lambda x: torch.baddbmm(bias, x, kernel)
 
 
 def _layer_norm(layer: LayerNorm, put: Put) -> Function:
     import torch
 
     scale, offset = put(layer.scale), put(layer.offset)
+    if scale.ndim == 3:
+        size = scale.shape[-1:]
+        return lambda x: torch.nn.functional.layer_norm(x, size, eps=layer.epsilon) * scale + offset
     return lambda x: torch.nn.functional.layer_norm(x, scale.shape, scale, offset, layer.epsilon)
 
 
@@ -175,6 +240,33 @@ def _concat(_layer: Concat, _put: Put) -> Function:
     import torch
 
     return lambda *xs: torch.cat(xs, dim=-1)
+
+
+def _convolution(layer: Convolution, put: Put) -> Function:
+    import torch
+
+    weight = put(layer.kernel.transpose(3, 2, 0, 1))
+    bias = None if layer.bias is None else put(layer.bias)
+    (above, below), (left, right) = layer.padding
+
+    def convolution(x: torch.Tensor) -> torch.Tensor:
+        first = torch.nn.functional.pad(x.permute(0, 3, 1, 2), (left, right, above, below))
+        # cuDNN has switches of its own: for TF32, and for kernels that add in any order.
+        with torch.backends.cudnn.flags(allow_tf32=False, deterministic=True):
+            found = torch.nn.functional.conv2d(first, weight, bias, layer.strides)
+        return found.permute(0, 2, 3, 1)
+
+    return convolution
+
+
+def _transpose(layer: Transpose, _put: Put) -> Function:
+    axes = (0, *(axis + 1 for axis in layer.axes))
+    return lambda x: x.permute(axes)
+
+
+def _all_by(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Put], Function]:
+    """Return the row of a layer that joins its inputs two by two."""
+    return lambda _layer, _put: lambda *xs: reduce(operation, xs)
 
 
 def _activation(layer: Activation, _put: Put) -> Function:
@@ -213,4 +305,9 @@ LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Flatten: lambda _layer, _put: lambda x: x.flatten(1),
     Affine: _affine,
     Clip: _clip,
+    Transpose: _transpose,
+    Slice: lambda layer, _put: lambda x: x[..., layer.start : layer.stop],
+    Add: _all_by(operator.add),
+    Multiply: _all_by(operator.mul),
+    Convolution: _convolution,
 }

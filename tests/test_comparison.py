@@ -1,0 +1,123 @@
+"""Statements about algorithms: rliable's definitions written out slowly, and laws for any scores."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.agents import comparison, statistics
+from ckpttool.agents.comparison import difference_of_means, over_runs, probability_of_improvement
+from ckpttool.errors import UsageError
+
+SCORES = st.lists(st.integers(-50, 50).map(float), min_size=1, max_size=9)
+TABLES = st.integers(1, 3).flatmap(
+    lambda tasks: st.lists(
+        st.lists(st.floats(-1e3, 1e3), min_size=tasks, max_size=tasks), min_size=2, max_size=6
+    )
+)
+
+
+def slow_interval(table: list[list[float]], statistic: str, resamples: int, seed: int) -> tuple[float, float]:
+    """Draw one score at a time, as rliable/library.py StratifiedBootstrap.update_indices means it."""
+    rows = sorted(table)
+    runs, tasks = len(rows), len(rows[0])
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(resamples):
+        drawn = [[rows[random.integers(runs)][task] for task in range(tasks)] for _ in range(runs)]
+        flat = [score for row in drawn for score in row]
+        found.append(np.mean(flat) if statistic == "mean" else statistics.iqm(flat))
+    return float(np.percentile(found, 2.5)), float(np.percentile(found, 97.5))
+
+
+@pytest.mark.parametrize("statistic", ["mean", "iqm"])
+@given(table=TABLES)
+def test_runs_are_resampled_within_their_task(table: list[list[float]], statistic: str) -> None:
+    flat = [score for row in table for score in row]
+    found = over_runs(table, statistic, resamples=20, seed=5)
+    assert found.value == pytest.approx(np.mean(flat) if statistic == "mean" else statistics.iqm(flat))
+    assert found.ci95 == pytest.approx(slow_interval(table, statistic, 20, 5), abs=1e-9)
+
+
+@given(SCORES, SCORES)
+def test_improvement_is_the_share_of_pairs_won(a: list[float], b: list[float]) -> None:
+    won = [1.0 if x > y else 0.5 if x == y else 0.0 for x, y in product(a, b)]
+    found = probability_of_improvement(a, b, resamples=50)
+    assert found.value == pytest.approx(np.mean(won))
+    assert probability_of_improvement(b, a, resamples=50).value == pytest.approx(1 - found.value)
+    if found.ci95 is not None:
+        assert 0 <= found.ci95[0] <= found.ci95[1] <= 1
+
+
+def test_improvement_by_hand() -> None:
+    # rliable divides Mann-Whitney's U by the pairs: U of (3, 4, 7) over (1, 4) is 1 + 1.5 + 2.
+    assert probability_of_improvement([3, 4, 7], [1, 4]).value == pytest.approx(4.5 / 6)
+
+
+def test_every_resample_is_a_share_of_pairs() -> None:
+    random = np.random.default_rng(3)
+    a, b = random.integers(0, 6, (20, 4, 2)).astype(float), random.integers(0, 6, (20, 5, 2)).astype(float)
+    pairs = a[:, :, None, :], b[:, None, :, :]
+    expected = ((pairs[0] > pairs[1]) + 0.5 * (pairs[0] == pairs[1])).mean(axis=(1, 2, 3))
+    np.testing.assert_allclose(comparison._superior(a, b), expected)
+
+
+def test_improvement_is_the_mean_over_tasks() -> None:
+    a, b = [[2.0, 0.0], [3.0, 0.0]], [[1.0, 1.0], [1.0, 1.0]]
+    assert probability_of_improvement(a, b).value == 0.5
+
+
+@pytest.mark.parametrize("of", [probability_of_improvement, difference_of_means])
+def test_both_sides_are_drawn_on_their_own(of: object) -> None:
+    a, b = [1.0, 4.0, 6.0], [2.0, 3.0, 9.0, 9.5]
+    random, found = np.random.default_rng(7), []
+    for _ in range(300):
+        x, y = np.array(a)[random.integers(3, size=3)], np.array(b)[random.integers(4, size=4)]
+        pairs = (x[:, None] > y).mean()
+        found.append(pairs if of is probability_of_improvement else x.mean() - y.mean())
+    slow = np.percentile(found, [2.5, 97.5])
+    fast = of(a, b, resamples=20_000).ci95
+    assert fast == pytest.approx(tuple(slow), abs=0.8 if of is difference_of_means else 0.12)
+
+
+def test_separate_algorithms_are_told_apart() -> None:
+    random = np.random.default_rng(0)
+    a, b = random.normal(100, 5, 8), random.normal(50, 5, 8)
+    assert probability_of_improvement(a, b) == statistics.Estimate(1.0, (1.0, 1.0))
+    difference = difference_of_means(a, b)
+    assert difference.ci95 is not None
+    assert 40 < difference.ci95[0] < difference.value < difference.ci95[1] < 60
+
+
+@given(SCORES, st.randoms(use_true_random=False))
+def test_the_order_of_runs_does_not_matter(scores: list[float], random: object) -> None:
+    mixed = list(scores)
+    random.shuffle(mixed)
+    assert over_runs(mixed, "iqm", resamples=50) == over_runs(scores, "iqm", resamples=50)
+
+
+def test_portions_do_not_change_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.random.default_rng(2).normal(size=(6, 2))
+    whole = over_runs(scores, "iqm")
+    monkeypatch.setattr(statistics, "CHUNK", 1000)
+    assert over_runs(scores, "iqm") == whole
+
+
+def test_one_run_has_no_interval() -> None:
+    assert over_runs([3.0], "mean") == statistics.Estimate(3.0, None)
+    assert probability_of_improvement([3.0], [1.0, 2.0]).ci95 is None
+
+
+@pytest.mark.parametrize("scores", [[], np.zeros((2, 2, 2))])
+def test_no_runs_are_refused(scores: list[float]) -> None:
+    with pytest.raises(UsageError, match="at least one run"):
+        comparison.over_runs(scores, "mean")
+
+
+def test_other_tasks_are_refused() -> None:
+    with pytest.raises(UsageError, match="same tasks"):
+        difference_of_means([[1.0, 2.0]], [[1.0]])

@@ -1,0 +1,455 @@
+"""Policies that see images, several inputs or the past: they act as Stable-Baselines3 has them act."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ckpttool import plugins
+from ckpttool.agents.envs import EnvSpec
+from ckpttool.errors import EnvironmentMismatchError, UnsupportedError
+from ckpttool.ops.evaluate import enter, place_of
+from ckpttool.ops.evaluation import Protocol
+from ckpttool.ops.restore import restore
+from tests import sb3_files as sb3
+from tests.conftest import ckpttool
+
+PICTURE, GRID, VECTOR = (40, 44, 3), (2, 3), (5,)
+STEPS, BATCH = 20, 3
+KINDS: dict[str, tuple[str, dict[str, int]]] = {
+    "Pictures": ("CnnPolicy", {"features_dim": 24}),
+    "Mixed": ("MultiInputPolicy", {"cnn_output_dim": 24}),
+    "Goal": ("MultiInputPolicy", {}),
+    "Grid": ("MlpPolicy", {}),
+}
+MORE = {"PPO": {"n_steps": 8, "batch_size": 8}}
+
+ENVIRONMENTS = """
+import gymnasium, numpy as np
+from gymnasium import spaces
+
+class Play(gymnasium.Env):
+    action_space = spaces.Box(np.array([-1, -2], "f4"), np.array([1, 3], "f4"))
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 5
+        return self.seen(), {}
+    def step(self, action):
+        self.left -= 1
+        return self.seen(), float(action.sum()), False, self.left == 0, {}
+    def image(self):
+        return self.np_random.integers(0, 256, (40, 44, 3), dtype=np.uint8)
+
+class Goal(Play):
+    observation_space = spaces.Dict(
+        {name: spaces.Box(-1, 1, (n,)) for name, n in (("observation", 4), ("goal", 3), ("achieved", 3))}
+    )
+
+class Grid(Play):
+    observation_space = spaces.Box(-1, 1, (2, 5))
+
+class Pictures(Play):
+    observation_space = spaces.Box(0, 255, (40, 44, 3), np.uint8)
+    seen = Play.image
+
+class Mixed(Play):
+    observation_space = spaces.Dict({
+        "vector": spaces.Box(-1, 1, (5,)), "grid": spaces.Box(-1, 1, (2, 3)),
+        "image": Pictures.observation_space,
+    })
+    def seen(self):
+        draw = self.np_random.standard_normal
+        return {"vector": draw(5).astype("f4"), "grid": draw((2, 3)).astype("f4"), "image": self.image()}
+
+gymnasium.register("Pictures-v0", Pictures)
+gymnasium.register("Mixed-v0", Mixed)
+"""
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("games")
+    (folder / "fronts_games.py").write_text(ENVIRONMENTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(games: Path) -> Any:
+    """Return a function that makes a small agent of the library, saves it, and gives it with its path."""
+    library = pytest.importorskip("stable_baselines3")
+    names: dict[str, Any] = {}
+    exec(ENVIRONMENTS, names)  # the same environments as the command line's
+    agents: dict[str, tuple[Any, str]] = {}
+
+    def make(algorithm: str, policy: str, **settings: Any) -> tuple[Any, str]:
+        label = f"{algorithm}_{policy}_{'_'.join(settings)}"
+        if label not in agents:
+            kind, extractor = KINDS[policy]
+            more = MORE.get(algorithm, {"buffer_size": 2})
+            kwargs = {"net_arch": [16, 12], "features_extractor_kwargs": extractor, **settings}
+            torch.manual_seed(0)
+            model = getattr(library, algorithm)(
+                kind, names[policy](), policy_kwargs=kwargs, device="cpu", **more
+            )
+            if algorithm in MORE:
+                nn.init.normal_(model.policy.action_net.weight)  # the library's first actions are nearly 0
+            model.save(games / label)
+            agents[label] = model, str(games / f"{label}.zip")
+        return agents[label]
+
+    return make
+
+
+def observations(policy: str, *, first: bool = False) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    image = draw.integers(0, 256, (BATCH, *PICTURE), dtype=np.uint8)
+    image = image.transpose(0, 3, 1, 2) if first else image
+    if policy == "Pictures":
+        return {"obs": image}
+    rows = {
+        name: draw.normal(size=(BATCH, *shape)).astype("f4")
+        for name, shape in (("vector", VECTOR), ("grid", GRID))
+    }
+    return {"image": image, **rows}
+
+
+def spec(seen: Mapping[str, np.ndarray], low: list[float], high: list[float]) -> EnvSpec:
+    shapes = tuple((name, array.shape[1:], array.dtype.name) for name, array in seen.items())
+    return EnvSpec("Given-v0", shapes, np.array(low, "f4"), np.array(high, "f4"), None, {})
+
+
+def policy_of(
+    path: str, seen: Mapping[str, np.ndarray], backend: str = "numpy", network: str = "actor"
+) -> Any:
+    how = Protocol(network=network)
+    agent = restore(path)
+    entrant = enter(agent, place_of(agent, "Given-v0", how), how, spec(seen, [-1, -2], [1, 3]))
+    module: Any = plugins.find("backends", backend).load()
+    return module.build(entrant.network)
+
+
+def predicted(model: Any, seen: Mapping[str, np.ndarray]) -> np.ndarray:
+    turned = {
+        n: a.transpose(0, 3, 1, 2) if a.dtype == np.uint8 and a.shape[-1] == 3 else a for n, a in seen.items()
+    }
+    actions: np.ndarray = model.predict(turned.get("obs", turned), deterministic=True)[0]
+    return actions
+
+
+@pytest.mark.parametrize("policy", ["Pictures", "Mixed"])
+@pytest.mark.parametrize("algorithm", ["TD3", "SAC", "PPO"])
+def test_the_library_predicts_the_same_actions(made: Any, algorithm: str, policy: str) -> None:
+    model, path = made(algorithm, policy)
+    seen = observations(policy)
+    found, _ = policy_of(path, seen).step(seen.get("obs", seen))
+    wanted = predicted(model, seen)
+    assert np.ptp(wanted, axis=0).min() > 1e-3
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["Goal", "Grid"])
+def test_rows_of_several_inputs_and_of_several_axes(made: Any, policy: str) -> None:
+    model, path = made("TD3", policy)
+    shapes = {"observation": (4,), "goal": (3,), "achieved": (3,)} if policy == "Goal" else {"obs": (2, 5)}
+    draw = np.random.default_rng(0)
+    seen = {name: draw.normal(size=(BATCH, *shape)).astype("f4") for name, shape in shapes.items()}
+    found, _ = policy_of(path, seen).step(seen.get("obs", seen))
+    np.testing.assert_allclose(found, predicted(model, seen), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_other_backends_too(made: Any, backend: str) -> None:
+    if not plugins.find("backends", backend).available():
+        pytest.skip(f"{backend} is not installed")
+    model, path = made("TD3", "Mixed")
+    seen = observations("Mixed")
+    np.testing.assert_allclose(
+        policy_of(path, seen, backend).step(seen)[0], predicted(model, seen), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("SAC", {"normalize_images": False}),
+        ("SAC", {"share_features_extractor": True}),
+        ("PPO", {"share_features_extractor": False}),
+        ("PPO", {"activation_fn": nn.ELU}),
+    ],
+)
+def test_settings_that_change_the_front(made: Any, algorithm: str, settings: dict[str, Any]) -> None:
+    model, path = made(algorithm, "Pictures", **settings)
+    if "share_features_extractor" in settings and algorithm == "PPO":
+        nn.init.normal_(model.policy.vf_features_extractor.linear[0].weight)  # which is not the policy's
+    seen = observations("Pictures")
+    np.testing.assert_allclose(
+        policy_of(path, seen).step(seen["obs"])[0], predicted(model, seen), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_channels_may_come_first_and_the_slow_copy_plays(made: Any) -> None:
+    model, path = made("TD3", "Pictures")
+    first = observations("Pictures", first=True)
+    nn.init.normal_(model.actor_target.features_extractor.cnn[0].bias)
+    model.save(path)
+    found, _ = policy_of(path, first, network="actor_target").step(first["obs"])
+    with torch.no_grad():
+        wanted = model.actor_target(torch.tensor(first["obs"])).numpy()
+    np.testing.assert_allclose(found, [-1, -2] + (wanted + 1) / 2 * [2, 5], rtol=1e-5, atol=1e-5)
+    assert abs(found - policy_of(path, first).step(first["obs"])[0]).max() > 1e-3
+
+
+def test_an_extractor_of_ones_own_is_refused(made: Any) -> None:
+    from stable_baselines3.common.torch_layers import NatureCNN
+
+    class Mine(NatureCNN):
+        pass
+
+    settings = {"features_extractor_class": Mine}
+    _, path = made("SAC", "Pictures", **settings)
+    with pytest.raises(UnsupportedError, match="features_extractor"):
+        restore(path).playable("actor")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"image": np.zeros((1, 40, 40, 3), np.uint8)}, r"image \[40, 40, 3\].*image \[3, 40, 44\]"),
+        ({"other": np.zeros((1, 2))}, r"other \[2\]"),
+        ({"vector": np.zeros((1, 6))}, r"vector \[6\].*vector \[5\]"),
+    ],
+)
+def test_other_observations_are_refused(made: Any, change: dict[str, np.ndarray], said: str) -> None:
+    _, path = made("SAC", "Mixed")
+    with pytest.raises(
+        EnvironmentMismatchError, match=r"does not take the observations of Given-v0"
+    ) as caught:
+        policy_of(path, {**observations("Mixed"), **change})
+    assert re.search(said, str(caught.value))
+
+
+def test_conversions_do_not_take_half_a_policy(made: Any, tmp_path: Path) -> None:
+    _, path = made("SAC", "Mixed")
+    ran = ckpttool("convert", path, tmp_path / "a.pt", "--json")
+    assert ran.status == 1
+    assert not (tmp_path / "a.pt").exists()
+    unused = ran.json()["unused"]
+    assert sum("actor/features_extractor/extractors/image" in name for name in unused) == 8
+    ran = ckpttool("convert", path, tmp_path / "a.onnx", "--json")
+    assert ran.status == 2
+    assert "features_extractor" in ran.json()["error"]["message"] + str(ran.json()["error"])
+
+
+# Memory: the contrib's file, made of plain torch (sb3_contrib/common/recurrent/policies.py).
+
+
+def recurrent(layers: int) -> nn.Module:
+    torch.manual_seed(layers)
+    units = 6
+    made = nn.Module()
+    made.log_std = nn.Parameter(torch.zeros(2))
+    made.lstm_actor = nn.LSTM(sb3.OBS, units, layers)
+    made.lstm_critic = nn.LSTM(sb3.OBS, units, layers)
+    nets = {f"{name}_net": nn.Sequential(nn.Linear(units, 5), nn.Tanh()) for name in ("policy", "value")}
+    made.mlp_extractor = sb3.owner(**nets)
+    made.action_net, made.value_net = nn.Linear(5, 2), nn.Linear(5, 1)
+    nn.init.normal_(made.action_net.weight)
+    return made
+
+
+def recurrent_agent(path: Path, module: nn.Module) -> str:
+    data = sb3.settings(sb3.ON_POLICY, action_space=sb3.box([-1, -1], [1, 1]))
+    return sb3.put(path, sb3.members({"policy": module.state_dict()}, data))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_recurrent_policy_remembers(tmp_path: Path, layers: int) -> None:
+    module = recurrent(layers)
+    path = recurrent_agent(tmp_path / "a.zip", module)
+    obs = np.random.default_rng(0).normal(size=(STEPS, BATCH, sb3.OBS)).astype("f4")
+    with torch.no_grad():
+        remembered, _ = module.lstm_actor(torch.tensor(obs))
+        mean = module.action_net(module.mlp_extractor.policy_net(remembered)).numpy()
+    wanted = np.clip(mean, -1, 1)
+    assert (wanted == mean).mean() > 0.3
+    policy, state = policy_of(path, {"obs": obs[0]}), ()
+    for step in range(STEPS):
+        found, state = policy.step(obs[step], state)
+        np.testing.assert_allclose(found, wanted[step], rtol=1e-5, atol=1e-5)
+    assert len(state) == 2 * layers
+
+
+def test_memory_is_not_left_out_of_what_cannot_run(tmp_path: Path) -> None:
+    agent = restore(recurrent_agent(tmp_path / "a.zip", recurrent(1)))
+    assert agent.playable("actor") is not None
+    with pytest.raises(UnsupportedError, match="lstm_actor"):
+        agent.runnable("actor")
+    with pytest.raises(UnsupportedError, match="lstm_critic"):
+        agent.runnable("value")
+
+
+def test_statistics_come_before_memory(tmp_path: Path) -> None:
+    module = recurrent(1)
+    path = recurrent_agent(tmp_path / "a.zip", module)
+    sb3.statistics(tmp_path / "vecnormalize.pkl")
+    obs = np.random.default_rng(1).normal(size=(BATCH, sb3.OBS)).astype("f4")
+    mean, var = np.linspace(-1, 1, sb3.OBS), np.linspace(0.5, 2, sb3.OBS)
+    given = np.clip((obs - mean) / np.sqrt(var + 1e-8), -5, 5).astype("f4")
+    with torch.no_grad():
+        wanted = module.action_net(
+            module.mlp_extractor.policy_net(module.lstm_actor(torch.tensor(given)[None])[0])
+        )
+    found, _ = policy_of(path, {"obs": obs}).step(obs)
+    np.testing.assert_allclose(found, np.clip(wanted[0].numpy(), -1, 1), rtol=1e-5, atol=1e-5)
+
+
+class Renormalised(nn.Module):
+    """sb3_contrib/common/torch_layers.py, BatchRenorm, of a policy that acts."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.scale, self.bias = nn.Parameter(torch.rand(width)), nn.Parameter(torch.randn(width))
+        self.register_buffer("ra_mean", 5 * torch.randn(width))
+        self.register_buffer("ra_var", torch.rand(width))
+        self.register_buffer("steps", torch.tensor(7))
+        self.epsilon = epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * (x - self.ra_mean) / (self.ra_var + self.epsilon).sqrt() + self.bias
+
+
+def crossq(epsilon: float = 1e-3) -> nn.Module:
+    """Return the policy of sb3_contrib/crossq/policies.py."""
+    torch.manual_seed(1)
+    layers: list[nn.Module] = []
+    for rows, columns in ((sb3.OBS, 5), (5, 4)):
+        layers += [Renormalised(rows, epsilon), nn.Linear(rows, columns), nn.ReLU()]
+    actor = sb3.owner(latent_pi=nn.Sequential(*layers, Renormalised(4, epsilon)))
+    actor.mu, actor.log_std = nn.Linear(4, 2), nn.Linear(4, 2)
+    return sb3.owner(actor=actor, critic=sb3.critic(2))
+
+
+@pytest.mark.parametrize("told", [{}, {"batch_norm_eps": 0.25}])
+def test_batch_renormalisation(tmp_path: Path, told: dict[str, float]) -> None:
+    module = crossq(*told.values())
+    kwargs = {"net_arch": [5, 4], **told}
+    data = sb3.settings(sb3.SAC_POLICY, policy_kwargs=kwargs)
+    path = sb3.put(tmp_path / "a.zip", sb3.members({"policy": module.state_dict()}, data))
+    obs = np.random.default_rng(1).normal(size=(BATCH, sb3.OBS)).astype("f4")
+    with torch.no_grad():
+        squashed = torch.tanh(module.actor.mu(module.actor.latent_pi(torch.tensor(obs)))).numpy()
+    low, high = np.array(sb3.LOW), np.array(sb3.HIGH)
+    found, _ = policy_of(path, {"obs": obs}).step(obs)
+    np.testing.assert_allclose(found, low + (squashed + 1) / 2 * (high - low), rtol=1e-5, atol=1e-5)
+    assert any("epsilon 0.001" in said for said in restore(path).binding.fronts["actor"].assumed) == (
+        not told
+    )
+
+
+def test_a_norm_in_another_place_is_refused(tmp_path: Path) -> None:
+    module = crossq()
+    chain = module.actor.latent_pi
+    module.actor.latent_pi = nn.Sequential(chain[1], chain[2], Renormalised(5, 1), *chain[4:])
+    path = sb3.put(
+        tmp_path / "a.zip", sb3.members({"policy": module.state_dict()}, sb3.settings(sb3.SAC_POLICY))
+    )
+    with pytest.raises(UnsupportedError, match="latent_pi"):
+        restore(path).playable("actor")
+
+
+class Remembering(nn.Module):
+    """An actor as people write it: memory first, then dense layers."""
+
+    def __init__(self, kind: type[nn.RNNBase], layers: int, *, bias: bool = True, first: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        if first:
+            self.memory = kind(4, 6, layers, bias=bias)
+        self.l1, self.l2 = nn.Linear(6, 5), nn.Linear(5, 2)
+        if not first:
+            self.memory = kind(4, 6, layers)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return 3 * torch.tanh(self.l2(torch.relu(self.l1(self.memory(obs)[0]))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "bias"), [(nn.LSTM, 1, True), (nn.LSTM, 2, False), (nn.GRU, 2, True)]
+)
+def test_a_recurrent_actor_of_plain_torch(tmp_path: Path, kind: Any, layers: int, *, bias: bool) -> None:
+    actor = Remembering(kind, layers, bias=bias)
+    torch.save({"actor": actor.state_dict(), "total_it": 5}, tmp_path / "a.pt")
+    obs = np.random.default_rng(0).normal(size=(STEPS, BATCH, 4)).astype("f4")
+    with torch.no_grad():
+        wanted = actor(torch.tensor(obs)).numpy()
+    how = Protocol()
+    agent = restore(str(tmp_path / "a.pt"))
+    entrant = enter(agent, place_of(agent, "Given-v0", how), how, spec({"obs": obs[0]}, [-3, -3], [3, 3]))
+    assert any("before the dense layers" in each for each in entrant.assumed)
+    module: Any = plugins.find("backends", "numpy").load()
+    policy, state = module.build(entrant.network), ()
+    for step in range(STEPS):
+        found, state = policy.step(obs[step], state)
+        np.testing.assert_allclose(found, wanted[step], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "actor",
+    [
+        Remembering(nn.LSTM, 1, first=False),
+        Remembering(nn.RNN, 1),
+        Remembering(lambda *sizes, bias: nn.LSTM(*sizes, bidirectional=True), 1),
+        Remembering(lambda *sizes, bias: nn.LSTM(*sizes, proj_size=3), 1),
+    ],
+    ids=["last", "no gates", "two directions", "projected"],
+)
+def test_memory_of_another_form_is_refused(tmp_path: Path, actor: nn.Module) -> None:
+    torch.save({"actor": actor.state_dict(), "total_it": 5}, tmp_path / "a.pt")
+    with pytest.raises(UnsupportedError, match="memory"):
+        restore(str(tmp_path / "a.pt")).playable("actor")
+
+
+@pytest.mark.environment
+@pytest.mark.parametrize("policy", ["Pictures", "Mixed"])
+def test_the_command_plays_them(made: Any, games: Path, policy: str) -> None:
+    pytest.importorskip("gymnasium")
+    _, path = made("SAC", policy)
+    ran = ckpttool(
+        "eval",
+        path,
+        "--env",
+        f"fronts_games:{policy}-v0",
+        "--episodes",
+        "3",
+        "--num-envs",
+        "2",
+        "--json",
+        env={"PYTHONPATH": str(games)},
+    )
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    assert document["lengths"] == [5, 5, 5]
+    assert any("NatureCNN" in each for each in document["assumed"])
+
+
+@pytest.mark.environment
+def test_each_episode_of_a_recurrent_policy_begins_anew(tmp_path: Path) -> None:
+    """Returns do not depend on which episode a row played before: with one row as with four."""
+    pytest.importorskip("gymnasium")
+    module = recurrent(1)
+    module.action_net, module.log_std = nn.Linear(5, 1), nn.Parameter(torch.zeros(1))
+    data = sb3.settings(sb3.ON_POLICY, action_space=sb3.box([-2], [2]))
+    path = sb3.put(tmp_path / "a.zip", sb3.members({"policy": module.state_dict()}, data))
+    returns = []
+    for rows in ("1", "4"):
+        ran = ckpttool("eval", path, "--env", "Pendulum-v1", "--episodes", "4", "--num-envs", rows, "--json")
+        assert ran.status == 0, ran.err
+        returns.append(ran.json()["returns"])
+    np.testing.assert_allclose(*returns, rtol=1e-6)
