@@ -4,13 +4,41 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import converting, listing, reading, safetensors_files, scaling, torch_files
+from benchmarks import (
+    converting,
+    evaluation_sweep,
+    first_action,
+    latency,
+    listing,
+    on_device,
+    playing,
+    reading,
+    safetensors_files,
+    scaling,
+    torch_files,
+    updates,
+)
+
+ALL = (
+    listing,
+    scaling,
+    reading,
+    safetensors_files,
+    torch_files,
+    converting,
+    first_action,
+    latency,
+    on_device,
+    playing,
+    evaluation_sweep,
+    updates,
+)
 
 
 def main() -> int:
     """Run each and print its table."""
     status = 0
-    for benchmark in (listing, scaling, reading, safetensors_files, torch_files, converting):
+    for benchmark in ALL:
         print(f"\n# {(benchmark.__doc__ or '').splitlines()[0]}", flush=True)
         status |= benchmark.main()
     return status

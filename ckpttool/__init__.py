@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.evaluation import Protocol
     from ckpttool.ops.save import save
     from ckpttool.ops.summary import summary
+    from ckpttool.ops.sweep import sweep
     from ckpttool.ops.verify import verify
     from ckpttool.sidecar import Sidecar
     from ckpttool.tree import Tree
@@ -50,6 +51,7 @@ __all__ = [
     "open",
     "save",
     "summary",
+    "sweep",
     "verify",
 ]
 
@@ -69,6 +71,7 @@ _HOMES = {
     "open": "formats.resolve",
     "save": "ops.save",
     "summary": "ops.summary",
+    "sweep": "ops.sweep",
     "verify": "ops.verify",
 }
 

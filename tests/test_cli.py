@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import json
 import os
 import pickle
+import pty
 import re
 import shutil
 import socket
@@ -116,6 +119,28 @@ def test_the_tree_fits_a_terminal_and_has_no_colour_in_a_pipe() -> None:
     assert max(map(len, ran.out.splitlines())) <= 80
     wide = ckpttool("inspect", TF_SAMPLE, env={"COLUMNS": "200"})
     assert "m of policy/critic/q2/l3/kernel" in wide.out
+
+
+def test_sentences_are_wrapped_on_a_terminal_and_one_line_in_a_pipe(tmp_path: Path) -> None:
+    command = ("convert", str(TF_SAMPLE), str(tmp_path / "x.pt"), "--dry-run")
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    process = subprocess.Popen((sys.executable, "-m", "ckpttool", *command), stdout=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    # Linux says EIO where the last writer is gone.
+    with contextlib.suppress(OSError):
+        while piece := os.read(ours, 1 << 16):
+            shown += piece
+    os.close(ours)
+    assert process.wait() == 0
+    (note,) = [line for line in ckpttool(*command).out.splitlines() if line.startswith("note: ")]
+    assert len(note) > 80
+    lines = shown.decode().splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("note: "))
+    below = list(itertools.takewhile(lambda line: line.startswith("    "), lines[first + 1 :]))
+    assert " ".join([lines[first], *map(str.strip, below)]) == note
+    assert max(map(len, (lines[first], *below))) <= 80
 
 
 def test_names_from_a_file_are_never_raw(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # wire reads files through spans and reports them as such.
 UPWARD = {("wire", "source"), ("source", "dtypes")}
 FORBIDDEN = {("formats", "layouts"), ("formats", "agents"), ("formats", "mapping"), ("mapping", "formats")}
-FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "mujoco", "jax", "onnx", "onnxruntime"}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "mujoco", "jax", "onnx", "onnxruntime", "ray"}
 
 
 def room_of(file: Path) -> str:
@@ -76,16 +76,35 @@ def test_frameworks_are_named_by_their_backends_only(file: Path) -> None:
     allowed = {
         "agents/backends/torch.py": {"torch"},
         "agents/backends/tensorflow.py": {"tensorflow"},
+        "agents/backends/torch_cuda.py": {"torch"},
+        "agents/backends/torch_rollout.py": {"torch"},
+        # Types alone: a tensor program computes with the methods of the tensors that it is given.
+        "agents/envs/tensors.py": {"torch"},
+        "agents/envs/pendulum_tensors.py": {"torch"},
         "agents/backends/torch_training.py": {"torch"},
         "agents/backends/tensorflow_training.py": {"tensorflow", "keras"},
         # The library that writes its own files, in a process of its own.
         "formats/stable_baselines3/child.py": {"torch", "gymnasium"},
         "agents/envs/gym_vector.py": {"gymnasium", "mujoco"},
         "agents/envs/registry.py": {"gymnasium"},
+        "agents/envs/mujoco_vector.py": {"mujoco"},
         "agents/onnx_model.py": {"onnx"},
         "agents/onnx_run.py": {"onnx", "onnxruntime"},
+        "agents/backends/onnxruntime.py": {"onnx", "onnxruntime"},
     }.get(str(file.relative_to(PACKAGE)), set())
     assert {name.split(".")[0] for name in imports(file)} & FRAMEWORKS <= allowed
+
+
+@pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_draws_is_named_where_it_draws_and_only_when_it_does(file: Path) -> None:
+    allowed = {"cli/plots.py": {"matplotlib"}, "cli/plot_panels.py": {"matplotlib"}}
+    drawing = {"matplotlib", "PIL", "imageio", "imageio_ffmpeg", "pygame"}
+    here = str(file.relative_to(PACKAGE))
+    assert {name.split(".")[0] for name in imports(file)} & drawing <= allowed.get(here, set())
+    # Never at the top, where it would be loaded with the command.
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert "matplotlib" not in ast.unparse(node)
 
 
 @pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))

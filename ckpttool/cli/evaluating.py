@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckpttool.cli import output
-from ckpttool.cli.options import AsJson, LayoutOption, Quiet
+from ckpttool.cli.columns import wrapped
+from ckpttool.cli.options import (
+    AdapterOption,
+    Against,
+    AsJson,
+    Chart,
+    Csv,
+    Dtype,
+    Engine,
+    Last,
+    LayoutOption,
+    Noise,
+    Plot,
+    Quiet,
+    Runs,
+    Tensorboard,
+    Video,
+    VideoEpisodes,
+)
 from ckpttool.cli.progress import progress
+from ckpttool.cli.tables import listed
 from ckpttool.errors import CkpttoolError
+
+if TYPE_CHECKING:
+    from ckpttool.cli.showing import Shown
+    from ckpttool.ops.sweep import Failed, Sweep
 
 EXAMPLES = "Example: ckpttool eval agent.pt --env Pendulum-v1 --episodes 100"
 
 
 def evaluate(
     paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Checkpoints to play.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="PATH...", help="Checkpoints, folders of them, or patterns in quotes.", show_default=False
+        ),
     ],
     env: Annotated[
         str | None, typer.Option(metavar="ID", help="Gymnasium environment. Default: the sidecar's.")
@@ -29,63 +56,117 @@ def evaluate(
         int | None, typer.Option(min=1, metavar="N", help="Environments at once. Default: up to 16.")
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu",
-    backend: Annotated[str, typer.Option(metavar="NAME", help="numpy, torch or tensorflow.")] = "numpy",
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="numpy, torch, tensorflow or onnxruntime.")
+    ] = "numpy",
     network: Annotated[str, typer.Option(metavar="NAME", help="actor or actor_target.")] = "actor",
+    noise: Noise = None,
+    dtype: Dtype = "float32",
+    engine: Engine = "auto",
+    adapter: AdapterOption = None,
     layout: LayoutOption = None,
+    runs: Runs = False,
+    last: Last = None,
+    against: Against = None,
     min_return: Annotated[
         float | None, typer.Option(metavar="RETURN", help="Exit with 1 if a mean return is below this.")
     ] = None,
-    out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the JSON document to a new file as well.")
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Play in N processes of their own.")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Play on a Ray cluster; local starts one of --jobs workers."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the JSON document to a new file as well; to a folder or a .jsonl file, each result "
+            "when it is there, and a rerun goes on from these.",
+        ),
+    ] = None,
+    csv: Csv = None,
+    tensorboard: Tensorboard = None,
+    video: Video = None,
+    video_episodes: VideoEpisodes = "0",
+    plot: Plot = None,
+    chart: Chart = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
     """Restore agents and play them: fixed seeds, deterministic policy, undiscounted returns."""
-    from ckpttool.ops import evaluate as op
-    from ckpttool.ops.evaluation import Protocol
+    from ckpttool.cli import comparing, showing
+    from ckpttool.ops import results, score_files, training_curve
+    from ckpttool.ops.evaluation import Protocol, float_type
+    from ckpttool.ops.sweep import sweep
 
-    if out is not None:
-        op.require_new_result(out)  # before hours of playing, not after
-    protocol = Protocol(episodes, seed, num_envs, device, backend, network)
-    found, failure = _played(paths, env, protocol, layout, quiet=quiet or as_json)
-    if not found and failure is not None:
-        raise failure
-    documents = [each.document() for each in found]
-    content = documents[0] if len(paths) == 1 else {"evaluations": documents}
-    if out is not None:
-        op.save(out, output.document(content))
-    if as_json:
-        output.write(output.document(content))
-    else:
+    lines = None if out is None else results.place(out)
+    if out is not None and lines is None:
+        score_files.require_new_result(out)  # before hours of playing, not after
+    protocol = Protocol(
+        episodes, seed, num_envs, device, backend, network, float_type(dtype), engine, noise, adapter
+    )
+    wanted = showing.wanted(video, video_episodes, plot, chart=chart)
+    asked = comparing.wanted(
+        paths, layout, runs=runs, last=last, against=against or (), csv=csv, tensorboard=tensorboard
+    )
+    showing.require(wanted, asked.paths, env, protocol, layout)
+    with progress("eval", quiet=quiet or as_json, unit="episodes") as moving:
+        found = sweep(
+            asked.paths, env, protocol, layout=layout, out=lines, spread=_spread(jobs, ray), progress=moving
+        )
+    if not found.scored and found.failed and len(found.failed) == 1:
+        raise found.failed[0].error
+    alone = found.scored[0].evaluation if found.alone else None
+    content = found.document() if alone is None else alone.document()
+    told = comparing.tell(asked, found)
+    beside = training_curve.beside([each.checkpoint for each in found.evaluations])
+    content |= {**told.document, **beside.document()}
+    if out is not None and lines is None:
+        score_files.save_document(out, output.document(content))
+    if not as_json and found.scored:
         from ckpttool.cli import scores
 
-        output.write(scores.evaluations(found, quiet=quiet))
-    if failure is not None:
+        notes = () if quiet else listed("note", beside.notes)
+        output.write("\n".join([scores.sweep(found, quiet=quiet), *map(wrapped, notes), *told.lines]))
+    shown = showing.show(wanted, found, env, layout, beside.curves, quiet=quiet, as_json=as_json)
+    if as_json:
+        output.write(output.document({**content, **shown.document}))
+    elif shown.lines:
+        output.write("\n".join(shown.lines))
+    return _status(found, shown, told.mean, min_return)
+
+
+def _status(found: Sweep, shown: Shown, mean: float | None, min_return: float | None) -> int:
+    """Say what went wrong, and return what the command ends with; `mean` is that of runs together."""
+    for failure in shown.failures:
         output.fail(failure, as_json=False)
+    if found.failed:
+        _tell(found.failed)
+    if found.failed or shown.failures:
         return 2
-    if any(each.rollout.interrupted for each in found):
+    if found.interrupted or shown.interrupted:
         return 130
-    return 1 if min_return is not None and any(e.statistics.mean < min_return for e in found) else 0
+    means = [each.statistics.mean for each in found.evaluations] if mean is None else [mean]
+    return 1 if min_return is not None and min(means) < min_return else 0
 
 
-def _played(
-    paths: list[str], env: str | None, protocol: Any, layout: str | None, *, quiet: bool
-) -> tuple[list[Any], CkpttoolError | None]:
-    """Play one checkpoint after the other; what is finished is kept when one fails or Ctrl-C comes."""
-    from ckpttool.ops import evaluate as op
+def _tell(failed: Sequence[Failed]) -> None:
+    """Say what kept checkpoints from being played: the same thing once."""
+    alike: dict[tuple[str, str | None], list[Failed]] = {}
+    for each in failed:
+        sentence = str(each.error).removeprefix(f"{each.error.file}: ")
+        alike.setdefault((sentence, each.error.hint), []).append(each)
+    for (sentence, hint), those in alike.items():
+        more = f" (and {len(those) - 1} more)" if len(those) > 1 else ""
+        output.fail(CkpttoolError(sentence, file=f"{those[0].checkpoint}{more}", hint=hint), as_json=False)
 
-    found: list[Any] = []
-    with progress("eval", quiet=quiet) as moving:
-        for path in paths:
-            try:
-                found.append(op.evaluate(path, env, protocol, layout=layout, progress=moving))
-            except CkpttoolError as error:
-                return found, error
-            except KeyboardInterrupt:
-                if not found:
-                    raise
-                return found, CkpttoolError("interrupted", file=path)
-            if found[-1].rollout.interrupted:
-                break
-    return found, None
+
+def _spread(jobs: int | None, ray: str | None) -> Any:
+    """Return who plays."""
+    from ckpttool.ops import groups, processes, ray_cluster
+
+    if ray is not None:
+        return ray_cluster.on(ray, jobs)
+    return groups.here if jobs is None else processes.on(jobs)

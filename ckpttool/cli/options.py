@@ -20,3 +20,60 @@ Glob = Annotated[
 LayoutOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="Read the source as this layout (see ckpttool layouts).")
 ]
+Video = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Film episodes of the best checkpoint: a new .mp4 or .gif file."),
+]
+VideoEpisodes = Annotated[
+    str, typer.Option(metavar="LIST", help="What to film: best, worst, median, or numbers from 0.")
+]
+Plot = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Draw returns or the learning curve: a new .png, .svg or .pdf file."),
+]
+Chart = Annotated[
+    bool | None,
+    typer.Option(
+        "--chart/--no-chart",
+        help="Draw in the terminal too. Default: where a person reads.",
+        show_default=False,
+    ),
+]
+Noise = Annotated[
+    float | None,
+    typer.Option(metavar="STD", help="Add Gaussian noise to actions: its deviation in half action ranges."),
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What steps the environments: auto, gymnasium, mujoco, pendulum.batch, device.",
+    ),
+]
+Dtype = Annotated[str, typer.Option(metavar="NAME", help="What the policy computes in: float32 or float64.")]
+AdapterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME",
+        help="zero_contact_forces: Ant and Humanoid policies from before simulators reported these. What the "
+        "policy's size decides is adapted unasked.",
+    ),
+]
+Runs = Annotated[bool, typer.Option("--runs", help="Each PATH is one training run: intervals over the runs.")]
+Last = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Score each run by its last N checkpoints together (--runs)."),
+]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH", help="A run of another algorithm to compare with; may be repeated (--runs)."
+    ),
+]
+Csv = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Write one line per episode to a new CSV file.")
+]
+Tensorboard = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Write scalars at the training steps for TensorBoard.")
+]

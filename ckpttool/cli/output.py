@@ -30,18 +30,8 @@ def _escaped(character: str) -> str:
 
 def document(content: dict[str, Any]) -> str:
     """Return the one JSON document of a command: schema, tool version, then the content."""
-    whole = {"schema": SCHEMA, "tool": f"ckpttool {__version__}", **_finite(content)}
+    whole = {"schema": SCHEMA, "tool": f"ckpttool {__version__}", **documents.plain(content)}
     return json.dumps(whole, indent=1, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return documents.finite(value)
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def write(text: str) -> None:

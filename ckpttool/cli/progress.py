@@ -19,24 +19,43 @@ _PATIENCE_S = 1.0
 class _Shown:
     """Starts a bar when the work has taken longer than a moment."""
 
-    def __init__(self, label: str) -> None:
-        self.label = label
+    def __init__(self, label: str, unit: str | None) -> None:
+        self.label, self.unit = label, unit
         self.began = time.monotonic()
         self.bar: Bar | None = None
+        # Steps are timed from the first report on: before it a policy is built and environments are made.
+        self.first: tuple[float, int] | None = None
 
-    def __call__(self, done: int, total: int) -> None:
-        if self.bar is None and time.monotonic() - self.began > _PATIENCE_S and done < total:
+    def __call__(self, done: int, total: int, steps: int | None = None) -> None:
+        now = time.monotonic()
+        if self.bar is None and now - self.began > _PATIENCE_S and done < total:
             self._start(total)
+        speed = self._speed(now, steps) if steps is not None else ""
         if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=done, total=total)
+            self.bar.update(self.bar.task_ids[0], completed=done, total=total, speed=speed)
+
+    def _speed(self, now: float, steps: int) -> str:
+        if self.first is None or steps < self.first[1]:
+            self.first = (now, steps)
+        since, before = self.first
+        return f"{(steps - before) / (now - since):,.0f} steps/s" if now > since else ""
 
     def _start(self, total: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-        self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-        self.bar.add_task(self.label, total=total)
+        # How many of them, where there is a word for what is counted: else the part that is done.
+        amount = f"{{task.completed}}/{{task.total}} {self.unit}" if self.unit else "{task.percentage:>3.0f}%"
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn(amount),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self.bar.add_task(self.label, total=total, speed="")
         self.bar.start()
 
     def stop(self) -> None:
@@ -45,12 +64,12 @@ class _Shown:
 
 
 @contextmanager
-def progress(label: str, *, quiet: bool) -> Iterator[Progress]:
-    """Give a progress callback that draws a bar where a person watches."""
+def progress(label: str, *, quiet: bool, unit: str | None = None) -> Iterator[Progress]:
+    """Give a progress callback that draws a bar where a person watches; `unit` names what it counts."""
     if quiet or not sys.stderr.isatty():
         yield silent
         return
-    shown = _Shown(label)
+    shown = _Shown(label, unit)
     try:
         yield shown
     finally:

@@ -3,29 +3,85 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
+from ckpttool.agents.reference_scores import reference
+from ckpttool.cli.columns import wrapped
 from ckpttool.cli.output import clean
 from ckpttool.cli.tables import listed
 from ckpttool.ops.evaluation import Evaluation
+from ckpttool.ops.ranking import Best, Ranked, Scored, episodes_needed
+from ckpttool.ops.sweep import Sweep
+
+_STEPS = {
+    "name": "steps are the numbers in the files' names",
+    "total_it": "steps are the updates that the checkpoints count (total_it)",
+}
 
 
-def evaluations(found: Sequence[Evaluation], *, quiet: bool) -> str:
-    """Return one report, or a row per checkpoint when there are several."""
-    if len(found) == 1:
-        return "\n".join([*_report(found[0]), *([] if quiet else _said(found[0]))])
+def sweep(found: Sweep, *, quiet: bool) -> str:
+    """Return one report, or a row per checkpoint when there are several, and which one is best."""
+    every = found.evaluations
+    if len(every) == 1:
+        said = [*_said(every[0]), *listed("note", found.notes)]
+        return "\n".join([*_report(every[0]), *([] if quiet else map(wrapped, said))])
+    lines = _table(found) if every else []
+    if found.best is not None:
+        lines += map(wrapped, _verdict(found, found.best))
+    return "\n".join([*lines, *([] if quiet else _remarks(found))])
+
+
+def _table(found: Sweep) -> list[str]:
+    places = {place.checkpoint: place for place in found.ranking}
+    rows = [("rank", "step", "mean", "95 % of the mean", "IQM", "behind")]
+    rows += [_row(each, places.get(each.evaluation.checkpoint)) for each in found.scored]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     # The path comes last and whole: it is what people copy.
-    lines = [f"{'mean':>10} {'std':>8} {'IQM':>10} {'episodes':>8}  checkpoint"]
-    for each in found:
-        result = each.statistics
-        numbers = f"{result.mean:>10.1f} {_number(result.std):>8} {result.iqm:>10.1f} {result.n:>8}"
-        lines.append(f"{numbers}  {clean(each.checkpoint)}{_cut_short(each)}")
-    if not quiet:
-        said = [(each, line) for each in found for line in _said(each)]
-        common = [line for line, n in Counter(line for _, line in said).items() if n == len(found)]
-        lines += common
-        lines += [f"{clean(e.checkpoint)}: {line}" for e, line in said if line not in common]
-    return "\n".join(lines)
+    paths = ["checkpoint", *(f"{clean(e.checkpoint)}{_cut_short(e)}" for e in found.evaluations)]
+    return [
+        " ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) + f"  {path}"
+        for row, path in zip(rows, paths, strict=True)
+    ]
+
+
+def _row(each: Scored, place: Ranked | None) -> tuple[str, str, str, str, str, str]:
+    result = each.evaluation.statistics
+    return (
+        "-" if place is None else str(place.rank),
+        "-" if each.step is None else str(each.step),
+        f"{result.mean:.1f}",
+        "-" if result.ci95 is None else f"{result.ci95[0]:.1f} to {result.ci95[1]:.1f}",
+        f"{result.iqm:.1f}",
+        "-" if place is None or place.behind is None else f"{0.0 - place.behind.value:.1f}",
+    )
+
+
+def _verdict(found: Sweep, best: Best) -> list[str]:
+    name = clean(best.checkpoint)
+    if best.certain:
+        return [f"best     {name}: all others are lower (paired by seed, 95 % over all comparisons)"]
+    episodes = min(each.statistics.n for each in found.evaluations)
+    needed = episodes_needed(len(found.ranking) - 1)
+    if episodes < needed:
+        return [
+            f"best     {name}, by the mean; {episodes} episodes are too few to be certain among "
+            f"{len(found.ranking)} ({needed} are needed)"
+        ]
+    tied = sum(place.tied for place in found.ranking) - 1
+    return [
+        f"best     {name}, but {tied} of {len(found.ranking) - 1} others cannot be told from it "
+        "(paired by seed, 95 % over all comparisons)"
+    ]
+
+
+def _remarks(found: Sweep) -> list[str]:
+    """Return what was assumed and noted: once where it is the same for all."""
+    every = found.evaluations
+    said = [(each, line) for each in every for line in _said(each)]
+    common = [line for line, n in Counter(line for _, line in said).items() if n == len(every)]
+    own = [f"{clean(e.checkpoint)}: {line}" for e, line in said if line not in common]
+    source = () if found.step_from is None else (_STEPS.get(found.step_from, f"steps are {found.step_from}"),)
+    resumed = (f"{found.resumed} of them were there already",) if found.resumed else ()
+    return [wrapped(line) for line in [*common, *own, *listed("note", (*source, *resumed, *found.notes))]]
 
 
 def _report(one: Evaluation) -> list[str]:
@@ -42,13 +98,32 @@ def _report(one: Evaluation) -> list[str]:
             f"{result.min:.2f} to {result.max:.2f}",
         ]
     lines += [
+        *_normalized(one),
         f"length   {played.lengths.mean():.1f} steps; {int(played.terminated.sum())} terminated, "
         f"{int(played.truncated.sum())} truncated",
         f"speed    {played.steps_per_s:,.0f} steps/s ({played.steps:,} steps, {one.protocol.backend} on "
         f"{one.device}, {played.num_envs} at once)",
-        f"seeds    {played.seeds[0]} to {played.seeds[-1]}, deterministic {one.protocol.network}",
+        f"seeds    {played.seeds[0]} to {played.seeds[-1]}, {_played_how(one)}",
     ]
     return [*lines, cut.strip()] if (cut := _cut_short(one)) else lines
+
+
+def _played_how(one: Evaluation) -> str:
+    how = one.protocol
+    if how.noise is None:
+        return f"deterministic {how.network}"
+    return f"{how.network} with noise of {how.noise:g} half action ranges: not deterministic"
+
+
+def _normalized(one: Evaluation) -> list[str]:
+    known = reference(one.env)
+    if known is None:
+        return []
+    value = known.normalized(one.statistics.mean)
+    return [
+        f"score    {value:.1f} normalised (D4RL: random {known.random:.1f} is 0, expert {known.expert:.1f} "
+        f"is 100, in {known.env})"
+    ]
 
 
 def _cut_short(one: Evaluation) -> str:

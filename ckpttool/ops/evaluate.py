@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass
-from typing import IO, cast
+from typing import cast
 
 from ckpttool import plugins
 from ckpttool.agents import envs
 from ckpttool.agents.actions import Noise
 from ckpttool.agents.components import policy_network, widths
-from ckpttool.agents.envs import EnvSpec, VectorEnv
+from ckpttool.agents.encoders import Shapes, fits
+from ckpttool.agents.envs import OBS, EnvSpec, VectorEnv
+from ckpttool.agents.envs.drift import suggestion
 from ckpttool.agents.network import Network
 from ckpttool.agents.policy import Backend
-from ckpttool.agents.rollout import Play, Rollout, rollouts
+from ckpttool.agents.rollout import Play, Rollout, Watch, rollouts
+from ckpttool.agents.stacking import stack
 from ckpttool.agents.statistics import summarise
-from ckpttool.checkpoint import Output, require_new, write_atomically
 from ckpttool.errors import EnvironmentMismatchError, UsageError
 from ckpttool.layouts.canonical import Part
+from ckpttool.layouts.fronts import Front
 from ckpttool.ops.evaluation import Evaluation, Protocol
+from ckpttool.ops.fingerprint import surroundings
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
 from ckpttool.ops.wiring import Bounds, wire
@@ -33,6 +36,7 @@ class Place:
     env: str
     trusted: bool
     obs_dim: int
+    adapter: str | None = None
 
     def make(self, num_envs: int, engine: str = "auto", *, pictures: bool = False) -> VectorEnv:
         """Return that many environments; an id from a file may not import or name anything."""
@@ -41,6 +45,7 @@ class Place:
             num_envs,
             trusted=self.trusted,
             obs_dim=self.obs_dim,
+            adapter=self.adapter,
             engine=engine,
             pictures=pictures,
         )
@@ -48,9 +53,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entrant:
-    """An agent that is ready to play: its policy as a network, and what had to be assumed for it."""
+    """An agent that is ready to play: its policy as a network, and what had to be assumed for it.
 
-    agent: Agent
+    It holds no open file and can be pickled, so that another process may play it.
+    """
+
+    checkpoint: str
     place: Place
     network: Network
     assumed: tuple[str, ...]
@@ -80,9 +88,11 @@ def evaluate(
 
 def place_of(agent: Agent, asked: str | None, how: Protocol) -> Place:
     """Return where the agent plays: what was asked for, or what its own files name."""
-    seen, _ = widths(agent.tree, _policy_part(agent, how.network))
+    part = _policy_part(agent, how.network)
+    front = agent.front(part.title)
+    seen = widths(agent.tree, part)[0] if front is None else sum(s.size for s in front.streams)
     if asked is not None:
-        return Place(asked, trusted=True, obs_dim=seen)
+        return Place(asked, trusted=True, obs_dim=seen, adapter=how.adapter)
     known = agent.known.env
     if not known or not known.get("id"):
         raise UsageError(
@@ -91,38 +101,49 @@ def place_of(agent: Agent, asked: str | None, how: Protocol) -> Place:
             hint="; ".join(("--env ID, such as --env Pendulum-v1", *agent.notes)),
         )
     # gymnasium imports the module before a colon: a file may not ask for that.
-    return Place(str(known["id"]), trusted=False, obs_dim=seen)
+    return Place(str(known["id"]), trusted=False, obs_dim=seen, adapter=how.adapter)
 
 
 def enter(agent: Agent, place: Place, how: Protocol, spec: EnvSpec) -> Entrant:
     """Return the agent made ready for an environment; raise EnvironmentMismatchError if it does not fit."""
     part = _policy_part(agent, how.network)
-    wiring, assumed = wire(agent, bounds_of(agent, widths(agent.tree, part), spec))
-    network = policy_network(agent.tree, part, wiring)
+    front = agent.front(part.title)
+    wiring, assumed = wire(agent, _bounds(agent, part, front, spec))
+    network = policy_network(agent.tree, part, wiring, front, spec.shapes)
+    assumed = (*assumed, *(front.assumed if front is not None else ()))
     if how.dtype != "float32":
         network = network.cast(how.dtype)
-    return Entrant(agent, place, network, assumed, (*agent.notes, *_drift(agent, spec)))
+    return Entrant(agent.checkpoint.path, place, network, assumed, (*agent.notes, *_drift(agent, spec)))
 
 
 def play(
-    entrants: tuple[Entrant, ...], how: Protocol, vector: VectorEnv, progress: Progress = silent
+    entrants: tuple[Entrant, ...],
+    how: Protocol,
+    vector: VectorEnv,
+    progress: Progress = silent,
+    *,
+    watch: Watch | None = None,
 ) -> tuple[Evaluation, ...]:
-    """Play the one entrant in all rows of `vector`, and return its evaluation."""
-    (entrant,) = entrants
+    """Play entrants of one structure and one place, stacked, and return their evaluations in their order.
+
+    The rows of `vector` are divided among them, so that each has its episodes on the same seeds. After
+    Ctrl-C those that finished no episode are left out. Raise UsageError where structures differ (see
+    agents.stacking.structure).
+    """
     backend = cast(Backend, plugins.find("backends", how.backend).load())
-    policy = backend.build(entrant.network, how.device)
+    policy = backend.build(stack([entrant.network for entrant in entrants]), how.device)
     noise = None if how.noise is None else Noise(how.noise)
     played = rollouts(
         policy,
         vector,
-        Play(how.episodes, how.seed, noise),
-        progress=lambda done, total, _: progress(done, total),
+        Play(how.episodes, how.seed, noise, watch=watch),
+        members=len(entrants),
+        progress=progress,
     )
-    versions = {"ckpttool": __version__, "python": platform.python_version()}
-    versions |= {**vector.spec.versions, **backend.versions()}
+    versions = versions_of(backend, vector.spec)
     return tuple(
         Evaluation(
-            entrant.agent.checkpoint.path,
+            entrant.checkpoint,
             entrant.place.env,
             how,
             policy.device,
@@ -131,13 +152,22 @@ def play(
             summarise(result.returns),
             entrant.assumed,
             (*entrant.notes, *vector.notes, *_clipped(result)),
+            stacked=len(entrants),
+            surroundings=surroundings(vector.spec, result.engine),
         )
         for entrant, result in zip(entrants, played, strict=True)
+        if len(result.returns)
     )
 
 
+def versions_of(backend: Backend, spec: EnvSpec) -> dict[str, str]:
+    """Return the versions of all that decides a result: ours, Python's, the environment's, the backend's."""
+    ours = {"ckpttool": __version__, "python": platform.python_version()}
+    return {**ours, **spec.versions, **backend.versions()}
+
+
 def _policy_part(agent: Agent, network: str) -> Part:
-    part = agent.runnable(network)
+    part = agent.playable(network)
     if part is None or not part.acts:
         policies = [p.title for p in agent.binding.parts if p.acts]
         raise UsageError(
@@ -146,6 +176,26 @@ def _policy_part(agent: Agent, network: str) -> Part:
             hint=f"it has {', '.join(policies)}" if policies else "it holds no policy at all",
         )
     return part
+
+
+def _bounds(agent: Agent, part: Part, front: Front | None, spec: EnvSpec) -> Bounds:
+    """Return an environment's action bounds; raise EnvironmentMismatchError if the policy does not fit it."""
+    obs_dim, act_dim = widths(agent.tree, part)
+    if front is None and list(spec.shapes) == [OBS]:
+        return bounds_of(agent, (obs_dim, act_dim), spec)
+    if front is None or not fits(front, spec.shapes):
+        wanted = front.shapes if front is not None else {OBS: (obs_dim,)}
+        raise EnvironmentMismatchError(
+            f"the policy does not take the observations of {spec.id}",
+            file=agent.checkpoint.path,
+            expected=_shown(spec.shapes),
+            found=_shown(wanted),
+        )
+    return bounds_of(agent, (spec.obs_dim, act_dim), spec)
+
+
+def _shown(shapes: Shapes) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
 
 
 def bounds_of(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> Bounds:
@@ -160,6 +210,7 @@ def bounds_of(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> Bounds:
             file=agent.checkpoint.path,
             expected=f"{spec.obs_dim} observations and {spec.action_dim} actions",
             found=f"{obs_dim} and {act_dim}",
+            hint=suggestion(spec.id, obs_dim, act_dim),
         )
     return Bounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space")
 
@@ -181,18 +232,3 @@ def _clipped(played: Rollout) -> tuple[str, ...]:
     if not played.clipped:
         return ()
     return (f"{played.clipped} of {played.steps} actions were outside the bounds and were limited",)
-
-
-def save(path: str, text: str) -> None:
-    """Write a result's document to a new file; raise TargetExistsError if it is there already."""
-
-    def write(stream: IO[bytes]) -> None:
-        stream.write(text.encode() + b"\n")
-
-    require_new_result(path)
-    write_atomically((Output(os.fspath(path), write),))
-
-
-def require_new_result(path: str) -> None:
-    """Raise unless a result may be written to `path`: for asking before hours of playing."""
-    require_new(path, hint="take another name")

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast, get_args
 
+from ckpttool.agents.execute import Dtype
+from ckpttool.agents.reference_scores import SOURCE, reference
 from ckpttool.agents.rollout import Rollout
 from ckpttool.agents.statistics import Summary
+from ckpttool.errors import UsageError
+from ckpttool.ops.fingerprint import fingerprint
 
 _AT_ONCE = 16
+
+
+def float_type(name: str) -> Dtype:
+    """Return the type that a policy computes in by its name; raise UsageError if it is none."""
+    if name not in get_args(Dtype):
+        raise UsageError("no policy computes in that type", expected=" or ".join(get_args(Dtype)), found=name)
+    return cast(Dtype, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +29,7 @@ class Protocol:
 
     `num_envs` None means as many as there are episodes, up to 16. `engine` is what steps the environments,
     `noise` the deviation of exploration noise in half action ranges, None for the deterministic policy.
+    `adapter` is one of agents.envs.ADAPTERS, None for what the policy's size decides.
     """
 
     episodes: int = 10
@@ -25,9 +38,10 @@ class Protocol:
     device: str = "cpu"
     backend: str = "numpy"
     network: str = "actor"
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Dtype = "float32"
     engine: str = "auto"
     noise: float | None = None
+    adapter: str | None = None
 
     @property
     def at_once(self) -> int:
@@ -52,6 +66,14 @@ class Evaluation:
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
     stacked: int = 1
+    surroundings: Mapping[str, Any] = field(default_factory=dict)
+    """what the environment was (see ops.fingerprint)"""
+
+    @property
+    def normalized(self) -> float | None:
+        """The mean as a normalised score, None where no reference is known (agents.reference_scores)."""
+        known = reference(self.env)
+        return None if known is None else known.normalized(self.statistics.mean)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -60,6 +82,8 @@ class Evaluation:
             "checkpoint": self.checkpoint,
             "env": self.env,
             "versions": self.versions,
+            "environment": dict(self.surroundings),
+            "fingerprint": fingerprint(self.surroundings),
             "protocol": {
                 "episodes": played.episodes,
                 "seeds": played.seeds.tolist(),
@@ -70,6 +94,7 @@ class Evaluation:
                 "device": self.device,
                 "backend": self.protocol.backend,
                 "engine": played.engine,
+                "adapter": self.protocol.adapter,
                 "network": self.protocol.network,
                 "dtype": self.protocol.dtype,
             },
@@ -84,10 +109,25 @@ class Evaluation:
             "min": result.min,
             "max": result.max,
             "ci95": list(result.ci95) if result.ci95 is not None else None,
+            "interval_over": "episodes",
+            "normalized": self._normalized(),
             "steps": played.steps,
+            "seconds": played.seconds,
             "steps_per_s": played.steps_per_s,
             "clipped_actions": played.clipped,
             "interrupted": played.interrupted,
             "assumed": list(self.assumed),
             "notes": list(self.notes),
+        }
+
+    def _normalized(self) -> dict[str, Any] | None:
+        known = reference(self.env)
+        if known is None:
+            return None
+        return {
+            "mean": self.normalized,
+            "random": known.random,
+            "expert": known.expert,
+            "measured_in": known.env,
+            "source": SOURCE,
         }

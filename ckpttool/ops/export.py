@@ -101,8 +101,6 @@ def _require_library() -> None:
 def _encoded(network: Network, part: Part, made: Sidecar) -> bytes:
     from ckpttool.agents import onnx_model
 
-    if network.states:
-        raise UnsupportedError("a network that carries state from step to step is not exported yet")
     output = "action" if part.acts else "value"
     return onnx_model.encode(network, contents.places(network, part), output, contents.metadata(made))
 

@@ -67,11 +67,27 @@ def look(path: str, glob: str | None = None, layout: str | None = None) -> Summa
         return _without_latest(path, error, glob, layout)
     found = summary(path, glob, layout)
     # A folder that is one checkpoint (a SavedModel) stands for itself, and holds no others.
-    if os.path.normpath(os.path.dirname(latest)) != os.path.normpath(path):
+    if not _lies_in(latest, path):
         return found
     state, notes = _state(path)
     listed = _listed(path, state, latest)
     return replace(found, checkpoints=tuple(listed), notes=(*found.notes, *notes))
+
+
+def checkpoints(path: str) -> tuple[Listed, ...]:
+    """Return the checkpoints that lie in a folder, from first to last step; none if it is one itself."""
+    try:
+        latest = resolve(path).location
+    except CkpttoolError:
+        latest = None
+    if latest is not None and not _lies_in(latest, path):
+        return ()
+    state, _ = _state(path)
+    return tuple(_listed(path, state, latest))
+
+
+def _lies_in(location: str, path: str) -> bool:
+    return os.path.normpath(os.path.dirname(location)) == os.path.normpath(path)
 
 
 def _without_latest(

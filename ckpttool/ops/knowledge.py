@@ -86,7 +86,9 @@ def of_files(binding: Binding, agent: Tree) -> Sidecar:
         if facts.activations is not None
         else [facts.hidden] * (max(each.count("dense") for each in kinds) - 1),
         "epsilon": {"layer_norm": facts.epsilon} if normed else None,
-        "obs_dim": widths(agent, policy)[0] if policy is not None else None,
+        "obs_dim": widths(agent, policy)[0]
+        if policy is not None and policy.component not in binding.fronts
+        else None,
         **_bounds(facts, agent, policy),
         "obs_norm": _norm(facts.norm or _normalizer(agent)),
         "env": {"id": facts.env} if facts.env is not None else None,

@@ -61,5 +61,6 @@ _BACKENDS = {
     "numpy": "NumPy on the CPU; needs nothing else",
     "torch": "PyTorch on the CPU or a CUDA device",
     "tensorflow": "TensorFlow on the CPU or a GPU",
+    "onnxruntime": "onnxruntime on the CPU; fastest for images and batches",
 }
 _ROWS = {"formats": _format, "layouts": _layout, "backends": _backend}

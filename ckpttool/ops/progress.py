@@ -6,12 +6,15 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called now and then from the working thread; `done` and `total` count the same unit."""
+    """Called now and then from the working thread; `done` and `total` count the same unit.
 
-    def __call__(self, done: int, total: int) -> None:
+    Who plays also says how many steps the environments have taken.
+    """
+
+    def __call__(self, done: int, total: int, steps: int | None = None) -> None:
         """Take note."""
         ...
 
 
-def silent(done: int, total: int) -> None:
+def silent(done: int, total: int, steps: int | None = None) -> None:
     """Say nothing."""

@@ -13,6 +13,7 @@ from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import NETWORKS, RUN, Binding, Part
+from ckpttool.layouts.fronts import Front
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, Path, ValueLeaf, display
 from ckpttool.mapping.report import Moves
@@ -48,17 +49,30 @@ class Agent:
         """Return the network of that title (`actor`, `critic/q1`), or None."""
         return next((part for part in self.binding.parts if part.title == title), None)
 
-    def runnable(self, title: str) -> Part | None:
-        """Return the network of that title; raise UnsupportedError if a part of it is of no known kind."""
+    def front(self, title: str) -> Front | None:
+        """Return what the policy of that title computes before its layers, None where that is nothing."""
+        return self.binding.fronts.get(title)
+
+    def playable(self, title: str) -> Part | None:
+        """Return the policy of that title, which may stand behind a front; raise as `runnable` does."""
+        front = self.front(title)
+        return self.runnable(title, front.covers if front is not None else frozenset())
+
+    def runnable(self, title: str, covered: frozenset[str] = frozenset()) -> Part | None:
+        """Return the network of that title; raise UnsupportedError if a part of it is of no known kind.
+
+        `covered` are tensors that somebody else takes care of.
+        """
         part = self.part(title)
         # A network of which nothing can be run is no part at all, and still was in the file.
-        left = self.binding.unplaced.get(title.partition("/")[0], ())
+        left = [n for n in self.binding.unplaced.get(title.partition("/")[0], ()) if n not in covered]
         if left:
-            raise UnsupportedError(
-                f"{title} holds a layer of a kind that cannot be run yet",
-                file=self.checkpoint.path,
-                found=some(left, 3),
-            )
+            front = self.front(title)
+            if front is not None and front.covers.issuperset(left):
+                reason = "has more than layers (an encoder, memory, norms): it is played, and nothing else"
+            else:
+                reason = "holds a layer of a kind that cannot be run yet"
+            raise UnsupportedError(f"{title} {reason}", file=self.checkpoint.path, found=some(left, 3))
         return part
 
 
@@ -70,13 +84,18 @@ def restore(path: str, layout: str | None = None) -> Agent:
     checkpoint = open_checkpoint(path)
     agent = agent_of(checkpoint, own_sidecar, layout)
     if agent is None:
-        raise UsageError(
-            "no layout recognises an agent in this checkpoint",
-            file=checkpoint.path,
-            found=next((note for note in checkpoint.notes if note.startswith("policy ")), None),
-            hint="ckpttool inspect shows its tensors, ckpttool layouts the namings that are known",
-        )
+        raise no_agent(checkpoint)
     return agent
+
+
+def no_agent(checkpoint: Checkpoint) -> UsageError:
+    """Return the error that a checkpoint holds no agent that a layout knows."""
+    return UsageError(
+        "no layout recognises an agent in this checkpoint",
+        file=checkpoint.path,
+        found=next((note for note in checkpoint.notes if note.startswith("policy ")), None),
+        hint="ckpttool inspect shows its tensors, ckpttool layouts the namings that are known",
+    )
 
 
 def agent_of(
@@ -94,7 +113,9 @@ def agent_of(
     if other:
         notes = (*notes, f"weights stored as {', '.join(other)} are run as float32")
     known = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
-    return Agent(checkpoint, binding, tree, own.sidecar, known, notes)
+    fronts = tuple(move for front in binding.fronts.values() for move in front.moves)
+    before = canonical_tree(checkpoint.tree, Moves(fronts))
+    return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes)
 
 
 def networks(tree: Tree, binding: Binding) -> Tree:

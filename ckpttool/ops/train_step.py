@@ -147,7 +147,7 @@ def batches(learner: Learner, steps: int = STEPS, statistics: Mapping[str, Any] 
     values, so that errors, and with them gradients, are as small as an agent of small values has them.
     """
     generator = np.random.default_rng(0)
-    obs_dim, act_dim = learner.networks["actor"].inputs[0][1], len(learner.low)
+    obs_dim, act_dim = learner.networks["actor"].input_shapes["obs"][0], len(learner.low)
     mean, deviation = np.zeros(obs_dim), np.ones(obs_dim)
     if statistics is not None:
         mean, deviation = np.asarray(statistics["mean"]), np.sqrt(np.asarray(statistics["var"]))

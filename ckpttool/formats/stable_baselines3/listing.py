@@ -31,12 +31,9 @@ _TEXT_BYTES = 64 << 10
 _KINDS = {
     "dqn": "a Q-network for discrete actions (DQN)",
     "qrdqn": "a quantile network for discrete actions (QR-DQN)",
-    "ppo_recurrent": "a recurrent policy",
-    "recurrent": "a recurrent policy",
     "ppo_mask": "a policy with masked actions",
     "maskable": "a policy with masked actions",
     "ars": "a policy without a critic (ARS)",
-    "crossq": "CrossQ, whose networks hold batch renormalisation",
 }
 _DISCRETE = "a policy for discrete actions"
 

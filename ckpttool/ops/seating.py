@@ -1,0 +1,100 @@
+"""Checkpoints become entrants: restored one by one, and seated where they are played."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from ckpttool import plugins
+from ckpttool.agents.envs import EnvSpec
+from ckpttool.agents.policy import Backend
+from ckpttool.agents.stacking import structure
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CkpttoolError, MissingExtraError, UsageError
+from ckpttool.ops import results, training_step
+from ckpttool.ops.entries import Entry
+from ckpttool.ops.evaluate import Entrant, Place, enter, place_of, versions_of
+from ckpttool.ops.evaluation import Protocol
+from ckpttool.ops.restore import Agent, agent_of, no_agent, own_sidecar
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seat:
+    """An entrant, its number in the order of the checkpoints, and what its result will be known by.
+
+    `steps` is what its counters and its name say of its training, `versions` what it is to be played with.
+    """
+
+    number: int
+    entrant: Entrant
+    key: str
+    steps: Mapping[str, int]
+    versions: Mapping[str, str]
+
+    @property
+    def alike(self) -> Hashable:
+        """What those that are played together share; a network that cannot be stacked shares nothing."""
+        shape = structure(self.entrant.network)
+        return self.entrant.place, self.number if shape is None else shape
+
+
+class RequestError(Exception):
+    """Carries an error that every checkpoint would meet, such as an unknown environment."""
+
+    def __init__(self, error: CkpttoolError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Seating:
+    """Restores checkpoints for one request, and remembers what they have in common."""
+
+    def __init__(self, env: str | None, how: Protocol, layout: str | None) -> None:
+        self._env, self._how, self._layout = env, how, layout
+        self._backend = cast(Backend, plugins.find("backends", how.backend).load())
+        self._specs: dict[Place, EnvSpec] = {}
+        self._layouts: dict[Hashable, str] = {}
+
+    def seat(self, number: int, entry: Entry) -> Seat | None:
+        """Return the entry's seat; None if it holds no policy, and nobody said that it does.
+
+        Raise RequestError for what is wrong with the request itself, CkpttoolError for what is wrong with
+        this checkpoint.
+        """
+        checkpoint = entry.open()
+        agent = self._agent(checkpoint)
+        if agent is None and entry.named:
+            raise no_agent(checkpoint)
+        if agent is None or not (entry.named or any(part.acts for part in agent.binding.parts)):
+            return None
+        place = place_of(agent, self._env, self._how)
+        spec = self._spec(place)
+        entrant = enter(agent, place, self._how, spec)
+        versions = versions_of(self._backend, spec)
+        policy = results.digest_of_policy(entrant.network)
+        key = results.key(policy, place.env, self._how, versions)
+        return Seat(number, entrant, key, training_step.steps_of(agent), versions)
+
+    def _agent(self, checkpoint: Checkpoint) -> Agent | None:
+        """Return the checkpoint as an agent; what looks like one before it is of the same layout."""
+        looks = tuple(
+            (name, getattr(checkpoint.tree[path], "shape", None))
+            for path, name in checkpoint.tree.names.items()
+        )
+        agent = agent_of(checkpoint, own_sidecar, self._layout or self._layouts.get(looks))
+        if agent is not None:
+            self._layouts[looks] = agent.binding.layout
+        return agent
+
+    def _spec(self, place: Place) -> EnvSpec:
+        """Return what an agent must fit there."""
+        if place not in self._specs:
+            try:
+                with place.make(1, self._how.engine) as one:
+                    self._specs[place] = one.spec
+            except (UsageError, MissingExtraError) as error:
+                if place.trusted:
+                    raise RequestError(error) from None
+                raise
+        return self._specs[place]

@@ -1,0 +1,193 @@
+"""What `eval` tells besides a mean: repeats, noise, algorithms compared, files, logged curves, bad input."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.ops.algorithms import algorithm, asked
+from ckpttool.ops.evaluate import evaluate
+from ckpttool.ops.evaluation import Evaluation, Protocol
+from ckpttool.ops.fingerprint import fingerprint
+from ckpttool.ops.score_files import LENGTH, MEAN, STD
+from ckpttool.ops.sweep import sweep
+from ckpttool.source import File
+from ckpttool.wire import summary_events
+from tests.conftest import SAMPLES, TORCH_SAMPLE, ckpttool, refused
+
+pytestmark = pytest.mark.environment
+
+RUN = SAMPLES / "td3_pendulum_torch"
+TIMES = ("seconds", "steps_per_s")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _needs_gymnasium() -> None:
+    pytest.importorskip("gymnasium")
+
+
+@pytest.fixture(scope="module")
+def one() -> Evaluation:
+    return evaluate(str(TORCH_SAMPLE), protocol=Protocol(episodes=2, num_envs=2))
+
+
+def test_two_processes_give_the_same_document() -> None:
+    first, second = (ckpttool("eval", TORCH_SAMPLE, "--episodes", 4, "--json").json() for _ in range(2))
+    for document in (first, second):
+        for name in TIMES:
+            del document[name]
+    assert first == second
+
+
+def test_noise_repeats_and_is_said() -> None:
+    noisy = [evaluate(str(TORCH_SAMPLE), protocol=Protocol(episodes=2, noise=0.2)) for _ in range(2)]
+    plain = evaluate(str(TORCH_SAMPLE), protocol=Protocol(episodes=2))
+    np.testing.assert_array_equal(noisy[0].rollout.returns, noisy[1].rollout.returns, strict=True)
+    assert (noisy[0].rollout.returns != plain.rollout.returns).any()
+    assert noisy[0].document()["protocol"]["deterministic"] is False
+    said = ckpttool("eval", TORCH_SAMPLE, "--episodes", 1, "--noise", 0.2).out
+    assert "actor with noise of 0.2 half action ranges: not deterministic" in said
+    assert "cannot be a deviation" in refused(ckpttool("eval", TORCH_SAMPLE, "--noise", -1))
+
+
+def test_the_fingerprint_is_of_the_environment_alone(one: Evaluation) -> None:
+    other = evaluate(str(RUN / "ckpt-2500.pt"), protocol=Protocol(episodes=1, seed=5))
+    assert other.document()["fingerprint"] == one.document()["fingerprint"]
+    facts = one.document()["environment"]
+    assert facts["id"] == "Pendulum-v1"
+    assert facts["max_episode_steps"] == 200
+    assert facts["action"] == {"low": ["-2.0"], "high": ["2.0"]}
+    assert {"gymnasium", "numpy"} <= set(facts["versions"])
+    slower = evaluate(str(TORCH_SAMPLE), protocol=Protocol(episodes=1, engine="gymnasium"))
+    for changed in ({**facts, "max_episode_steps": 100}, {**facts, "arguments": {"g": "2.0"}}):
+        assert fingerprint(changed) != fingerprint(facts)
+    assert (slower.document()["fingerprint"] == fingerprint(facts)) == (facts["engine"] == "gymnasium")
+
+
+def test_an_interval_says_what_it_is_over(one: Evaluation) -> None:
+    assert one.document()["interval_over"] == "episodes"
+    assert one.normalized is None
+    assert one.document()["normalized"] is None
+
+
+def test_algorithms_are_compared_and_files_written(tmp_path: Path) -> None:
+    """Two runs beside two others: late checkpoints beside early ones."""
+    late, early = [RUN / f"ckpt-{n}.pt" for n in (12500, 15000)], [RUN / f"ckpt-{n}.pt" for n in (2500, 5000)]
+    others = [part for path in early for part in ("--against", path)]
+    ran = ckpttool(
+        "eval",
+        *late,
+        *others,
+        *("--episodes", 2, "--json", "--min-return", -400),
+        *("--csv", tmp_path / "episodes.csv", "--tensorboard", tmp_path / "tb"),
+    )
+    assert ran.status == 0, ran.err  # the two late ones: those of --against may be as bad as they are
+    document: dict[str, Any] = ran.json()
+    means = {Path(each["checkpoint"]).name: each["mean"] for each in document["evaluations"]}
+    ours = [means["ckpt-12500.pt"], means["ckpt-15000.pt"]]
+    theirs = [means["ckpt-2500.pt"], means["ckpt-5000.pt"]]
+    assert [run["mean"] for run in document["runs"]["runs"]] == pytest.approx(ours)
+    assert document["runs"]["interval_over"] == "training seeds"
+    assert document["runs"]["mean"]["value"] == pytest.approx(np.mean(ours))
+    assert document["against"]["mean"]["value"] == pytest.approx(np.mean(theirs))
+    compared = document["comparison"]
+    assert compared["difference"]["value"] == pytest.approx(np.mean(ours) - np.mean(theirs))
+    assert compared["probability_of_improvement"] == {"value": 1.0, "ci95": [1.0, 1.0]}
+    with (tmp_path / "episodes.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [float(row["return"]) for row in rows[:2]] == document["evaluations"][0]["returns"]
+    assert {row["seed"] for row in rows} == {"1000", "1001"}
+    path = document["tensorboard"]
+    found = list(summary_events.scalars(File.stamp(path), [MEAN, STD, LENGTH]))
+    steps = {scalar.step: scalar.value for scalar in found if scalar.tag == MEAN}
+    expected = {each["step"]: each["mean"] for each in document["evaluations"]}
+    assert steps == pytest.approx(expected, rel=1e-6)
+    assert len(found) == 12
+
+
+def test_people_read_the_comparison_and_runs_decide_the_status() -> None:
+    ran = ckpttool(
+        *("eval", RUN, "--last", 2, "--against", RUN / "ckpt-2500.pt", "--against", RUN / "ckpt-5000.pt"),
+        *("--episodes", 2, "--min-return", -1),
+    )
+    assert "too few checkpoints" in refused(ran)
+    ran = ckpttool("eval", RUN, "--last", 2, "--episodes", 2, "--min-return", -1)
+    assert ran.status == 1
+    assert "last 2 checkpoints of each" in ran.out
+    assert "(bootstrap over episodes)" in ran.out
+    assert "ckpt-2500" not in ran.out, "only the last ones are played"
+
+
+def test_one_mean_below_the_least_decides_the_status() -> None:
+    paths = [RUN / "ckpt-2500.pt", RUN / "ckpt-15000.pt"]
+    assert ckpttool("eval", *paths, "--episodes", 1, "--min-return", -400).status == 1
+
+
+def test_the_last_checkpoints_are_averaged() -> None:
+    found = sweep([str(RUN)], protocol=Protocol(episodes=2))
+    run = algorithm(asked([str(RUN)], 3), found.scored, 3)
+    assert run is not None
+    last = sorted(found.scored, key=lambda each: each.step or 0)[-3:]
+    assert [each.step for each in run.runs[0].scored] == [each.step for each in last]
+    assert run.mean.value == pytest.approx(np.mean([each.evaluation.statistics.mean for each in last]))
+
+
+def test_logged_curves_are_found_and_named(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "a.pt").write_bytes(TORCH_SAMPLE.read_bytes())
+    records = [summary_events.summary(0, step, {"charts/episodic_return": -step}) for step in (1, 2)]
+    log = tmp_path / "run" / f"{summary_events.NAME}1.host"
+    log.write_bytes(summary_events.header(0) + b"".join(records) + b"torn")
+    ran = ckpttool("eval", folder / "a.pt", "--env", "Pendulum-v1", "--episodes", 1, "--json")
+    (curve,) = ran.json()["training_curves"]
+    assert curve == {
+        "files": [str(log)],
+        "tag": "charts/episodic_return",
+        "of": "training",
+        "logged": 2,
+        "steps": [1, 2],
+        "values": [-1.0, -2.0],
+    }
+
+
+def poisoned(target: Path) -> Path:
+    """Write the sample with one weight of its actor that is no number."""
+    import torch
+
+    state = torch.load(TORCH_SAMPLE, weights_only=True)
+    next(iter(state["actor"].values()))[0, 0] = float("nan")
+    torch.save(state, target)
+    return target
+
+
+@pytest.mark.torch
+def test_actions_that_are_no_numbers_stop_with_a_place(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = poisoned(tmp_path / "nan.pt")
+    said = refused(ckpttool("eval", path, "--env", "Pendulum-v1", "--episodes", 2))
+    assert str(path) in said
+    assert "not finite in episode 0, step 0" in said
+    assert "nan" in said
+
+
+def test_what_cannot_be_written_is_said_before_playing(tmp_path: Path) -> None:
+    (tmp_path / "have.csv").write_text("mine")
+    many = ("--episodes", 100_000_000)
+    assert "exists already" in refused(ckpttool("eval", TORCH_SAMPLE, *many, "--csv", tmp_path / "have.csv"))
+    assert (tmp_path / "have.csv").read_text() == "mine"
+
+
+@pytest.mark.corpus
+def test_scores_are_normalised_where_a_reference_is_known(corpus: Path) -> None:
+    prefix = str(corpus / "torch/fujimoto/bmcnns/models/TD3_HalfCheetah-v3_0")
+    ran = ckpttool("eval", prefix, "--env", "HalfCheetah-v5", "--episodes", 1, "--json")
+    document = ran.json()
+    score = document["normalized"]
+    assert score["measured_in"] == "HalfCheetah-v2"
+    assert score["mean"] == pytest.approx(100 * (document["mean"] + 280.178953) / (12135.0 + 280.178953))
+    assert score["source"].startswith("D4RL")

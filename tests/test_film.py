@@ -1,0 +1,419 @@
+"""Films: the episode that was scored, drawn without a display, in a file that is whole or not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.agents import envs
+from ckpttool.agents.envs import GymVector, pictures
+from ckpttool.agents.film_files import WRITERS, gif, mp4
+from ckpttool.agents.filming import Camera, Caption, CutError
+from ckpttool.agents.rollout import Play, Rollout, rollouts
+from ckpttool.cli import showing
+from ckpttool.errors import CkpttoolError, MissingExtraError, UnsupportedError, UsageError
+from ckpttool.ops import film
+from ckpttool.ops.evaluation import Protocol
+from tests.conftest import ROOT, TORCH_SAMPLE, ckpttool, refused
+from tests.test_rollout import PENDULUM, Countdown, Linear, needs_mujoco
+
+pytestmark = [
+    pytest.mark.environment,
+    pytest.mark.skipif(importlib.util.find_spec("gymnasium") is None, reason="gymnasium is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("pygame") is None, reason="pygame is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("imageio_ffmpeg") is None, reason="no imageio-ffmpeg"),
+]
+
+FPS = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """Drawing settles in the process's environment which libraries draw; leave it to others as it was."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def noise(n: int, height: int = 48, width: int = 64) -> list[np.ndarray]:
+    """Pictures that change everywhere but in one half, smooth enough for an encoder that loses detail."""
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(n):
+        picture = np.full((height, width, 3), 90, np.uint8)
+        picture[:, : width // 2] = rng.integers(0, 255, 3)
+        made.append(picture)
+    return made
+
+
+def decoded(path: Path) -> tuple[np.ndarray, float]:
+    """Return a film's pictures [n, height, width, 3] and its seconds, by readers that are not ours."""
+    if path.suffix == ".gif":
+        from PIL import Image, ImageSequence
+
+        with Image.open(path) as film:
+            shown = [
+                (np.asarray(frame.convert("RGB")), frame.info["duration"])
+                for frame in ImageSequence.Iterator(film)
+            ]
+        return np.stack([picture for picture, _ in shown]), sum(ms for _, ms in shown) / 1000
+    import imageio_ffmpeg
+
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    said = re.search(r"Video: h264.* (\d+)x(\d+).* ([\d.]+) fps", done.stderr.decode())
+    assert said is not None
+    width, height, fps = int(said[1]), int(said[2]), float(said[3])
+    found = np.frombuffer(done.stdout, np.uint8).reshape(-1, height, width, 3)
+    return found, len(found) / fps
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+@pytest.mark.parametrize("size", [(48, 64), (33, 51)], ids=["even", "odd"])
+def test_what_is_shown_is_in_the_file(suffix: str, size: tuple[int, int], tmp_path: Path) -> None:
+    shown = noise(12, *size)
+    path = tmp_path / f"film{suffix}"
+    with path.open("wb") as stream, WRITERS[suffix](stream, FPS) as show:
+        for picture in shown:
+            show(picture)
+    found, seconds = decoded(path)
+    height, width = size
+    assert len(found) == len(shown)
+    assert seconds == pytest.approx(12 / FPS)
+    # H.264 has no odd sides, and both lose colours.
+    assert found.shape[1:] == (
+        (height, width, 3) if suffix == ".gif" else (height + 1 & ~1, width + 1 & ~1, 3)
+    )
+    errors = abs(found[:, :height, :width].astype(int) - np.stack(shown)).mean(axis=(1, 2, 3))
+    assert errors.max() < 8
+
+
+def test_a_gif_of_many_pictures_a_second_leaves_some_out_and_takes_as_long(tmp_path: Path) -> None:
+    path = tmp_path / "film.gif"
+    shown = noise(26)
+    with path.open("wb") as stream, gif(stream, 125.0) as show:
+        for picture in shown:
+            show(picture)
+    found, seconds = decoded(path)
+    # Every third one, and the last, which is the 26th.
+    assert len(found) == 10
+    assert seconds == pytest.approx(26 / 125, abs=0.005)
+    assert abs(found[-1].astype(int) - shown[-1]).mean() < 4
+
+
+def test_a_gif_keeps_pictures_that_change_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "film.gif"
+    still = noise(1)[0]
+    with path.open("wb") as stream, gif(stream, 30.0) as show:
+        for _ in range(30):
+            show(still)
+    from PIL import Image
+
+    # Its own reader merges nothing: each is stored, as a point.
+    with Image.open(path) as film:
+        assert film.n_frames == 30
+        assert film.info["loop"] == 0
+    assert decoded(path)[1] == pytest.approx(1.0)
+    assert path.stat().st_size < 8000
+
+
+def test_an_encoder_that_fails_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "ffmpeg"
+    script.write_text("#!/bin/sh\necho 'no such codec' >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(script))
+
+    def write() -> None:
+        with (tmp_path / "film.mp4").open("wb") as stream, mp4(stream, FPS) as show:
+            for picture in noise(200, 480, 480):
+                show(picture)
+
+    with pytest.raises(CkpttoolError, match="ffmpeg cannot write the film: no such codec"):
+        write()
+
+
+def test_a_film_without_pictures_is_refused(tmp_path: Path) -> None:
+    for suffix, writer in WRITERS.items():
+        with (
+            (tmp_path / f"film{suffix}").open("wb") as stream,
+            pytest.raises(CkpttoolError, match="no pictures"),
+            writer(stream, FPS),
+        ):
+            pass
+
+
+# --- the caption and the camera ---------------------------------------------------------------------
+
+
+def test_a_caption_writes_on_a_copy_and_its_box_only_grows() -> None:
+    picture = np.full((240, 320, 3), 200, np.uint8)
+    caption = Caption()
+    long = caption.put(picture, ("episode 12, best", "step 1000   return -12345.6"))
+    short = caption.put(picture, ("episode 12, best", "step 1   return 0.0"))
+    assert (picture == 200).all()
+    boxes = []
+    for made in (long, short):
+        where = (made != 200).any(axis=2)
+        rows, columns = np.flatnonzero(where.any(axis=1)), np.flatnonzero(where.any(axis=0))
+        boxes.append((rows[0], rows[-1], columns[0], columns[-1]))
+    assert boxes[0] == boxes[1], "the box jumps"
+    top, bottom, left, right = boxes[0]
+    assert (top, left) == (0, 0)
+    assert bottom < 60
+    assert 100 < right < 310
+    # Light letters on a dark ground.
+    assert long.max() > 240
+    assert np.median(long[: bottom + 1, : right + 1]) < 80
+
+
+def test_a_caption_that_does_not_fit_is_cut() -> None:
+    picture = np.zeros((16, 24, 3), np.uint8)
+    assert Caption().put(picture, ("episode 0", "step 0   return 0.0")).shape == picture.shape
+
+
+def test_the_filmed_episode_is_the_scored_one() -> None:
+    short = {"max_episode_steps": 40}
+    shown: list[np.ndarray] = []
+    with (
+        envs.make("Pendulum-v1", 2, trusted=True, kwargs=short) as fast,
+        envs.make("Pendulum-v1", 2, trusted=True, kwargs=short, pictures=True) as drawn,
+    ):
+        alone = rollouts(PENDULUM, fast, Play(5, seed=3))[0]
+        camera = Camera(drawn, 3, "episode 3", shown.append)
+        with pytest.raises(CutError):
+            rollouts(PENDULUM, drawn, Play(5, seed=3, watch=camera))
+    assert camera.paid == alone.returns[3]
+    assert len(shown) == camera.frames == alone.lengths[3] + 1 == 41
+    assert {picture.shape for picture in shown} == {(500, 500, 3)}
+    # Below the caption: the pole is there, and it moves.
+    below = np.stack([picture[100:] for picture in (shown[0], shown[30])])
+    assert below[0].min() < 100 < below[0].max()
+    assert (below[0] != below[1]).any()
+
+
+def test_an_environment_that_draws_nothing_is_said() -> None:
+    with GymVector(Countdown, 1) as vector:
+        vector.reset(np.arange(1), np.zeros(1, np.int64))
+        with pytest.raises(UnsupportedError, match="draws no picture"):
+            vector.frame(0)
+
+
+# --- OpenGL -----------------------------------------------------------------------------------------
+
+
+@needs_mujoco
+def test_mujoco_draws_without_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    if all(pictures._failure(name) for name in ("egl", "osmesa")):
+        pytest.skip("neither EGL nor OSMesa works here")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    policy = Linear(0.0, 30.0)
+    small = {"width": 120, "height": 100}
+    for _ in range(2):  # the OpenGL of the first one is gone when the second one begins
+        shown: list[np.ndarray] = []
+        with envs.make(
+            "InvertedPendulum-v5", 2, trusted=True, kwargs=small, engine="gymnasium", pictures=True
+        ) as vector:
+            camera = Camera(vector, 1, "episode 1", shown.append)
+            with pytest.raises(CutError):
+                rollouts(policy, vector, Play(2, watch=camera))
+            assert vector.spec.render_fps == 25
+        assert 3 < len(shown) == camera.frames < 50
+        assert {picture.shape for picture in shown} == {(100, 120, 3)}
+        assert all(picture[30:].std() > 10 for picture in shown)
+        assert (shown[0][30:] != shown[-1][30:]).mean() > 0.01
+    assert os.environ["MUJOCO_GL"] in ("egl", "osmesa")
+
+
+@needs_mujoco
+def test_the_camera_goes_along() -> None:
+    if all(pictures._failure(name) for name in ("egl", "osmesa")):
+        pytest.skip("neither EGL nor OSMesa works here")
+    small = {"width": 120, "height": 100}
+    with envs.make("HalfCheetah-v5", 1, trusted=True, kwargs=small, pictures=True) as vector:
+        assert isinstance(vector, GymVector)
+        vector.reset(np.arange(1), np.zeros(1, np.int64))
+        inner = vector._envs[0].unwrapped
+        seen = []
+        for far in (0.0, 50.0):
+            place = inner.data.qpos.copy()
+            place[0] = far
+            inner.set_state(place, inner.data.qvel.copy())
+            red, green, blue = vector.frame(0).astype(int).transpose(2, 0, 1)
+            seen.append(int(((red - green > 20) & (green - blue > 20)).sum()))
+    assert min(seen) > 100, "its skin is not in the picture"
+
+
+@needs_mujoco
+@pytest.mark.parametrize("env", ["HalfCheetah-v5", "Ant-v4", "Humanoid-v5", "Pusher-v5"])
+def test_what_is_set_for_drawing_changes_no_step(env: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "_offscreen", lambda: "egl")
+    rows, seen = np.arange(1), []
+    for drawn in (False, True):
+        with envs.make(env, 1, engine="gymnasium", pictures=drawn) as vector:
+            vector.reset(rows, np.array([7]))
+            rng = np.random.default_rng(0)
+            size = (120, 1, vector.spec.action_dim)
+            actions = rng.uniform(vector.spec.action_low, vector.spec.action_high, size)
+            run = []
+            for action in actions.astype(np.float32):
+                rewards, *_ = vector.step(action, rows)
+                run.append((np.array(vector.obs), rewards))
+            seen.append(run)
+    for (obs, reward), (others, other) in zip(*seen, strict=True):
+        assert (obs == others).all()
+        assert reward == other
+
+
+def test_the_first_opengl_that_works_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pictures, "_candidates", lambda: ("egl", "osmesa"))
+    monkeypatch.setattr(pictures, "_failure", lambda name: "no driver" if name == "egl" else "")
+    assert pictures._offscreen() == "osmesa"
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    with pytest.raises(UnsupportedError, match=r"no OpenGL to draw with \(egl: no driver\)") as caught:
+        pictures._offscreen()
+    assert "MUJOCO_GL" in str(caught.value.hint)
+    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.setattr(pictures, "_failure", lambda name: f"{name} is not here")
+    with pytest.raises(UnsupportedError, match="egl: egl is not here; osmesa: osmesa is not here"):
+        pictures._offscreen()
+
+
+@needs_mujoco
+def test_a_trial_in_another_process_says_why_it_failed() -> None:
+    assert "nonsense" in pictures._failure("nonsense")
+
+
+# --- the command ------------------------------------------------------------------------------------
+
+PLAYED = ("eval", TORCH_SAMPLE, "--env", "Pendulum-v1", "--num-envs", 2)
+
+
+def test_the_command_films_what_it_scored(tmp_path: Path) -> None:
+    path = tmp_path / "film.mp4"
+    ran = ckpttool(*PLAYED, "--episodes", 5, "--video", path, "--video-episodes", "worst", "--json")
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    returns, lengths = document["returns"], document["lengths"]
+    worst = int(np.argmin(returns))
+    video = document["video"]
+    assert video["episodes"] == [
+        {
+            "episode": worst,
+            "wanted": ["worst"],
+            "return": returns[worst],
+            "length": lengths[worst],
+            "scored": returns[worst],
+            "equal": True,
+        }
+    ]
+    found, seconds = decoded(path)
+    assert len(found) == video["frames"] == lengths[worst] + 1
+    assert found.shape[1:] == (video["height"], video["width"], 3) == (500, 500, 3)
+    assert seconds == pytest.approx(len(found) / video["fps"], abs=0.05)
+    assert all(30 < picture.mean() < 255 for picture in found[::20])
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_episodes_are_chosen_by_number_and_by_word_each_once() -> None:
+    values = np.array([3.0, 9.0, -1.0, 9.0, 5.0, -1.0])
+    n = len(values)
+    played = Rollout(values, np.ones(n, int), values > 0, values <= 0, np.arange(n), n, 2, n, 1.0, 0)
+    assert film._chosen(("median", "1", "best", "worst", "5"), played) == {
+        0: ("median",),
+        1: ("best",),
+        2: ("worst",),
+        5: (),
+    }
+
+
+def test_of_several_checkpoints_the_best_is_filmed(tmp_path: Path) -> None:
+    early = TORCH_SAMPLE.with_name("ckpt-2500.pt")
+    path = tmp_path / "film.gif"
+    ran = ckpttool("eval", early, TORCH_SAMPLE, "--episodes", 1, "--video", path)
+    assert ran.status == 0, ran.err
+    assert "filmed   episode 0 of " in ran.out
+    assert "ckpt-15000.pt: return " in ran.out
+    assert f"wrote {path} (201 pictures, 30 per second)" in ran.out
+    assert len(decoded(path)[0]) == 201
+
+
+REFUSED = {
+    "suffix": ("x.avi", "0", "does not say what to write"),
+    "there": ("there.gif", "0", "exists already"),
+    "folder": ("nowhere/x.gif", "0", "folder to write into does not exist"),
+    "word": ("x.gif", "bset", "there is no episode 'bset'"),
+    "negative": ("x.gif", "-1", "there is no episode '-1'"),
+    "number": ("x.gif", "0,100000000", "there is no episode 100000000"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_filmed_is_refused(case: str, tmp_path: Path) -> None:
+    (tmp_path / "there.gif").write_bytes(b"mine")
+    name, episodes, expected = REFUSED[case]
+    with pytest.raises(CkpttoolError, match=expected):
+        film.require([str(TORCH_SAMPLE)], None, Protocol(10**8), str(tmp_path / name), episodes.split(","))
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("there.gif", b"mine")]
+
+
+def test_the_command_refuses_before_it_plays(tmp_path: Path) -> None:
+    there = tmp_path / "there.gif"
+    there.write_bytes(b"mine")
+    # So many episodes would take longer than a command may in these tests.
+    assert "exists already" in refused(ckpttool(*PLAYED, "--episodes", 10**8, "--video", there))
+    for video, episodes, expected in (("x.gif", ",", "names none"), (None, "best", "is for --video alone")):
+        with pytest.raises(UsageError, match=expected):
+            showing.wanted(video, episodes, None, chart=None)
+
+
+def test_without_its_libraries_a_film_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.agents import film_files, filming
+
+    def found(name: str) -> object:
+        return None if name in ("PIL", "imageio_ffmpeg") else object()
+
+    monkeypatch.setattr(film_files.importlib.util, "find_spec", found)
+    monkeypatch.setattr(filming.importlib.util, "find_spec", found)
+    with pytest.raises(MissingExtraError, match="Pillow"):
+        film_files.require(".gif")
+    with pytest.raises(MissingExtraError, match="imageio-ffmpeg"):
+        film_files._ffmpeg()
+
+
+def test_ctrl_c_reports_the_numbers_and_leaves_no_film(tmp_path: Path) -> None:
+    path = tmp_path / "film.mp4"
+    arguments = [*map(str, PLAYED), "--episodes", "20", "--video", str(path), "--video-episodes"]
+    arguments += [",".join(map(str, range(20)))]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ckpttool", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    until = time.monotonic() + 60
+    while not list(tmp_path.iterdir()) and child.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert b"mean, std of 20 episodes" in out
+    assert not err
+    assert not list(tmp_path.iterdir())

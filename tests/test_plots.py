@@ -1,0 +1,302 @@
+"""Plots: what is drawn, where, the same for the same numbers; names from files are only names."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from ckpttool.agents.rollout import Rollout
+from ckpttool.agents.statistics import summarise
+from ckpttool.cli import plot_panels, plots, terminal_plots
+from ckpttool.errors import CkpttoolError, MissingExtraError
+from ckpttool.ops import ranking
+from ckpttool.ops.evaluation import Evaluation, Protocol
+from ckpttool.ops.ranking import Point, Scored
+from ckpttool.ops.training_curve import TrainingCurve
+from tests.conftest import TORCH_SAMPLE, ckpttool, refused
+
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+
+
+def evaluation(path: str, returns: Sequence[float] | np.ndarray, terminated: int = 0) -> Evaluation:
+    values = np.asarray(returns, np.float64)
+    n = len(values)
+    over = np.arange(n) < terminated
+    played = Rollout(values, 100 + np.arange(n), over, ~over, 1000 + np.arange(n), n, 4, 100 * n, 1.0, 0)
+    return Evaluation(path, "Hopper-v5", Protocol(n), "cpu", {}, played, summarise(values), (), ())
+
+
+def run(folder: str, offset: float = 0.0) -> list[Scored]:
+    rng = np.random.default_rng(round(offset))
+    steps = range(10_000, 90_000, 10_000)
+    return [
+        Scored(evaluation(f"{folder}/ckpt-{step}", rng.normal(step / 40 + offset, 200, 10)), step)
+        for step in steps
+    ]
+
+
+def logged(folder: str = "/runs/a") -> TrainingCurve:
+    steps = np.arange(1, 101) * 1000
+    file = f"{folder}/events.out.tfevents.1"
+    return TrainingCurve((file,), "eval/mean_reward", "evaluation", steps, np.sqrt(steps), 100)
+
+
+def drawn(target: Path, *what: object) -> ElementTree.Element:
+    plots.write(str(target), *what)  # type: ignore[arg-type]  # as the callers give them
+    return ElementTree.parse(target).getroot()
+
+
+def texts(picture: ElementTree.Element) -> list[str]:
+    return ["".join(node.itertext()).strip() for node in picture.iter() if node.tag.endswith("}text")]
+
+
+def pixels(target: Path) -> np.ndarray:
+    from PIL import Image
+
+    with Image.open(target) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+MIXED = np.concatenate((np.linspace(100, 400, 20), np.linspace(2900, 3100, 60)))
+CASES: dict[str, tuple[object, ...]] = {
+    "one": ([evaluation("a.pt", MIXED, terminated=20)],),
+    "few": ([evaluation("a.pt", [1.0, 2.0, 3.0])],),
+    "a single episode": ([evaluation("a.pt", [5.0])],),
+    "equal": ([evaluation("a.pt", [5.0] * 20)],),
+    "one, logged": ([evaluation("a.pt", MIXED)], (), [logged()]),
+    "a run": ([each.evaluation for each in run("/a")], ranking.curve(run("/a"))),
+    "runs, logged": (
+        [each.evaluation for each in (*run("/a"), *run("/b", 500))],
+        ranking.curve([*run("/a"), *run("/b", 500)]),
+        [logged(), logged("/runs/b")],
+    ),
+    "no steps": ([each.evaluation for each in run("/a")],),
+}
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_numbers_give_the_same_bytes_and_stay_within_the_picture(case: str, tmp_path: Path) -> None:
+    for suffix in (".svg", ".pdf") if case == "runs, logged" else (".svg",):
+        twice = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
+        for target in twice:
+            plots.write(str(target), *CASES[case])  # type: ignore[arg-type]
+        assert twice[0].read_bytes() == twice[1].read_bytes()
+    plots.write(str(tmp_path / "a.png"), *CASES[case])  # type: ignore[arg-type]
+    picture = pixels(tmp_path / "a.png")
+    assert picture.shape == (792 if "logged" in case else 480, 960, 3)
+    # Nothing is cut off: the outermost lines are paper, and what lies within is not.
+    edge = np.concatenate((picture[0], picture[-1], picture[:, 0], picture[:, -1]))
+    assert (edge == 255).all()
+    assert (picture != 255).any(axis=2).mean() > 0.02
+
+
+@needs_matplotlib
+def test_one_checkpoint_shows_its_distribution(tmp_path: Path) -> None:
+    said = texts(drawn(tmp_path / "a.svg", *CASES["one"]))
+    result = evaluation("a.pt", MIXED).statistics
+    assert "a.pt in Hopper-v5, 80 episodes" in said
+    assert f"mean {result.mean:,.1f}" in said
+    assert f"IQM {result.iqm:,.1f}" in said
+    assert {"terminated", "truncated", "95 % of the mean", "return", "steps of an episode"} <= set(said)
+
+
+@needs_matplotlib
+def test_runs_are_told_apart_and_the_best_is_marked(tmp_path: Path) -> None:
+    scored = [*run("/x/seed1/ckpts"), *run("/x/seed2/ckpts", 500)]
+    found = [each.evaluation for each in scored]
+    said = texts(drawn(tmp_path / "a.svg", found, ranking.curve(scored), [logged()]))
+    assert {"seed1/ckpts", "seed2/ckpts", "training steps", "eval/mean_reward"} <= set(said)
+    best = max(scored, key=lambda each: each.evaluation.statistics.mean)
+    assert f"best mean {best.evaluation.statistics.mean:,.1f} at {best.step:,}" in said
+
+
+@needs_matplotlib
+def test_names_from_files_are_only_names(tmp_path: Path) -> None:
+    # Mathematics, markup, what reverses the line, what no typeface has, and a length that would not fit.
+    names = [r"$\frac{1}{0}$.pt", "<b>&amp;.pt", "a\u202eb\x07.pt", "模型.pt", "$" * 300, "x_{y}^2$"]
+    for name in names:
+        shown = name if name.isprintable() else r"a\u202eb\x07.pt"
+        assert plot_panels.name_of(f"/runs/{name}") == (shown if len(shown) <= 42 else f"...{shown[-39:]}")
+    picture = drawn(tmp_path / "one.svg", [evaluation(f"/runs/{names[0]}", MIXED)])
+    assert f"{names[0]} in Hopper-v5, 80 episodes" in texts(picture)
+    several = [evaluation(f"/runs/{name}", [1.0, 2.0]) for name in names]
+    said = texts(drawn(tmp_path / "several.svg", several))
+    assert {names[0], names[1], names[3]} <= set(said)
+
+
+@needs_matplotlib
+def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from tests.test_plots import CASES; from ckpttool.cli import plots\n"
+        f"plots.write({str(tmp_path / 'a.png')!r}, *CASES['one'])\n"
+        "import matplotlib\n"
+        "assert matplotlib.rcParams['text.parse_math'] and matplotlib.rcParams['svg.hashsalt'] is None\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_returns_that_are_not_finite_are_not_drawn(tmp_path: Path) -> None:
+    one = evaluation("a.pt", [*MIXED, np.nan])
+    with pytest.raises(CkpttoolError, match=r"a\.pt: a return that is not finite"):
+        plots.write(str(tmp_path / "a.svg"), [one])
+    assert terminal_plots.chart([one], []) == []
+    assert not list(tmp_path.iterdir())
+
+
+@needs_matplotlib
+def test_curves_share_their_steps_only_where_these_are_alike(tmp_path: Path) -> None:
+    found = run("/a")
+    evaluations, curve = [each.evaluation for each in found], ranking.curve(found)
+    steps = [np.arange(1, 101) * each for each in (1000, 1_000_000)]
+    for number, (each, ticks) in enumerate(zip(steps, ("100k", "100M"), strict=True)):
+        other = TrainingCurve(("/a/events",), "train", "training", each, np.sqrt(each), 100)
+        said = texts(drawn(tmp_path / f"{number}.svg", evaluations, curve, [other]))
+        assert ticks in said
+        # The curve above has the whole width either way.
+        assert "60k" in said
+
+
+def test_what_cannot_be_plotted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "there.png"
+    there.write_bytes(b"mine")
+    with pytest.raises(CkpttoolError, match="does not say what to write") as caught:
+        plots.require(str(tmp_path / "a.jpg"))
+    assert ".png, .svg, .pdf" in str(caught.value.hint)
+    with pytest.raises(CkpttoolError, match="exists already"):
+        plots.require(str(there))
+    with pytest.raises(CkpttoolError, match="does not exist"):
+        plots.require(str(tmp_path / "nowhere" / "a.png"))
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match="matplotlib"):
+        plots.require(str(tmp_path / "a.png"))
+
+
+@needs_matplotlib
+@pytest.mark.environment
+def test_the_command_plots_a_run_and_charts_it(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    target = tmp_path / "curve.svg"
+    ran = ckpttool("eval", TORCH_SAMPLE.parent, "--episodes", 2, "--plot", target, "--chart")
+    assert ran.status == 0, ran.err
+    assert ran.out.endswith(f"wrote {target}\n")
+    said = texts(ElementTree.parse(target).getroot())
+    assert "Pendulum-v1, 2 episodes each" in said
+    assert "training steps" in said
+    assert "mean return" in ran.out.splitlines()
+    assert sum("┤" in line for line in ran.out.splitlines()) == 9
+    refusal = ckpttool("eval", TORCH_SAMPLE, "--episodes", 10**8, "--plot", target)
+    assert "exists already" in refused(refusal)
+
+
+# --- the terminal -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "ascii"])
+def test_a_histogram_counts_every_episode_and_fits(blocks: bool) -> None:
+    lines = terminal_plots.histogram(MIXED, 80, blocks=blocks)
+    assert sum(int(re.split(r"\s{2,}", line)[1]) for line in lines) == 80
+    assert max(map(len, lines)) <= 80
+    assert all(line.isascii() for line in lines) is not blocks
+    # The longest bar is that of the most, and what is not empty can be seen.
+    bars = {int(re.split(r"\s{2,}", line)[1]): re.sub(r".*\d\s*", "", line) for line in lines}
+    assert len(bars[max(bars)]) == max(map(len, bars.values())) > 30
+    assert all(bool(bar) == bool(amount) for amount, bar in bars.items())
+
+
+def test_an_outlier_makes_no_more_bars() -> None:
+    values = np.concatenate((np.linspace(0, 1e-9, 99), [1e9]))
+    assert len(terminal_plots.histogram(values, 80, blocks=True)) <= 8
+
+
+@pytest.mark.parametrize("values", [[1.0] * 7, [3.0] * 50], ids=["few", "equal"])
+def test_what_has_no_shape_has_no_histogram(values: list[float]) -> None:
+    assert terminal_plots.histogram(np.array(values), 80, blocks=True) == []
+
+
+def dots(lines: list[str]) -> np.ndarray:
+    """Return braille lines as dots [rows, columns], without their labels."""
+    cells = [[ord(c) - 0x2800 for c in line.partition("┤")[2]] for line in lines if "┤" in line]
+    width = max(map(len, cells))
+    order = ((0, 3), (1, 4), (2, 5), (6, 7))
+    made = np.zeros((4 * len(cells), 2 * width), np.bool_)
+    for row, line in enumerate(cells):
+        for column, cell in enumerate(line):
+            for down in range(4):
+                for across in range(2):
+                    made[4 * row + down, 2 * column + across] = cell >> order[down][across] & 1
+    return made
+
+
+def points(*means: float, run: str = "a", interval: float | None = None) -> list[Point]:
+    spans = [None if interval is None else (mean - interval, mean + interval) for mean in means]
+    pairs = enumerate(zip(means, spans, strict=True))
+    return [Point(1000 * (1 + n), mean, span, run, f"{run}/{n}") for n, (mean, span) in pairs]
+
+
+def test_a_line_goes_from_corner_to_corner() -> None:
+    lines = terminal_plots.learning(points(0, 1, 2, 3), 60, braille=True)
+    found = dots(lines)
+    assert found.shape == (36, 110)
+    assert found.any(axis=0).all(), "the line has gaps"
+    heights = found.argmax(axis=0)
+    assert (heights[0], heights[-1]) == (35, 0)
+    assert (np.diff(heights) <= 0).all()
+    assert max(map(len, lines)) <= 60
+    assert lines[0].startswith("  3 ┤")
+    assert lines[4].startswith("1.5 ┤")
+    assert lines[8].startswith("  0 ┤")
+    assert lines[-1].split(maxsplit=1) == ["1,000", "4,000 training steps"]
+
+
+def test_intervals_are_drawn_for_one_run_and_not_for_two() -> None:
+    alone = dots(terminal_plots.learning(points(0, 0, 0, interval=5), 60, braille=True))
+    assert alone[:, 0].sum() == alone[:, -1].sum() >= 18
+    two = points(0, 0, 0, interval=5) + points(1, 1, 1, run="b", interval=5)
+    assert dots(terminal_plots.learning(sorted(two, key=lambda p: p.step), 60, braille=True))[:, 0].sum() == 2
+
+
+def test_without_braille_the_curve_is_ascii() -> None:
+    lines = terminal_plots.learning(points(0, 10, 5, 20, interval=2), 72, braille=False)
+    assert all(line.isascii() for line in lines)
+    assert sum(line.count("*") for line in lines[:-1]) == 4
+    assert max(map(len, lines)) <= 72
+
+
+def test_flat_curves_and_single_steps_are_drawn_too() -> None:
+    assert dots(terminal_plots.learning(points(7, 7, 7), 60, braille=True)).any(axis=0).all()
+    same = [Point(5, float(n), None, "a", str(n)) for n in range(3)]
+    assert terminal_plots.learning(same, 60, braille=True)
+    found = [evaluation(str(n), [1.0]) for n in range(3)]
+    assert terminal_plots.chart(found, same) == []
+
+
+@needs_matplotlib
+@pytest.mark.environment
+def test_a_pipe_gets_a_chart_when_asked_in_ascii_where_it_must(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    told = ckpttool("eval", TORCH_SAMPLE, "--episodes", 20, "--chart", "--json", "--plot", tmp_path / "a.png")
+    assert told.json()["plot"] == str(tmp_path / "a.png")
+    asked = ckpttool("eval", TORCH_SAMPLE, "--episodes", 20, "--chart", env={"PYTHONIOENCODING": "ascii"})
+    assert asked.status == 0, asked.err
+    lines = asked.out.partition("returns, and how many episodes\n")[2].splitlines()
+    assert len(lines) >= 3
+    assert all(line.isascii() and len(line) <= 80 for line in lines)
+    assert any("###" in line for line in lines)
+    assert "\\u" not in asked.out

@@ -1,0 +1,97 @@
+"""Progress: on a terminal's stderr only, only for what takes longer than a moment; nothing stays."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from tests.conftest import ROOT, TORCH_SAMPLE
+
+COUNTING = """
+import time
+from ckpttool.cli.progress import progress
+with progress("eval", quiet={quiet}, unit="episodes") as moving:
+    for n in range({reports}):
+        moving(n, 40, 1000 * n)
+        time.sleep(0.1)
+print("done")
+"""
+
+
+def watched(*arguments: str) -> tuple[str, str]:
+    """Run Python with a terminal of 80 columns as stderr; return what it wrote there, and on stdout."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    environment.pop("COLUMNS", None)
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=environment
+    ) as child:
+        os.close(theirs)
+        seen = b""
+        try:
+            while part := os.read(ours, 65536):
+                seen += part
+        except OSError:
+            # Linux says so when the last writer has gone.
+            pass
+        finally:
+            os.close(ours)
+        out, _ = child.communicate(timeout=60)
+    assert child.returncode == 0, seen.decode()
+    return seen.decode(), out.decode()
+
+
+def counting(reports: int, *, quiet: bool = False) -> tuple[str, str]:
+    return watched("-c", COUNTING.format(reports=reports, quiet=quiet))
+
+
+def test_a_long_play_shows_episodes_speed_and_the_time_that_is_left() -> None:
+    seen, out = counting(20)
+    assert out == "done\n"
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", seen)]
+    shown = [line for line in lines if "episodes" in line]
+    assert shown
+    assert all(line.startswith("eval ") and len(line) <= 80 for line in shown)
+    done, left = [], []
+    for line in shown:
+        facts = re.fullmatch(
+            r"eval \S+ +(\d+)/40 episodes +([\d,]* steps/s)? *(\d+:\d\d:\d\d|-:--:--) *", line
+        )
+        assert facts is not None, line
+        done.append(int(facts[1]))
+        left.append(facts[3])
+    assert done == sorted(done)
+    assert re.search(r"\d,\d{3} steps/s", shown[-1])
+    # The bar takes itself away, and gives the cursor back.
+    assert seen.endswith("\x1b[2K")
+    assert "\x1b[?25h" in seen
+
+
+def test_a_moment_shows_nothing() -> None:
+    assert counting(3) == ("", "done\n")
+
+
+def test_quiet_shows_nothing() -> None:
+    assert counting(14, quiet=True) == ("", "done\n")
+
+
+@pytest.mark.environment
+@pytest.mark.skipif(importlib.util.find_spec("gymnasium") is None, reason="gymnasium is not installed")
+def test_eval_tells_how_fast_it_plays() -> None:
+    arguments = ("-m", "ckpttool", "eval", str(TORCH_SAMPLE), "--env", "Pendulum-v1", "--episodes", "150")
+    seen, out = watched(*arguments, "--num-envs", "8", "--engine", "gymnasium")
+    assert re.search(r"\d+/150 episodes", seen)
+    assert re.search(r"\d steps/s", seen)
+    assert "mean, std of 150 episodes" in out
+    assert "\x1b" not in out
+    assert "how many episodes" not in out, "a chart, though nobody reads stdout"

@@ -1,0 +1,467 @@
+"""`eval` of many checkpoints: what paths mean, equal results wherever they are played, and nothing lost."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.agents.statistics import paired_interval
+from ckpttool.cli import scores
+from ckpttool.errors import FormatError, NotACheckpointError, NotFoundError, UsageError, WorkerError
+from ckpttool.ops import groups, processes, results, training_step
+from ckpttool.ops.entries import entries
+from ckpttool.ops.evaluate import evaluate
+from ckpttool.ops.evaluation import Evaluation, Protocol
+from ckpttool.ops.groups import Group, Outcome
+from ckpttool.ops.progress import Progress
+from ckpttool.ops.sweep import Sweep, sweep
+from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+
+pytestmark = pytest.mark.environment
+
+RUN = SAMPLES / "td3_pendulum_torch"
+STEPS = (2500, 5000, 7500, 10000, 12500, 15000)
+SHORT = Protocol(episodes=3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _needs_gymnasium() -> None:
+    pytest.importorskip("gymnasium")
+
+
+@pytest.fixture(scope="module")
+def whole() -> Sweep:
+    return sweep([str(RUN)], protocol=SHORT)
+
+
+@pytest.fixture
+def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let groups be of two, so that a few checkpoints make several."""
+    monkeypatch.setattr(groups, "MEMBERS", 2)
+
+
+def returns(found: Sweep) -> dict[str, list[float]]:
+    return {os.path.basename(e.checkpoint): e.rollout.returns.tolist() for e in found.evaluations}
+
+
+def names(paths: Iterable[object]) -> list[str]:
+    return [os.path.basename(each.path) for each in entries([str(path) for path in paths])]
+
+
+# What paths stand for.
+
+CHECKPOINTS = [f"ckpt-{step}" for step in STEPS]
+
+
+def test_a_folder_stands_for_its_checkpoints_in_their_order() -> None:
+    assert names([TF_SAMPLE.parent]) == CHECKPOINTS
+    assert names([f"{RUN}/"]) == [f"{name}.pt" for name in CHECKPOINTS]
+
+
+def test_a_pattern_stands_for_what_in_it_is_a_checkpoint() -> None:
+    assert names([SAMPLES / "td3_pendulum_*" / "ckpt-*"]) == [*CHECKPOINTS, *(f"{n}.pt" for n in CHECKPOINTS)]
+    with pytest.raises(NotFoundError, match="nothing matches"):
+        entries([str(RUN / "nothing-*")])
+
+
+def test_what_a_shell_makes_of_a_pattern_means_the_same() -> None:
+    expanded = sorted(path for path in TF_SAMPLE.parent.iterdir() if path.name.startswith("ckpt-"))
+    assert len(expanded) == 18, "shards, indexes and receipts"
+    assert sorted(names(expanded)) == sorted(CHECKPOINTS)
+    # The state file means the latest, which is there already.
+    assert sorted(names([TF_SAMPLE.parent / "checkpoint", *expanded])) == sorted(CHECKPOINTS)
+
+
+def test_one_path_is_taken_as_it_is() -> None:
+    (receipt,) = entries([f"{TORCH_SAMPLE}.ckpttool.json"])
+    assert receipt.named
+    (one,) = entries([str(TORCH_SAMPLE)])
+    assert one.named
+    assert not entries([str(RUN)])[0].named
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("ckpt-2500", 2500),
+        ("rl_model_10000_steps.zip", 10000),
+        ("model_1500.pt", 1500),
+        ("checkpoint_000010", 10),
+        ("step=400.pt", 400),
+        ("agent-7.safetensors", 7),
+        ("TD3_HalfCheetah-v2_0", None),
+        ("best_model.zip", None),
+    ],
+)
+def test_the_step_in_a_name(name: str, step: int | None) -> None:
+    assert training_step.in_name(name) == step
+
+
+def test_all_steps_are_of_one_source() -> None:
+    told = [{"total_it": 5, "name": 1}, {"total_it": 9, "name": 2}, {"name": 3}]
+    assert training_step.common(told) == "name"
+    assert training_step.common(told[:2]) == "total_it"
+    assert training_step.common([{"total_it": 5, "name": 1}, {"total_it": 5, "name": 2}]) == "name"
+    assert training_step.common([{}, {}]) is None
+
+
+# What comes of them.
+
+
+def test_together_each_scores_what_it_scores_alone(whole: Sweep) -> None:
+    assert [e.stacked for e in whole.evaluations] == [6] * 6
+    for found in whole.evaluations:
+        alone = evaluate(found.checkpoint, protocol=SHORT)
+        assert found.rollout.returns.tolist() == alone.rollout.returns.tolist()
+        assert (found.assumed, found.notes, found.env) == (alone.assumed, alone.notes, alone.env)
+
+
+def test_the_curve_the_ranking_and_the_best(whole: Sweep) -> None:
+    means = {e.checkpoint: e.statistics.mean for e in whole.evaluations}
+    assert [point.step for point in whole.curve] == sorted(point.step for point in whole.curve)
+    assert {point.checkpoint: point.mean for point in whole.curve} == means
+    assert {point.run for point in whole.curve} == {str(RUN)}
+    assert whole.step_from == "total_it"
+    ranked = [place.mean for place in whole.ranking]
+    assert ranked == sorted(means.values(), reverse=True)
+    assert [place.rank for place in whole.ranking] == [1, 2, 3, 4, 5, 6]
+    assert whole.best is not None
+    assert whole.best.mean == max(means.values())
+    best = next(e for e in whole.evaluations if e.checkpoint == whole.best.checkpoint)
+    for place in whole.ranking[1:]:
+        one = next(e for e in whole.evaluations if e.checkpoint == place.checkpoint)
+        assert place.behind == paired_interval(one.rollout.returns, best.rollout.returns)
+        assert place.behind.value <= 0
+    assert whole.best.certain == (not any(place.tied for place in whole.ranking[1:]))
+
+
+def test_two_of_the_same_weights_cannot_be_told_apart(tmp_path: Path) -> None:
+    for name in ("ckpt-1.pt", "ckpt-2.pt"):
+        shutil.copy(TORCH_SAMPLE, tmp_path / name)
+    found = sweep([str(tmp_path)], "Pendulum-v1", Protocol(episodes=5))
+    assert found.best is not None
+    assert not found.best.certain
+    assert found.ranking[1].tied
+    assert found.ranking[1].behind is not None
+    assert found.ranking[1].behind.ci95 == (0, 0)
+    assert [point.step for point in found.curve] == [1, 2], "their counters say the same"
+
+
+def test_few_episodes_are_never_certain() -> None:
+    paths = [str(RUN / "ckpt-2500.pt"), str(TORCH_SAMPLE)]
+    few, enough = (sweep(paths, protocol=Protocol(episodes=n)) for n in (4, 5))
+    assert few.best is not None
+    assert enough.best is not None
+    assert (few.best.certain, enough.best.certain) == (False, True)
+    assert "4 episodes are too few to be certain among 2 (5 are needed)" in scores.sweep(few, quiet=True)
+    assert "all others are lower" in scores.sweep(enough, quiet=True)
+
+
+def test_different_environments_are_not_ranked(whole: Sweep) -> None:
+    from ckpttool.ops import ranking
+
+    first, second, *_ = whole.scored
+    other = replace(second, evaluation=replace(second.evaluation, env="Other-v0"))
+    assert ranking.ranking([first, other]) == ()
+    assert ranking.best(()) is None
+
+
+def test_one_that_fails_loses_only_itself(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for step in STEPS[:3]:
+        shutil.copy(RUN / f"ckpt-{step}.pt", tmp_path)
+    broken = torch.load(TORCH_SAMPLE, weights_only=True)
+    next(iter(broken["actor"].values())).fill_(float("nan"))
+    torch.save(broken, tmp_path / "ckpt-6000.pt")
+    (tmp_path / "ckpt-9000.pt").write_bytes(TORCH_SAMPLE.read_bytes()[:5000])
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "notes.pt")
+    paths = [*map(str, sorted(tmp_path.glob("*.pt"))), str(tmp_path / "nosuch.pt")]
+    found = sweep(paths, "Pendulum-v1", SHORT)
+    assert returns(found).keys() == {f"ckpt-{step}.pt" for step in STEPS[:3]}
+    failed = {os.path.basename(each.checkpoint): str(each.error) for each in found.failed}
+    assert set(failed) == {"ckpt-6000.pt", "ckpt-9000.pt", "notes.pt", "nosuch.pt"}
+    assert "not finite in episode 0, step 0" in failed["ckpt-6000.pt"]
+    # A folder may hold other files than agents.
+    in_folder = sweep([str(tmp_path)], "Pendulum-v1", SHORT)
+    assert [note for note in in_folder.notes if "notes.pt" in note]
+    assert [os.path.basename(each.checkpoint) for each in in_folder.failed] == [
+        "ckpt-6000.pt",
+        "ckpt-9000.pt",
+    ]
+    assert returns(in_folder) == returns(found)
+
+
+def test_where_there_is_no_agent(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("no")
+    with pytest.raises(NotACheckpointError):
+        sweep([str(tmp_path / "*")])
+    with pytest.raises(UsageError, match="Pendulumm"):
+        sweep([str(RUN)], "Pendulumm-v1")
+
+
+# Wherever they are played.
+
+
+@pytest.mark.usefixtures("pairs")
+def test_groups_do_not_depend_on_who_plays(whole: Sweep) -> None:
+    sizes: list[int] = []
+
+    def counting(work: Iterable[Group], progress: Progress) -> Iterator[tuple[Group, Outcome]]:
+        for group, outcome in groups.here(work, progress):
+            sizes.append(len(group.entrants))
+            yield group, outcome
+
+    assert returns(sweep([str(RUN)], protocol=SHORT, spread=counting)) == returns(whole)
+    assert sizes == [2, 2, 2]
+    there = sweep([str(RUN)], protocol=SHORT, spread=processes.on(2))
+    assert returns(there) == returns(whole)
+    assert {e.stacked for e in there.evaluations} == {2}
+
+
+@pytest.mark.usefixtures("pairs")
+def test_a_process_that_is_killed_loses_nothing(
+    whole: Sweep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started = processes._Player._started
+    killed: list[str] = []
+
+    def short_lived(player: processes._Player) -> Any:
+        process = started(player)
+        if len(killed) < 1:
+            killed.append(process.name)
+            threading.Timer(0.2, process.kill).start()
+        return process
+
+    monkeypatch.setattr(processes._Player, "_started", short_lived)
+    out = tmp_path / "lines.jsonl"
+    found = sweep([str(RUN)], protocol=SHORT, out=str(out), spread=processes.on(2))
+    assert len(killed) == 1
+    assert returns(found) == returns(whole)
+    assert len(out.read_text().splitlines()) == 6
+
+
+def test_a_process_that_cannot_live_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "module", lambda _: ("-c", "import os; os._exit(3)"))
+    found = sweep([str(RUN)], protocol=SHORT, spread=processes.on(1))
+    assert not found.scored
+    assert len(found.failed) == 6
+    assert all(isinstance(each.error, WorkerError) for each in found.failed)
+
+
+def test_cores_are_divided() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    assert sorted(core for share in processes.shares(1) for core in share) == cores
+    assert [len(share) for share in processes.shares(len(cores) + 1)] == [1] * (len(cores) + 1)
+    with pytest.raises(UsageError):
+        processes.on(0)
+
+
+# What is written as it comes.
+
+
+def refuse(_: Iterable[Group], __: Progress) -> Iterator[tuple[Group, Outcome]]:
+    """Play nothing, and fail if there is anything to play."""
+    assert not list(_)
+    return iter(())
+
+
+def test_a_rerun_plays_only_what_is_missing(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run)
+    first = sweep([str(run)], protocol=SHORT, out=str(out))
+    lines = out.read_bytes()
+    assert len(lines.splitlines()) == 6
+    # Where it lies is no matter; what it is decides.
+    moved = run.rename(tmp_path / "moved")
+    again = sweep([str(moved)], protocol=SHORT, out=str(out), spread=refuse)
+    assert again.resumed == 6
+    assert returns(again) == returns(first)
+    assert {os.path.dirname(e.checkpoint) for e in again.evaluations} == {str(moved)}
+    assert again.curve == tuple(
+        replace(p, run=str(moved), checkpoint=p.checkpoint.replace(str(run), str(moved))) for p in first.curve
+    )
+    assert out.read_bytes() == lines
+    other = sweep([str(moved)], protocol=replace(SHORT, seed=7), out=str(out))
+    assert other.resumed == 0
+    assert out.read_bytes().startswith(lines)
+    assert len(out.read_bytes().splitlines()) == 12
+
+
+@pytest.mark.usefixtures("pairs")
+def test_a_line_that_was_cut_is_played_again_and_counted_once(tmp_path: Path, whole: Sweep) -> None:
+    out = tmp_path / "lines.jsonl"
+    sweep([str(RUN)], protocol=SHORT, out=str(out))
+    lines = out.read_bytes()
+    cut = lines.splitlines(keepends=True)
+    out.write_bytes(b"".join(cut[:3]) + cut[3][:100])
+    found = sweep([str(RUN)], protocol=SHORT, out=str(out))
+    assert found.resumed == 3
+    assert returns(found) == returns(whole)
+    keys = [json.loads(line)["key"] for line in out.read_bytes().splitlines()]
+    assert len(keys) == len(set(keys)) == 6
+    # The whole group is played again, so that a result does not depend on where a run was interrupted.
+    assert {json.loads(line)["protocol"]["stacked"] for line in out.read_bytes().splitlines()} == {2}
+
+
+@pytest.mark.parametrize("content", [b'{"mine": 1}\n', b"a,b\n1,2\n", b"half a line", b'{"schema": 1}\n'])
+def test_another_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    out = tmp_path / "mine.jsonl"
+    out.write_bytes(content)
+    with pytest.raises(FormatError):
+        sweep([str(RUN)], protocol=SHORT, out=str(out), spread=refuse)
+    assert out.read_bytes() == content
+
+
+def test_two_do_not_write_one_file(tmp_path: Path) -> None:
+    out = str(tmp_path / "lines.jsonl")
+    with results.Results(out), pytest.raises(UsageError, match="another evaluation"):
+        results.Results(out)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, of statistics of infinite returns
+@pytest.mark.parametrize("strange", [0.1 + 0.2, float("inf"), float("nan"), -0.0])
+def test_a_result_is_read_as_it_was_written(whole: Sweep, strange: float, tmp_path: Path) -> None:
+    one = whole.evaluations[0]
+    played = replace(one.rollout, returns=np.array([strange, *one.rollout.returns[1:]]))
+    given = replace(one, rollout=played)
+    out = str(tmp_path / "lines.jsonl")
+    with results.Results(out) as kept:
+        kept.add([("k", {}, given)])
+        assert kept.find("other", SHORT) is None
+    with results.Results(out) as kept:
+        found = kept.find("k", SHORT)
+    assert isinstance(found, Evaluation)
+    np.testing.assert_array_equal(found.rollout.returns, played.returns)
+    read, wrote = found.document(), given.document()
+    derived = ("returns", "mean", "std", "median", "iqm", "min", "max", "ci95", "normalized", "steps_per_s")
+    assert {k: v for k, v in read.items() if k not in derived} == {
+        k: v for k, v in wrote.items() if k not in derived
+    }
+
+
+# The command.
+
+
+def test_the_document_and_the_table(tmp_path: Path) -> None:
+    for step in STEPS[:3]:
+        for suffix in ("pt", "pt.ckpttool.json"):
+            shutil.copy(RUN / f"ckpt-{step}.{suffix}", tmp_path)
+    ran = ckpttool("eval", ".", "--episodes", 2, "--json", cwd=tmp_path)
+    document = ran.json()
+    assert [each["step"] for each in document["evaluations"]] == [1500, 4000, 6500]
+    assert [each["rank"] for each in document["ranking"]] == [1, 2, 3]
+    assert document["best"]["checkpoint"] == document["ranking"][0]["checkpoint"]
+    assert [point["step"] for point in document["curve"]] == [1500, 4000, 6500]
+    assert (document["failed"], document["resumed"], document["interrupted"]) == ([], 0, False)
+    (tmp_path / "ckpt-9.pt").write_bytes(b"PK\x03\x04")
+    table = ckpttool("eval", ".", "ckpt-*.pt", "--episodes", 2, "--jobs", 1, "--out", ".", cwd=tmp_path)
+    assert table.status == 2
+    assert len(table.err.splitlines()) == 1
+    assert "ckpt-9.pt" in table.err
+    assert max(map(len, table.out.splitlines()[:4])) <= 80
+    assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 3
+    again = ckpttool("eval", "ckpt-[257]*.pt", "--episodes", 2, "--out", ".", "--json", cwd=tmp_path)
+    assert again.json()["resumed"] == 3
+
+
+def test_what_is_wrong_with_all_is_said_once() -> None:
+    ran = ckpttool("eval", RUN, "--episodes", 1, "--env", "MountainCarContinuous-v0")
+    assert "(and 5 more): the policy does not fit" in refused(ran)
+
+
+def test_ctrl_c_keeps_the_results_that_are_there(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    arguments = ["eval", str(RUN), "--episodes", "400", "--num-envs", "160", "--out", str(out), "--json"]
+    command = [sys.executable, "-m", "ckpttool", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+        for _ in range(600):
+            if out.exists() and out.stat().st_size:
+                break
+            time.sleep(0.02)
+        child.send_signal(signal.SIGINT)
+        printed, _ = child.communicate(timeout=60)
+    document = json.loads(printed)
+    whole = [e for e in document["evaluations"] if not e["interrupted"]]
+    assert child.returncode == 130
+    assert document["interrupted"]
+    assert 0 < len(whole) < 6
+    assert len(out.read_text().splitlines()) == len(whole)
+
+
+# On a cluster.
+
+CLUSTER = """
+import glob, json, os, signal, sys, threading, time
+from ckpttool.ops import groups, ray_cluster
+from ckpttool.ops.evaluation import Protocol
+from ckpttool.ops.sweep import sweep
+
+groups.MEMBERS = 1
+killed = []
+
+def workers():
+    for file in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            name = open(file, "rb").read()
+        except OSError:
+            continue
+        if name.startswith(b"ray::_play") and b"IDLE" not in name:
+            yield int(file.split("/")[2])
+
+def reaper():
+    while not killed:
+        found = [pid for pid in workers() if pid not in before]
+        if found and os.path.getsize(sys.argv[2]):
+            os.kill(found[0], signal.SIGKILL)
+            killed.append(found[0])
+        time.sleep(0.01)
+
+before = set(workers())
+threading.Thread(target=reaper, daemon=True).start()
+how, there = Protocol(episodes=60), ray_cluster.on("local", 2)
+found = sweep([sys.argv[1]], protocol=how, out=sys.argv[2], spread=there)
+print(json.dumps({"killed": killed, "document": found.document()}))
+"""
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="ray is not installed")
+def test_a_cluster_that_loses_a_worker_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    command = [sys.executable, "-c", CLUSTER, str(RUN), str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=120, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert len(told["killed"]) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(told["killed"][0], 0)
+    assert not told["document"]["failed"]
+    here = sweep([str(RUN)], protocol=Protocol(episodes=60))
+    assert [e["returns"] for e in told["document"]["evaluations"]] == [
+        e.rollout.returns.tolist() for e in here.evaluations
+    ]
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len({line["key"] for line in lines}) == len(lines) == 6
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="ray is not installed")
+def test_a_cluster_that_is_not_there_is_said() -> None:
+    ran = ckpttool("eval", TORCH_SAMPLE, "--episodes", 1, "--ray", "127.0.0.1:1")
+    assert "no cluster answers at 127.0.0.1:1" in refused(ran)
