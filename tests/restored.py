@@ -9,6 +9,7 @@ import numpy as np
 
 from ckpttool.agents.backends import numpy as backend
 from ckpttool.agents.components import Wiring, policy_network, q_network
+from ckpttool.agents.statistics import Summary
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognise
@@ -68,6 +69,12 @@ def same(one: np.ndarray, other: object) -> None:
     np.testing.assert_allclose(
         one, wanted.reshape(one.shape), rtol=0, atol=1e-6 * max(1.0, float(np.abs(wanted).max()))
     )
+
+
+def agree(found: Summary, mean: float, std: float, n: int) -> bool:
+    """Say whether two means differ by no more than three standard errors, each with its own deviation."""
+    assert found.std is not None
+    return bool(abs(found.mean - mean) <= 3 * (found.std**2 / found.n + std**2 / n) ** 0.5)
 
 
 def recognised(path: object) -> Binding:

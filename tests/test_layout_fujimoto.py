@@ -14,8 +14,6 @@ import pytest
 from ckpttool.errors import NotACheckpointError, TargetExistsError, UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.convert import convert
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.restore import restore
 from ckpttool.ops.wiring import Bounds, wire
 from tests.conftest import TORCH_SAMPLE
@@ -241,28 +239,10 @@ def test_networks_that_their_classes_cannot_be_are_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.corpus
-@pytest.mark.parametrize(
-    ("agent_file", "env", "episodes"),
-    [
-        ("BipedalWalker-v2/ONE/TD3_BipedalWalker-v2_0_solved_actor.pth", "BipedalWalker-v3", 10),
-        (
-            "LunarLanderContinuous-v2/TD3_LunarLanderContinuous-v2_0_solved_actor.pth",
-            "LunarLanderContinuous-v3",
-            32,
-        ),
-    ],
-)
-def test_agents_of_split_critics_score_what_they_scored(
-    corpus: Path, agent_file: str, env: str, episodes: int
-) -> None:
-    pytest.importorskip("Box2D")
-    runs = json.loads((corpus / "RETURNS.json").read_text())["runs"]
-    name = f"fujimoto/nikhil/{agent_file}"
-    known = next(each for each in runs if each["agent"] == name)
-    path = str(corpus / "torch" / name)
-    found = evaluate(path, env, Protocol(episodes=episodes, seed=1000)).statistics
-    spread = known["std"] ** 2 / known["episodes"] + found.std**2 / episodes
-    assert abs(found.mean - known["mean"]) <= 3 * spread**0.5
+@pytest.mark.parametrize("env", ["BipedalWalker-v2/ONE", "LunarLanderContinuous-v2"])
+def test_split_critics_of_other_people_are_one_agent(corpus: Path, env: str) -> None:
+    folder = corpus / "torch" / "fujimoto" / "nikhil" / env
+    path = str(next(folder.glob("*_actor.pth")))
     whole = restore(path.removesuffix("_actor.pth"))
     assert {part.title for part in whole.binding.parts} >= {"actor", "critic/q1", "critic_target/q2"}
     assert wire(whole, Bounds((-1.0,), (1.0,), "x"))[0].head == "tanh"

@@ -274,6 +274,18 @@ def test_missing_statistics_are_said(normalize: object, missing: bool, tmp_path:
     beside(tmp_path / "agent", "config.yml", normalize=normalize, n_timesteps=20_000)
     notes = restore(path).notes
     assert any("config.yml says normalize" in note for note in notes) == missing
+    assert not any("whether training normalised" in note for note in notes)
+
+
+def test_nobody_telling_of_statistics_is_said(tmp_path: Path) -> None:
+    path = sb3.td3_agent(tmp_path / "agent.zip")
+    said = "nothing tells whether training normalised observations"
+    assert any(note.startswith(said) for note in restore(path).notes)
+    # A file of another program is silent on it; the zoo's, which has no such key, is not.
+    beside(tmp_path / "agent", "config.yml", learning_rate=0.1)
+    assert any(note.startswith(said) for note in restore(path).notes)
+    beside(tmp_path / "agent", "config.yml", policy="MlpPolicy")
+    assert not any(note.startswith(said) for note in restore(path).notes)
 
 
 @pytest.mark.parametrize(
@@ -464,3 +476,43 @@ def test_real_agents_act_as_torch_does(name: str) -> None:
     wanted = low + 0.5 * (x.numpy() + 1.0) * (high - low)
     # A sum of thousands is rounded by more than tanh's whole slope: the scale is that of the largest sum.
     assert (np.abs(played(agent, obs) - wanted) / (high - low)).max() < 1e-6 * largest
+
+
+# Whatever was pickled by an old Python or by gym is given: spaces by us, the rest is not needed to act.
+ZOO_REFEREE = """
+import json, sys, zipfile, gymnasium, numpy, stable_baselines3
+answers = []
+for path, obs_path, low, high in json.loads(sys.argv[1]):
+    settings = json.loads(zipfile.ZipFile(path).read("data"))
+    given = {k: None for k, v in settings.items() if isinstance(v, dict) and ":serialized:" in v}
+    del given["policy_class"]
+    obs = numpy.load(obs_path)
+    given["observation_space"] = gymnasium.spaces.Box(-numpy.inf, numpy.inf, obs.shape[1:])
+    given["action_space"] = gymnasium.spaces.Box(numpy.float32(low), numpy.float32(high))
+    given |= {"learning_rate": 0.0, "train_freq": 1, "lr_schedule": lambda _: 0.0}
+    given["policy_kwargs"] = {k: v for k, v in settings["policy_kwargs"].items() if k[0] != ":"}
+    model = stable_baselines3.DDPG.load(path, device="cpu", custom_objects=given)
+    answers.append(model.predict(obs, deterministic=True)[0].tolist())
+print(json.dumps(answers))
+"""
+
+
+@needs_library
+@pytest.mark.corpus
+def test_real_agents_act_as_the_library_does(tmp_path: Path) -> None:
+    agents, asked = [], []
+    for name, width in (("Pendulum-v1", 3), ("MountainCarContinuous-v0", 2), ("LunarLanderContinuous-v2", 8)):
+        path = ZOO / f"{name}_1" / f"{name}.zip"
+        agent = restore(str(path))
+        obs = observations(width)
+        np.save(tmp_path / f"{name}.npy", obs)
+        agents.append((agent, obs))
+        low, high = (list(getattr(agent.known, f"action_{end}")) for end in ("low", "high"))
+        asked.append([str(path), str(tmp_path / f"{name}.npy"), low, high])
+    command = [sys.executable, "-W", "ignore", "-c", ZOO_REFEREE, json.dumps(asked)]
+    answers = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    for (agent, obs), answer in zip(agents, answers, strict=True):
+        wanted = np.array(answer)
+        assert np.abs(wanted).max() > 0.9
+        # Sums of thousands, of which float32 keeps seven digits, meet tanh where it is steep.
+        np.testing.assert_allclose(played(agent, obs), wanted, atol=4e-5)

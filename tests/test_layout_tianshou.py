@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import pytest
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.convert import convert
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.restore import restore
 from ckpttool.tree import Tree
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
@@ -206,12 +203,5 @@ def test_the_algorithm_of_version_2_keeps_its_optimizers(tmp_path: Path) -> None
 
 
 @pytest.mark.corpus
-def test_the_corpus_scores_what_it_scored(corpus: Path) -> None:
-    name = "tianshou/Pendulum-v1/td3/policy.pth"
-    known = next(r for r in json.loads((corpus / "RETURNS.json").read_text())["runs"] if r["agent"] == name)
-    found = evaluate(
-        str(corpus / "torch" / name), "Pendulum-v1", Protocol(episodes=100, seed=1000)
-    ).statistics
-    spread = known["std"] ** 2 / known["episodes"] + found.std**2 / 100
-    assert abs(found.mean - known["mean"]) <= 3 * spread**0.5
+def test_an_offline_agent_is_whole(corpus: Path) -> None:
     assert len(recognised(next((corpus / "torch/tianshou").rglob("td3_bc/*/policy.pth"))).parts) == 6
