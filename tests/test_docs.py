@@ -299,9 +299,14 @@ def test_every_json_key_is_explained(tmp_path: Path) -> None:
 @pytest.mark.environment
 def test_every_key_of_an_evaluation_is_explained() -> None:
     pytest.importorskip("gymnasium")
+    from ckpttool.ops.algorithms import Asked, algorithm, compare
     from ckpttool.ops.evaluate import evaluate
+    from ckpttool.ops.ranking import Scored
 
     found: Evaluation = evaluate(SAMPLE, "Pendulum-v1", Protocol(episodes=2))
     told = (DOCS / "json.md").read_text(encoding="utf-8")
-    document = found.document() | {"versions": {}}
+    run = algorithm([Asked(SAMPLE, (SAMPLE,))], (Scored(found, None),), 1)
+    assert run is not None
+    document = found.document() | {"versions": {}} | run.document() | compare(run, run).document()
+    document["environment"]["versions"] = {}
     assert not [key for key in keys(document) if f"`{key}`" not in told]

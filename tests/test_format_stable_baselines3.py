@@ -122,7 +122,6 @@ def test_settings_are_values_and_objects_are_inert(tmp_path: Path) -> None:
     ("policy", "said"),
     [
         ("stable_baselines3.dqn.policies.DQNPolicy", "a Q-network for discrete actions (DQN)"),
-        ("sb3_contrib.common.recurrent.policies.RecurrentActorCriticPolicy", "a recurrent policy"),
         ("sbx.sac.policies.SACPolicy", "an agent of sbx (JAX)"),
     ],
 )

@@ -330,6 +330,15 @@ class TestMake:
             assert list(spec.versions) == ["gymnasium"]
             assert vector.obs.shape == (3, 3)
 
+    @needs_box2d
+    def test_what_bindings_say_of_themselves_is_no_note(self) -> None:
+        program = (
+            "from ckpttool.agents import envs\n"
+            "with envs.make('LunarLanderContinuous-v3') as e: print(e.notes)"
+        )
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert ran.stdout == "()\n"
+
     def test_a_name_without_version_is_noted(self) -> None:
         with envs.make("Pendulum") as vector:
             assert vector.spec.id == "Pendulum-v1"
