@@ -77,7 +77,7 @@ def given(path: str) -> dict[str, np.ndarray]:
     import ckpttool
 
     tree = ckpttool.open(path).tree
-    named = {tree.names[place]: leaf.array() for place, leaf in tree.tensors()}
+    named = {str(place[-1].value): leaf.array() for place, leaf in tree.tensors()}
     held = {}
     for n in range(len(named) // 2):
         held[f"kernel{n}"] = np.ascontiguousarray(named[f"l{n + 1}.weight"].T)
@@ -92,7 +92,7 @@ def prepare(folder: Path, env: str, held: dict[str, np.ndarray]) -> str:
     path = folder / f"{env}.npz"
     np.savez(path, **held)
     layers = {
-        f"l{n + 1}.{name}": torch.from_numpy(value)
+        f"l{n + 1}.{name}": torch.tensor(value)
         for n in range(len(held) // 2)
         for name, value in (("weight", held[f"kernel{n}"].T.copy()), ("bias", held[f"bias{n}"]))
     }
@@ -103,8 +103,13 @@ def prepare(folder: Path, env: str, held: dict[str, np.ndarray]) -> str:
 def rate(player: Player, env: str, weights: str, python: str) -> float | None:
     """Return steps per second of a fresh process; None if its library is not installed."""
     command = [python, benchmarks.players.__file__, player.name, env, weights]
+    # MuJoCo writes a log into the folder that it is in, for those who do not stop it.
     ran = subprocess.run(
-        [*command, str(player.episodes), str(player.rows)], capture_output=True, text=True, check=False
+        [*command, str(player.episodes), str(player.rows)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(weights).parent,
     )
     if "ModuleNotFoundError" in ran.stderr:
         return None

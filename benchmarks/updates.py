@@ -14,7 +14,7 @@ OBS, ACT, HIDDEN, BATCH = 17, 6, (400, 300), 100
 GAMMA, TAU, ALGORITHMS = 0.99, 0.005, ("DDPG", "TD3")
 BASE = "torch eager"
 WAYS = (BASE, "torch.compile", "tf eager", "tf.function")
-ROUNDS, LEAST_S = 5, 1.5
+ROUNDS, LEAST_S = 3, 1.0
 
 
 def batch(dtype: str = "float32") -> tuple[np.ndarray, ...]:
