@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ckpttool.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "sample_ckpts"
@@ -40,6 +45,33 @@ def ckpttool(*arguments: object, cwd: Path | None = None, env: dict[str, str] | 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **(env or {})}
     done = subprocess.run(command, capture_output=True, cwd=cwd, env=environment, timeout=300, check=False)
     return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def in_process(*arguments: object, cwd: Path | None = None) -> Ran:
+    """Run the command line in this process, where all that it imports has been imported already."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ckpttool", *map(str, arguments)])
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        patch.setenv("COLUMNS", "80")
+        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        if cwd is not None:
+            patch.chdir(cwd)
+        try:
+            with pytest.raises(SystemExit) as left:
+                main()
+        finally:
+            gc.enable()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    said = []
+    for stream in (out, err):
+        stream.flush()
+        said.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]  # a BytesIO
+    assert isinstance(left.value.code, int)
+    return Ran(left.value.code, *said)
 
 
 def refused(ran: Ran) -> str:

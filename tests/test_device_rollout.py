@@ -21,7 +21,7 @@ from ckpttool.agents.stacking import stack
 from ckpttool.errors import CkpttoolError, UsageError
 from ckpttool.ops.evaluate import evaluate
 from ckpttool.ops.evaluation import Protocol
-from tests.conftest import TORCH_SAMPLE, ckpttool, refused
+from tests.conftest import TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.test_backends import chain, cuda_is_missing, dense, normal
 
 pytestmark = [
@@ -186,17 +186,17 @@ def test_the_command_plays_on_it_with_torch_alone() -> None:
     assert ran.status == 0, ran.err
     protocol = ran.json()["protocol"]
     assert (protocol["engine"], protocol["backend"], protocol["dtype"]) == ("device", "torch", "float32")
-    alone = ckpttool(*common)
+    alone = in_process(*common)
     assert "needs a policy on tensors" in refused(alone)
     assert "--backend torch" in alone.err
 
 
 def test_the_command_computes_in_float64() -> None:
     narrow = evaluate(str(TORCH_SAMPLE), protocol=Protocol(episodes=2))
-    wide = ckpttool("eval", TORCH_SAMPLE, "--episodes", "2", "--json", "--dtype", "float64")
+    wide = in_process("eval", TORCH_SAMPLE, "--episodes", "2", "--json", "--dtype", "float64")
     assert (wide.status, wide.json()["protocol"]["dtype"]) == (0, "float64")
     np.testing.assert_allclose(wide.json()["returns"], narrow.rollout.returns, atol=0.5)
-    assert "float16" in refused(ckpttool("eval", TORCH_SAMPLE, "--dtype", "float16"))
+    assert "float16" in refused(in_process("eval", TORCH_SAMPLE, "--dtype", "float16"))
 
 
 @pytest.mark.parametrize("graphs", [True, False])

@@ -12,7 +12,7 @@ import pytest
 from ckpttool.agents import envs
 from ckpttool.agents.envs import VectorEnv, adapters, drift
 from ckpttool.errors import UsageError
-from tests.conftest import TORCH_SAMPLE, ckpttool
+from tests.conftest import TORCH_SAMPLE, in_process
 
 pytestmark = [
     pytest.mark.environment,
@@ -140,17 +140,17 @@ class TestRefusals:
         assert drift.suggestion(env_id, *sizes) == offered
 
     def test_the_command_offers_what_the_policy_plays(self, tmp_path: Path) -> None:
-        ran = ckpttool("eval", TORCH_SAMPLE, "--env", "Ant-v5", "--out", tmp_path / "x.json")
+        ran = in_process("eval", TORCH_SAMPLE, "--env", "Ant-v5", "--out", tmp_path / "x.json")
         assert ran.status == 2
         assert "expected 105 observations and 8 actions, found 3 and 1" in ran.err
         assert "hint: 3 observations and 1 action are those of Pendulum-v1" in ran.err
-        ran = ckpttool("eval", TORCH_SAMPLE, "--env", "Pendulum-v1", "--adapter", "zero_contact_forces")
+        ran = in_process("eval", TORCH_SAMPLE, "--env", "Pendulum-v1", "--adapter", "zero_contact_forces")
         assert ran.status == 2
         assert "Pendulum-v1 has no zero_contact_forces" in ran.err
 
 
 def test_help_lists_the_adapters() -> None:
-    said = " ".join(ckpttool("eval", "--help").out.replace("│", " ").split())
+    said = " ".join(in_process("eval", "--help").out.replace("│", " ").split())
     assert all(name in said for name in envs.ADAPTERS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ckpttool.agents import envs
 from ckpttool.agents.envs import VectorEnv, mujoco_tasks, mujoco_walking
 from ckpttool.agents.envs.mujoco_rules import Rules
 from ckpttool.errors import UnsupportedError, UsageError
-from tests.conftest import ckpttool
+from tests.conftest import in_process
 
 pytestmark = [
     pytest.mark.environment,
@@ -146,7 +147,8 @@ def test_threads_change_nothing(env_id: str) -> None:
         np.testing.assert_array_equal(obs, kept[0][1])
 
 
-def test_what_physics_says_is_a_note() -> None:
+def test_what_physics_says_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log of its own
     with envs.make("Hopper-v5", 3, engine="mujoco", threads=2) as vector:
         rows = np.arange(3)
         vector.reset(rows, rows)
@@ -220,5 +222,5 @@ class TestWhoPlays:
             envs.make("Reacher-v5", 0)
 
     def test_help_lists_the_engines(self) -> None:
-        said = " ".join(ckpttool("eval", "--help").out.replace("│", " ").split())
+        said = " ".join(in_process("eval", "--help").out.replace("│", " ").split())
         assert all(name in said for name in envs.ENGINES)

@@ -17,7 +17,7 @@ from ckpttool.ops.score_files import LENGTH, MEAN, STD
 from ckpttool.ops.sweep import sweep
 from ckpttool.source import File
 from ckpttool.wire import summary_events
-from tests.conftest import SAMPLES, TORCH_SAMPLE, ckpttool, refused
+from tests.conftest import SAMPLES, TORCH_SAMPLE, ckpttool, in_process, refused
 
 pytestmark = pytest.mark.environment
 
@@ -49,9 +49,9 @@ def test_noise_repeats_and_is_said() -> None:
     np.testing.assert_array_equal(noisy[0].rollout.returns, noisy[1].rollout.returns, strict=True)
     assert (noisy[0].rollout.returns != plain.rollout.returns).any()
     assert noisy[0].document()["protocol"]["deterministic"] is False
-    said = ckpttool("eval", TORCH_SAMPLE, "--episodes", 1, "--noise", 0.2).out
+    said = in_process("eval", TORCH_SAMPLE, "--episodes", 1, "--noise", 0.2).out
     assert "actor with noise of 0.2 half action ranges: not deterministic" in said
-    assert "cannot be a deviation" in refused(ckpttool("eval", TORCH_SAMPLE, "--noise", -1))
+    assert "cannot be a deviation" in refused(in_process("eval", TORCH_SAMPLE, "--noise", -1))
 
 
 def test_the_fingerprint_is_of_the_environment_alone(one: Evaluation) -> None:
@@ -110,12 +110,12 @@ def test_algorithms_are_compared_and_files_written(tmp_path: Path) -> None:
 
 
 def test_people_read_the_comparison_and_runs_decide_the_status() -> None:
-    ran = ckpttool(
+    ran = in_process(
         *("eval", RUN, "--last", 2, "--against", RUN / "ckpt-2500.pt", "--against", RUN / "ckpt-5000.pt"),
         *("--episodes", 2, "--min-return", -1),
     )
     assert "too few checkpoints" in refused(ran)
-    ran = ckpttool("eval", RUN, "--last", 2, "--episodes", 2, "--min-return", -1)
+    ran = in_process("eval", RUN, "--last", 2, "--episodes", 2, "--min-return", -1)
     assert ran.status == 1
     assert "last 2 checkpoints of each" in ran.out
     assert "(bootstrap over episodes)" in ran.out
@@ -124,7 +124,7 @@ def test_people_read_the_comparison_and_runs_decide_the_status() -> None:
 
 def test_one_mean_below_the_least_decides_the_status() -> None:
     paths = [RUN / "ckpt-2500.pt", RUN / "ckpt-15000.pt"]
-    assert ckpttool("eval", *paths, "--episodes", 1, "--min-return", -400).status == 1
+    assert in_process("eval", *paths, "--episodes", 1, "--min-return", -400).status == 1
 
 
 def test_the_last_checkpoints_are_averaged() -> None:
@@ -143,7 +143,7 @@ def test_logged_curves_are_found_and_named(tmp_path: Path) -> None:
     records = [summary_events.summary(0, step, {"charts/episodic_return": -step}) for step in (1, 2)]
     log = tmp_path / "run" / f"{summary_events.NAME}1.host"
     log.write_bytes(summary_events.header(0) + b"".join(records) + b"torn")
-    ran = ckpttool("eval", folder / "a.pt", "--env", "Pendulum-v1", "--episodes", 1, "--json")
+    ran = in_process("eval", folder / "a.pt", "--env", "Pendulum-v1", "--episodes", 1, "--json")
     (curve,) = ran.json()["training_curves"]
     assert curve == {
         "files": [str(log)],
@@ -169,7 +169,7 @@ def poisoned(target: Path) -> Path:
 def test_actions_that_are_no_numbers_stop_with_a_place(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = poisoned(tmp_path / "nan.pt")
-    said = refused(ckpttool("eval", path, "--env", "Pendulum-v1", "--episodes", 2))
+    said = refused(in_process("eval", path, "--env", "Pendulum-v1", "--episodes", 2))
     assert str(path) in said
     assert "not finite in episode 0, step 0" in said
     assert "nan" in said
@@ -178,14 +178,15 @@ def test_actions_that_are_no_numbers_stop_with_a_place(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_said_before_playing(tmp_path: Path) -> None:
     (tmp_path / "have.csv").write_text("mine")
     many = ("--episodes", 100_000_000)
-    assert "exists already" in refused(ckpttool("eval", TORCH_SAMPLE, *many, "--csv", tmp_path / "have.csv"))
+    ran = in_process("eval", TORCH_SAMPLE, *many, "--csv", tmp_path / "have.csv")
+    assert "exists already" in refused(ran)
     assert (tmp_path / "have.csv").read_text() == "mine"
 
 
 @pytest.mark.corpus
 def test_scores_are_normalised_where_a_reference_is_known(corpus: Path) -> None:
     prefix = str(corpus / "torch/fujimoto/bmcnns/models/TD3_HalfCheetah-v3_0")
-    ran = ckpttool("eval", prefix, "--env", "HalfCheetah-v5", "--episodes", 1, "--json")
+    ran = in_process("eval", prefix, "--env", "HalfCheetah-v5", "--episodes", 1, "--json")
     document = ran.json()
     score = document["normalized"]
     assert score["measured_in"] == "HalfCheetah-v2"

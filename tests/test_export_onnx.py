@@ -30,7 +30,7 @@ from ckpttool.ops.export_facts import told
 from ckpttool.ops.parity import observations
 from ckpttool.ops.restore import restore
 from ckpttool.ops.wiring import network_of
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -126,7 +126,7 @@ def torch_agent(folder: Path, dtype: str = "float32", norm: bool = False, bounds
     statistics = {"mean": [100.0, -3.0, 0.0, 1.0], "var": [4.0, 0.1, 1.0, 9.0], "epsilon": 1e-8, "clip": 5.0}
     facts = {
         "schema": 1,
-        "target_sha256": ckpttool("digest", path, "--json").json()["sha256"],
+        "target_sha256": in_process("digest", path, "--json").json()["sha256"],
         "activations": ["elu"],
         "head": "affine",
         **({"action_low": [-1.0, 0.0], "action_high": [2.0, 0.5]} if bounds else {}),
@@ -237,7 +237,7 @@ def test_the_same_conversion_gives_the_same_bytes_whenever_and_wherever(tmp_path
 
 def test_the_file_and_the_receipt_say_where_everything_is_from(tmp_path: Path) -> None:
     done = exported(TF_SAMPLE, tmp_path / "a.onnx")
-    source = ckpttool("digest", TF_SAMPLE, "--json").json()["sha256"]
+    source = in_process("digest", TF_SAMPLE, "--json").json()["sha256"]
     made, said = receipt(tmp_path / "a.onnx"), texts(tmp_path / "a.onnx")
     assert made["target_sha256"] == done.digest == sha256(tmp_path / "a.onnx")
     known = {"path": "ckpt-15000", "sha256": source, "format": "tensor_bundle", "layout": "td3_tf"}
@@ -266,10 +266,10 @@ def test_the_command_prints_what_it_did(tmp_path: Path) -> None:
     assert document["written"]
     assert document["digest"] == sha256(tmp_path / "a")
     assert any("onnxruntime" in note for note in document["notes"])
-    ran = ckpttool("convert", TORCH_SAMPLE, "b.onnx", "--network", "critic/q1", cwd=tmp_path)
+    ran = in_process("convert", TORCH_SAMPLE, "b.onnx", "--network", "critic/q1", cwd=tmp_path)
     assert ran.status == 0, ran.err
     assert "critic/q1: 1000 outputs at most" in ran.out
-    looked = refused(ckpttool("inspect", tmp_path / "b.onnx"))
+    looked = refused(in_process("inspect", tmp_path / "b.onnx"))
     assert "an ONNX model" in looked
 
 
@@ -299,7 +299,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 @pytest.mark.torch
 def test_bounds_that_nobody_tells_are_asked_for(tmp_path: Path) -> None:
     path = torch_agent(tmp_path, bounds=False)
-    sentence = refused(ckpttool("convert", path, tmp_path / "a.onnx"))
+    sentence = refused(in_process("convert", path, tmp_path / "a.onnx"))
     assert "neither the action bounds nor the environment" in sentence
     assert not (tmp_path / "a.onnx").exists()
     # A critic does not need them.
@@ -337,7 +337,7 @@ def test_an_environment_without_bounds_bounds_nothing(
 
 def test_an_environment_that_a_file_names_runs_no_code(tmp_path: Path) -> None:
     shutil.copy(TORCH_SAMPLE, tmp_path / "alone.pt")
-    digest = ckpttool("digest", tmp_path / "alone.pt", "--json").json()["sha256"]
+    digest = in_process("digest", tmp_path / "alone.pt", "--json").json()["sha256"]
     facts = {"schema": 1, "target_sha256": digest, "env": {"id": "antigravity:X-v0"}}
     (tmp_path / "alone.pt.ckpttool.json").write_text(json.dumps(facts))
     with pytest.raises(UsageError, match="can run code"):
@@ -361,7 +361,7 @@ def test_an_environment_that_a_file_names_runs_no_code(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    sentence = refused(ckpttool("convert", TORCH_SAMPLE, "a.onnx", *arguments, cwd=tmp_path))
+    sentence = refused(in_process("convert", TORCH_SAMPLE, "a.onnx", *arguments, cwd=tmp_path))
     assert said in sentence
     assert list(tmp_path.iterdir()) == []
 
@@ -376,12 +376,12 @@ def test_what_is_no_agent_is_refused(tmp_path: Path) -> None:
 def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
     target = tmp_path / "a.onnx"
     target.write_bytes(b"mine")
-    assert "the target exists already" in refused(ckpttool("convert", TORCH_SAMPLE, target))
+    assert "the target exists already" in refused(in_process("convert", TORCH_SAMPLE, target))
     assert target.read_bytes() == b"mine"
-    assert ckpttool("convert", TORCH_SAMPLE, target, "--force").status == 0
+    assert in_process("convert", TORCH_SAMPLE, target, "--force").status == 0
     assert onnx.load(target).producer_name == "ckpttool"
     target.unlink()
-    assert "a.onnx.ckpttool.json" in refused(ckpttool("convert", TORCH_SAMPLE, target))
+    assert "a.onnx.ckpttool.json" in refused(in_process("convert", TORCH_SAMPLE, target))
     shutil.copy(TORCH_SAMPLE, tmp_path / "b.pt")
     with pytest.raises(UsageError, match="the same file"):
         convert(str(tmp_path / "b.pt"), str(tmp_path / "b.pt"), to="onnx", force=True)

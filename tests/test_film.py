@@ -24,7 +24,7 @@ from ckpttool.cli import showing
 from ckpttool.errors import CkpttoolError, MissingExtraError, UnsupportedError, UsageError
 from ckpttool.ops import film
 from ckpttool.ops.evaluation import Protocol
-from tests.conftest import ROOT, TORCH_SAMPLE, ckpttool, refused
+from tests.conftest import ROOT, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.test_rollout import PENDULUM, Countdown, Linear, needs_mujoco
 
 pytestmark = [
@@ -346,7 +346,7 @@ def test_episodes_are_chosen_by_number_and_by_word_each_once() -> None:
 def test_of_several_checkpoints_the_best_is_filmed(tmp_path: Path) -> None:
     early = TORCH_SAMPLE.with_name("ckpt-2500.pt")
     path = tmp_path / "film.gif"
-    ran = ckpttool("eval", early, TORCH_SAMPLE, "--episodes", 1, "--video", path)
+    ran = in_process("eval", early, TORCH_SAMPLE, "--episodes", 1, "--video", path)
     assert ran.status == 0, ran.err
     assert "filmed   episode 0 of " in ran.out
     assert "ckpt-15000.pt: return " in ran.out
@@ -377,7 +377,7 @@ def test_the_command_refuses_before_it_plays(tmp_path: Path) -> None:
     there = tmp_path / "there.gif"
     there.write_bytes(b"mine")
     # So many episodes would take longer than a command may in these tests.
-    assert "exists already" in refused(ckpttool(*PLAYED, "--episodes", 10**8, "--video", there))
+    assert "exists already" in refused(in_process(*PLAYED, "--episodes", 10**8, "--video", there))
     for video, episodes, expected in (("x.gif", ",", "names none"), (None, "best", "is for --video alone")):
         with pytest.raises(UsageError, match=expected):
             showing.wanted(video, episodes, None, chart=None)

@@ -19,7 +19,7 @@ from ckpttool.ops.evaluate import enter, place_of
 from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.restore import restore
 from tests import sb3_files as sb3
-from tests.conftest import ckpttool
+from tests.conftest import ckpttool, in_process
 
 PICTURE, GRID, VECTOR = (40, 44, 3), (2, 3), (5,)
 STEPS, BATCH = 20, 3
@@ -237,12 +237,12 @@ def test_other_observations_are_refused(made: Any, change: dict[str, np.ndarray]
 
 def test_conversions_do_not_take_half_a_policy(made: Any, tmp_path: Path) -> None:
     _, path = made("SAC", "Mixed")
-    ran = ckpttool("convert", path, tmp_path / "a.pt", "--json")
+    ran = in_process("convert", path, tmp_path / "a.pt", "--json")
     assert ran.status == 1
     assert not (tmp_path / "a.pt").exists()
     unused = ran.json()["unused"]
     assert sum("actor/features_extractor/extractors/image" in name for name in unused) == 8
-    ran = ckpttool("convert", path, tmp_path / "a.onnx", "--json")
+    ran = in_process("convert", path, tmp_path / "a.onnx", "--json")
     assert ran.status == 2
     assert "features_extractor" in ran.json()["error"]["message"] + str(ran.json()["error"])
 
@@ -449,7 +449,9 @@ def test_each_episode_of_a_recurrent_policy_begins_anew(tmp_path: Path) -> None:
     path = sb3.put(tmp_path / "a.zip", sb3.members({"policy": module.state_dict()}, data))
     returns = []
     for rows in ("1", "4"):
-        ran = ckpttool("eval", path, "--env", "Pendulum-v1", "--episodes", "4", "--num-envs", rows, "--json")
+        ran = in_process(
+            "eval", path, "--env", "Pendulum-v1", "--episodes", "4", "--num-envs", rows, "--json"
+        )
         assert ran.status == 0, ran.err
         returns.append(ran.json()["returns"])
     np.testing.assert_allclose(*returns, rtol=1e-6)

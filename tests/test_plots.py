@@ -21,7 +21,7 @@ from ckpttool.ops import ranking
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.ranking import Point, Scored
 from ckpttool.ops.training_curve import TrainingCurve
-from tests.conftest import TORCH_SAMPLE, ckpttool, refused
+from tests.conftest import TORCH_SAMPLE, ckpttool, in_process, refused
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -82,6 +82,8 @@ CASES: dict[str, tuple[object, ...]] = {
     ),
     "no steps": ([each.evaluation for each in run("/a")],),
 }
+# What is written twice: every panel and every kind of file is among it.
+TWICE = {"one": (".svg",), "runs, logged": (".svg", ".pdf")}
 
 
 # --- files ------------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ CASES: dict[str, tuple[object, ...]] = {
 @needs_matplotlib
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_numbers_give_the_same_bytes_and_stay_within_the_picture(case: str, tmp_path: Path) -> None:
-    for suffix in (".svg", ".pdf") if case == "runs, logged" else (".svg",):
+    for suffix in TWICE.get(case, ()):
         twice = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
         for target in twice:
             plots.write(str(target), *CASES[case])  # type: ignore[arg-type]
@@ -201,7 +203,7 @@ def test_the_command_plots_a_run_and_charts_it(tmp_path: Path) -> None:
     assert "training steps" in said
     assert "mean return" in ran.out.splitlines()
     assert sum("┤" in line for line in ran.out.splitlines()) == 9
-    refusal = ckpttool("eval", TORCH_SAMPLE, "--episodes", 10**8, "--plot", target)
+    refusal = in_process("eval", TORCH_SAMPLE, "--episodes", 10**8, "--plot", target)
     assert "exists already" in refused(refusal)
 
 
@@ -291,9 +293,10 @@ def test_flat_curves_and_single_steps_are_drawn_too() -> None:
 @pytest.mark.environment
 def test_a_pipe_gets_a_chart_when_asked_in_ascii_where_it_must(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
-    told = ckpttool("eval", TORCH_SAMPLE, "--episodes", 20, "--chart", "--json", "--plot", tmp_path / "a.png")
+    common = ("eval", TORCH_SAMPLE, "--episodes", 20, "--chart")
+    told = in_process(*common, "--json", "--plot", tmp_path / "a.png")
     assert told.json()["plot"] == str(tmp_path / "a.png")
-    asked = ckpttool("eval", TORCH_SAMPLE, "--episodes", 20, "--chart", env={"PYTHONIOENCODING": "ascii"})
+    asked = ckpttool(*common, env={"PYTHONIOENCODING": "ascii"})
     assert asked.status == 0, asked.err
     lines = asked.out.partition("returns, and how many episodes\n")[2].splitlines()
     assert len(lines) >= 3

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
@@ -26,12 +27,26 @@ with progress("eval", quiet={quiet}, unit="episodes") as moving:
 print("done")
 """
 
+# So slow that its progress is seen, and without any work.
+SLOW = """
+import time
+import gymnasium
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
-def watched(*arguments: str) -> tuple[str, str]:
+class Slow(PendulumEnv):
+    def step(self, action):
+        time.sleep(0.002)
+        return super().step(action)
+
+gymnasium.register("Slow-v0", Slow, max_episode_steps=20)
+"""
+
+
+def watched(*arguments: str, path: Path = ROOT) -> tuple[str, str]:
     """Run Python with a terminal of 80 columns as stderr; return what it wrote there, and on stdout."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}", "TERM": "xterm"}
     environment.pop("COLUMNS", None)
     with subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=environment
@@ -87,11 +102,12 @@ def test_quiet_shows_nothing() -> None:
 
 @pytest.mark.environment
 @pytest.mark.skipif(importlib.util.find_spec("gymnasium") is None, reason="gymnasium is not installed")
-def test_eval_tells_how_fast_it_plays() -> None:
-    arguments = ("-m", "ckpttool", "eval", str(TORCH_SAMPLE), "--env", "Pendulum-v1", "--episodes", "150")
-    seen, out = watched(*arguments, "--num-envs", "8", "--engine", "gymnasium")
-    assert re.search(r"\d+/150 episodes", seen)
+def test_eval_tells_how_fast_it_plays(tmp_path: Path) -> None:
+    (tmp_path / "slow_games.py").write_text(SLOW)
+    arguments = ("-m", "ckpttool", "eval", str(TORCH_SAMPLE), "--env", "slow_games:Slow-v0")
+    seen, out = watched(*arguments, "--episodes", "60", "--num-envs", "4", path=tmp_path)
+    assert re.search(r"\d+/60 episodes", seen)
     assert re.search(r"\d steps/s", seen)
-    assert "mean, std of 150 episodes" in out
+    assert "mean, std of 60 episodes" in out
     assert "\x1b" not in out
     assert "how many episodes" not in out, "a chart, though nobody reads stdout"

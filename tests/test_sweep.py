@@ -29,7 +29,7 @@ from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.groups import Group, Outcome
 from ckpttool.ops.progress import Progress
 from ckpttool.ops.sweep import Sweep, sweep
-from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 
 pytestmark = pytest.mark.environment
 
@@ -369,18 +369,18 @@ def test_the_document_and_the_table(tmp_path: Path) -> None:
     assert [point["step"] for point in document["curve"]] == [1500, 4000, 6500]
     assert (document["failed"], document["resumed"], document["interrupted"]) == ([], 0, False)
     (tmp_path / "ckpt-9.pt").write_bytes(b"PK\x03\x04")
-    table = ckpttool("eval", ".", "ckpt-*.pt", "--episodes", 2, "--jobs", 1, "--out", ".", cwd=tmp_path)
+    table = in_process("eval", ".", "ckpt-*.pt", "--episodes", 2, "--jobs", 1, "--out", ".", cwd=tmp_path)
     assert table.status == 2
     assert len(table.err.splitlines()) == 1
     assert "ckpt-9.pt" in table.err
     assert max(map(len, table.out.splitlines()[:4])) <= 80
     assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 3
-    again = ckpttool("eval", "ckpt-[257]*.pt", "--episodes", 2, "--out", ".", "--json", cwd=tmp_path)
+    again = in_process("eval", "ckpt-[257]*.pt", "--episodes", 2, "--out", ".", "--json", cwd=tmp_path)
     assert again.json()["resumed"] == 3
 
 
 def test_what_is_wrong_with_all_is_said_once() -> None:
-    ran = ckpttool("eval", RUN, "--episodes", 1, "--env", "MountainCarContinuous-v0")
+    ran = in_process("eval", RUN, "--episodes", 1, "--env", "MountainCarContinuous-v0")
     assert "(and 5 more): the policy does not fit" in refused(ran)
 
 
