@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests import warm
 
@@ -20,6 +23,13 @@ for name, place in {folders!r}.items():
     answer = functions[name](Path(place))
     Path(place, name + ".json").write_text(json.dumps(answer))
 """
+
+
+def require(*names: str) -> None:
+    """Skip the test where a library is missing, which pytest.importorskip would import into this process."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
 
 
 def run(file: str, function: str, folder: Path) -> Any:

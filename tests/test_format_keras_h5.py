@@ -319,8 +319,7 @@ def test_what_has_no_place_is_refused_before_anything_is_written() -> None:
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
     """What Keras 3 saved, and what tf_keras did where it is installed."""
-    pytest.importorskip("keras")
-    pytest.importorskip("tensorflow")
+    tensorflow_child.require("keras", "tensorflow")
     asked = ["build", *(["build_tf_keras"] if importlib.util.find_spec("tf_keras") else [])]
     folders = {name: tmp_path_factory.mktemp(name) for name in asked}
     told = tensorflow_child.run_each(MODELS, folders)

@@ -252,3 +252,18 @@ def read(location):
 def test_samples_are_there() -> None:
     assert Path(f"{TF_SAMPLE}.index").is_file()
     assert TORCH_SAMPLE.is_file()
+
+
+@pytest.mark.parametrize("file", sorted(Path(__file__).parent.glob("test_*.py")), ids=lambda path: path.stem)
+def test_no_test_imports_tensorflow_to_learn_whether_it_is_there(file: Path) -> None:
+    # Beside PyTorch it may end the process; tensorflow_child.require looks without importing.
+    told = re.findall(r'importorskip\(\s*"(keras|tensorflow|tf_keras)', file.read_text())
+    assert told == []
+
+
+def test_the_command_line_starts_without_numpy() -> None:
+    program = (
+        "import sys, ckpttool.cli.app; print(sorted({'numpy', 'rich.table', 'h5py'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"

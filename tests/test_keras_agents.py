@@ -300,8 +300,7 @@ def loaded(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.tensorflow
 def test_keras_finds_every_attribute_of_a_tree_in_any_order(tmp_path: Path) -> None:
-    pytest.importorskip("keras")
-    pytest.importorskip("tensorflow")
+    tensorflow_child.require("keras", "tensorflow")
     told = tensorflow_child.run(__file__, "filled", tmp_path)
     saved = open_checkpoint(str(tmp_path / "saved.weights.h5"))
     # The critic's two heads look alike, and Keras keeps no order of attributes: mlp_1, mlp_2 tell it.

@@ -170,7 +170,7 @@ def filled_in_keras(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """What Keras says of both directions, and the folder of what it saved itself."""
-    pytest.importorskip("tensorflow")
+    tensorflow_child.require("tensorflow")
     pytest.importorskip("torch")
     folder, back = tmp_path_factory.mktemp("like"), tmp_path_factory.mktemp("back")
     save_twins(back)

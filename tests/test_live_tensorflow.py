@@ -34,7 +34,7 @@ def everything(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the child found out."""
-    pytest.importorskip("keras")
+    tensorflow_child.require("keras")
     return tensorflow_child.run(__file__, "everything", tmp_path_factory.mktemp("live"))
 
 
@@ -277,7 +277,7 @@ def keras_2(folder: Path) -> Any:
 
 @pytest.mark.parametrize("keras", ["keras_3", "keras_2"])
 def test_what_is_said_to_be_saved_is_what_tensorflow_saves(keras: str, tmp_path: Path) -> None:
-    pytest.importorskip("keras" if keras == "keras_3" else "tf_keras")
+    tensorflow_child.require("keras" if keras == "keras_3" else "tf_keras")
     told = tensorflow_child.run(__file__, keras, tmp_path)
     for name, row in told.items():
         assert row["saved_by_us"] == row["saved_by_tf"], name

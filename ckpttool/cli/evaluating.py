@@ -28,7 +28,6 @@ from ckpttool.cli.options import (
     VideoEpisodes,
 )
 from ckpttool.cli.progress import progress
-from ckpttool.cli.tables import listed
 from ckpttool.errors import CkpttoolError
 
 if TYPE_CHECKING:
@@ -129,9 +128,9 @@ def evaluate(
     if out is not None and lines is None:
         score_files.save_document(out, output.document(content))
     if not as_json and found.scored:
-        from ckpttool.cli import scores
+        from ckpttool.cli import scores, tables
 
-        notes = () if quiet else listed("note", beside.notes)
+        notes = () if quiet else tables.listed("note", beside.notes)
         output.write("\n".join([scores.sweep(found, quiet=quiet), *map(wrapped, notes), *told.lines]))
     shown = showing.show(wanted, found, env, layout, beside.curves, quiet=quiet, as_json=as_json)
     if as_json:
