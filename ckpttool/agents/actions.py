@@ -31,9 +31,9 @@ class Noise:
 class Limits:
     """Keeps actions within the environment's bounds and counts, per row, those that were not."""
 
-    def __init__(self, envs: VectorEnv) -> None:
+    def __init__(self, envs: VectorEnv, noise: Noise | None = None) -> None:
+        """Take the bounds; raise UsageError where there is noise and they do not say how large."""
         spec = envs.spec
-        self.spec = spec
         self.shape = (envs.num_envs, spec.action_dim)
         self.dtype = spec.action_low.dtype
         most = np.finfo(self.dtype).max
@@ -43,17 +43,17 @@ class Limits:
         self.clipped = np.zeros(envs.num_envs, np.int64)
         self._draws: dict[int, np.random.Generator] = {}
         self._reach: np.ndarray | None = None
+        if noise is not None:
+            reach = (spec.action_high.astype(np.float64) - spec.action_low) / 2
+            if not np.isfinite(reach).all():
+                raise UsageError(f"noise has no size in {spec.id}, whose actions are not bounded")
+            self._reach = noise.std * reach
 
-    def begin(self, rows: np.ndarray, seeds: np.ndarray, noise: Noise | None) -> None:
+    def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Give the rows' new episodes generators of their own, if there is noise."""
-        if noise is None:
-            return
-        reach = (self.spec.action_high.astype(np.float64) - self.spec.action_low) / 2
-        if not np.isfinite(reach).all():
-            raise UsageError(f"noise has no size in {self.spec.id}, whose actions are not bounded")
-        self._reach = noise.std * reach
-        for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
-            self._draws[row] = np.random.default_rng([seed, 1])
+        if self._reach is not None:
+            for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
+                self._draws[row] = np.random.default_rng([seed, 1])
 
     def apply(
         self, actions: np.ndarray, rows: np.ndarray, episodes: np.ndarray, lengths: np.ndarray
@@ -71,17 +71,19 @@ class Limits:
             )
         if self._reach is not None:
             actions = self._noisy(actions, rows, self._reach)
-        limited: np.ndarray = np.minimum(np.maximum(actions, self.low), self.high)
+        limited = self._within(actions)
         if not (limited == actions).all():
             self._examine(actions, limited, rows, episodes, lengths)
         return limited.astype(self.dtype, copy=False)
 
+    def _within(self, actions: np.ndarray) -> np.ndarray:
+        return np.asarray(np.minimum(np.maximum(actions, self.low), self.high))
+
     def _noisy(self, actions: np.ndarray, rows: np.ndarray, reach: np.ndarray) -> np.ndarray:
         draws = np.stack([self._draws[row].standard_normal(len(reach)) for row in rows.tolist()])
         # Noise is added to what the environment would have been given; what is no number stays none.
-        own = np.minimum(np.maximum(actions[rows], self.low), self.high)
         noisy = actions.astype(np.float64)
-        noisy[rows] = np.minimum(np.maximum(own + reach * draws, self.low), self.high)
+        noisy[rows] = self._within(self._within(actions[rows]) + reach * draws)
         return np.where(np.isfinite(actions), noisy, actions)
 
     def _examine(

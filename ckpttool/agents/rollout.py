@@ -148,7 +148,7 @@ class _Game:
 
     def __init__(self, policy: Policy, envs: VectorEnv, play: Play, members: int) -> None:
         self.policy, self.envs, self.what, self.members = policy, envs, play, members
-        self.limits = Limits(envs)
+        self.limits = Limits(envs, play.noise)
         count, rows = members * play.episodes, envs.num_envs
         self.total = count
         kept = (np.zeros(count), np.zeros(count, np.int64), *np.zeros((3, count), np.bool_))
@@ -191,7 +191,7 @@ class _Game:
         if len(fresh):
             seeds = self.what.seed + self.number[fresh] % episodes
             self.envs.reset(fresh, seeds)
-            self.limits.begin(fresh, seeds, self.what.noise)
+            self.limits.begin(fresh, seeds)
         self.rows = np.flatnonzero(self.number != IDLE)
         self._watched(fresh, np.zeros(len(fresh), np.bool_))
 

@@ -11,15 +11,16 @@ from typing import IO, Any
 import numpy as np
 
 from ckpttool.agents import film_files
+from ckpttool.agents.envs import VectorEnv
 from ckpttool.agents.filming import Camera, CutError, Show
 from ckpttool.agents.rollout import Rollout
 from ckpttool.checkpoint import Output, require_new, write_atomically
 from ckpttool.errors import CkpttoolError, UsageError
 from ckpttool.ops.entries import entries
-from ckpttool.ops.evaluate import Place, enter, place_of, play
+from ckpttool.ops.evaluate import Entrant, enter, place_of, play
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.progress import Progress, silent
-from ckpttool.ops.restore import Agent, restore
+from ckpttool.ops.restore import restore
 
 WORDS = ("best", "worst", "median")
 _FPS = 30.0  # where the environment does not say
@@ -133,19 +134,22 @@ def film(
     is written.
     """
     require_new(target, hint="take another name")
+    how = scored.protocol
     agent = restore(scored.checkpoint, layout)
-    studio = _Studio(agent, place_of(agent, env, scored.protocol), scored)
+    place = place_of(agent, env, how)
     chosen = _chosen(wanted, scored.rollout)
     counted = _Counted(progress, sum(int(scored.rollout.lengths[number]) + 1 for number in chosen))
-    fps = studio.fps()
     takes: list[Take] = []
+    with place.make(how.at_once, "gymnasium", pictures=True) as vector:
+        studio = _Studio(enter(agent, place, how, vector.spec), vector, scored)
+        fps = vector.spec.render_fps or _FPS
 
-    def write(stream: IO[bytes]) -> None:
-        with film_files.WRITERS[_suffix(target)](stream, fps) as show:
-            for number, words in chosen.items():
-                takes.append(studio.take(number, words, counted.to(show)))
+        def write(stream: IO[bytes]) -> None:
+            with film_files.WRITERS[_suffix(target)](stream, fps) as show:
+                for number, words in chosen.items():
+                    takes.append(studio.take(number, words, counted.to(show)))
 
-    write_atomically((Output(target, write),))
+        write_atomically((Output(target, write),))
     return Film(target, scored.checkpoint, fps, *counted.size, tuple(takes))
 
 
@@ -180,30 +184,23 @@ def _chosen(wanted: Sequence[str], played: Rollout) -> dict[int, tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Studio:
-    """An agent and its place, where the play that was scored can be played again and drawn."""
+    """An agent and environments that draw, where the play that was scored can be played again."""
 
-    agent: Agent
-    place: Place
+    entrant: Entrant
+    vector: VectorEnv
     scored: Evaluation
-
-    def fps(self) -> float:
-        """Return the environment's pictures per second."""
-        with self.place.make(1, "gymnasium", pictures=True) as one:
-            return one.spec.render_fps or _FPS
 
     def take(self, number: int, words: tuple[str, ...], show: Show) -> Take:
         """Film one episode; a play for each, because those that are played at once would come interleaved."""
         how, played = self.scored.protocol, self.scored.rollout
         title = ", ".join((f"episode {number}", *words))
-        with self.place.make(how.at_once, "gymnasium", pictures=True) as vector:
-            entrant = enter(self.agent, self.place, how, vector.spec)
-            camera = Camera(vector, number, title, show)
-            try:
-                play((entrant,), how, vector, watch=camera)
-            except CutError:
-                steps, score = camera.frames - 1, float(played.returns[number])
-                equal = camera.paid == score and steps == played.lengths[number]
-                return Take(number, words, camera.paid, steps, score, bool(equal))
+        camera = Camera(self.vector, number, title, show)
+        try:
+            play((self.entrant,), how, self.vector, watch=camera)
+        except CutError:
+            steps, score = camera.frames - 1, float(played.returns[number])
+            equal = camera.paid == score and steps == played.lengths[number]
+            return Take(number, words, camera.paid, steps, score, bool(equal))
         # Only Ctrl-C ends a play before its last episode does.
         raise KeyboardInterrupt
 

@@ -45,16 +45,17 @@ class Engine:
         return ", ".join(sorted(names))
 
 
+_PENDULUM = frozenset({"gymnasium.envs.classic_control.pendulum:PendulumEnv"})
 FAST = (
     Engine(MujocoVector.engine, frozenset(TASKS), MujocoVector),
     Engine(
         pendulum_batch.ENGINE,
-        frozenset({"gymnasium.envs.classic_control.pendulum:PendulumEnv"}),
+        _PENDULUM,
         lambda make_one, num_envs, _: pendulum_batch.PendulumBatch(make_one, num_envs),
     ),
     Engine(
         tensors.ENGINE,
-        frozenset({"gymnasium.envs.classic_control.pendulum:PendulumEnv"}),
+        _PENDULUM,
         lambda make_one, num_envs, _: tensors.DeviceVector(PendulumTensors(make_one), num_envs),
         on_request=True,
     ),
