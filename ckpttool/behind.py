@@ -8,6 +8,7 @@ error or Ctrl-C too, after the job it was doing.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 import threading
 from collections import deque
@@ -75,7 +76,9 @@ class Lane:
             self._jobs.append((job, nbytes))
             self._nbytes += nbytes
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="ckpttool-lane")
+                # The caller's limits hold for what is read here too.
+                work = partial(contextvars.copy_context().run, self._work)
+                self._thread = threading.Thread(target=work, name="ckpttool-lane")
                 self._thread.start()
             self._changed.notify_all()
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ckpttool import limits
 from ckpttool.cli import evaluating, output
 from ckpttool.cli.options import AsJson, Glob, LayoutOption, PathArgument, Quiet
 from ckpttool.cli.progress import progress
@@ -33,11 +34,20 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _main(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001  # its callback does it
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=N",
+            help="Let files ask for more or less than the default (see ckpttool limits); repeatable.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    if limit:
+        context.with_resource(limits.chosen(limit))
 
 
 @app.command(
@@ -355,6 +365,18 @@ def layouts(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG0
 def backends(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
     """List the backends that play agents, and the extra that a missing one needs."""
     return _listing("backends", as_json=as_json)
+
+
+@app.command("limits", epilog="Example: ckpttool --limit unpacked_ratio=1000 inspect old.npz")
+def show_limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
+    """List what a file may ask of its reader, by the names that --limit takes."""
+    if as_json:
+        output.write(output.document({"limits": limits.document()}))
+    else:
+        from ckpttool.cli import tables
+
+        output.write(tables.limits(limits.document()))
+    return 0
 
 
 def _listing(kind: Any, *, as_json: bool) -> int:

@@ -1,0 +1,128 @@
+"""The contract of a crafted file: how it is made, which line of the list it covers, what must happen."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.hostile import watched
+from tests.hostile.watched import Seen
+
+# What hostile files point at, outside of their own folder.
+BAIT = "bait.bin"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A crafted file.
+
+    `make` writes it into an empty folder, beside which BAIT lies (`../bait.bin`), and returns what the
+    commands are given.
+    `inspect`, `digest`, `convert` and `strict` (inspect --strict) are the statuses that the commands must
+    have (None: not run); `says` is a part of what is said, the same for all that refuse, and of what inspect
+    prints where it does not.
+    """
+
+    name: str
+    line: str
+    make: Callable[[Path], Path]
+    inspect: int = 2
+    digest: int | None = 2
+    convert: int | None = 2
+    strict: int | None = None
+    says: str = ""
+    options: tuple[str, ...] = field(default=())
+
+
+def examine(case: Case, folder: Path) -> list[str]:
+    """Run the commands on the case; return what was not as it must be, a sentence each."""
+    home, out = folder / "case", folder / "out"
+    home.mkdir()
+    out.mkdir()
+    (folder / BAIT).write_bytes(b"\x11" * 4096)
+    path = case.make(home)
+    before = _state(home)
+    wrong: list[str] = []
+    for words, wanted in (
+        (("inspect", path), case.inspect),
+        (("inspect", path, "--json"), case.inspect),
+        (("inspect", path, "--strict"), case.strict),
+        (("digest", path), case.digest),
+        (("convert", path, out / "made.npz", "--allow-missing"), case.convert),
+    ):
+        if wanted is None:
+            continue
+        seen = watched.run(*case.options, *words, folder=folder)
+        wrong += [f"{words[0]} {words[-1]}: {what}" for what in faults(seen, wanted, home, out)]
+        if (
+            case.says not in seen.err + seen.out
+            and words[-1] != "--json"
+            and (wanted == 2 or words[0] == "inspect")
+        ):
+            wrong.append(f"{words[0]} does not say {case.says!r}: {seen.err.strip() or seen.out[:300]}")
+    if _state(home) != before:
+        wrong.append("the input is not what it was")
+    left = sorted(found.name for found in out.iterdir())
+    if left and (case.convert == 2 or left not in (["made.npz", "made.npz.ckpttool.json"], ["made.npz"])):
+        wrong.append(f"left behind: {left}")
+    return wrong
+
+
+def faults(seen: Seen, wanted: int, home: Path, out: Path) -> list[str]:
+    """Return what a command did that no command may do, or that it did not end as it must."""
+    said = seen.out + seen.err
+    wrong = []
+    if seen.status != wanted:
+        wrong.append(f"status {seen.status} instead of {wanted}: {seen.err.strip()[:300] or seen.out[:300]}")
+    if "Traceback" in said or "unexpected" in seen.err.partition("\n")[0]:
+        wrong.append(f"a traceback: {said[-600:]}")
+    if seen.seconds > watched.SECONDS - 1:
+        wrong.append(f"took {seen.seconds:.1f} s")
+    if seen.memory > watched.MEMORY:
+        wrong.append(f"took {seen.memory >> 20:,} MiB")
+    if not said.replace("\n", "").isprintable():
+        wrong.append(f"prints {sorted({letter for letter in said if not letter.isprintable()} - {chr(10)})}")
+    if seen.status == 2 and not seen.out.startswith("{") and (seen.out or seen.err.count("\n") > 2):
+        wrong.append(f"more than a sentence: {said[:400]}")
+    wrong += [f"opened {path}" for path in seen.read if _foreign(path, home, out)]
+    wrong += [f"wrote {path}" for path in seen.written if not _below(path, out) and path != os.devnull]
+    wrong += [f"{event} {first}" for event, first in seen.acts if not _own(event, first, out)]
+    return wrong
+
+
+def _below(path: str, folder: Path) -> bool:
+    return Path(path) == folder or folder in Path(path).parents
+
+
+def _foreign(path: str, home: Path, out: Path) -> bool:
+    """Say whether a path belongs neither to the case nor to Python."""
+    if _below(path, home) or _below(path, out):
+        return False
+    own = ("/proc/self/", "/proc/mounts", "/sys/", "/dev/null", "/dev/urandom", "/etc/localtime", "/usr/")
+    return _below(path, home.parent) or path.startswith("/etc/") or not path.startswith((*own, *_PYTHON))
+
+
+_PYTHON = tuple(
+    {str(watched.ROOT), os.path.realpath(os.sys.prefix), os.sys.prefix, os.sys.base_prefix}  # type: ignore[attr-defined]
+)
+
+
+def _own(event: str, first: str, out: Path) -> bool:
+    """Say whether an event is the writer's work beside the target, or the process that reads HDF5."""
+    if event in ("subprocess.Popen", "os.posix_spawn", "os.fork"):
+        return "python" in first
+    return event in ("os.remove", "os.rename", "os.link", "os.mkdir") and f"{out}" in first
+
+
+def _state(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Return what tells whether anything in the folder changed: sizes, times, bytes, names."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(folder.rglob("*")):
+        known = path.lstat()
+        whole = path.is_file() and os.access(path, os.R_OK) and known.st_size < 64 << 20
+        data = hashlib.sha256(path.read_bytes()).hexdigest() if whole else ""
+        found[str(path)] = (known.st_mode, known.st_size, known.st_mtime_ns, data)
+    return found
