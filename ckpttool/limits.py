@@ -31,13 +31,18 @@ def _limit(value: int, meaning: str) -> Any:
 class Limits:
     """The limits, sizes in bytes; each field's metadata has its `meaning` for people."""
 
-    json_bytes: int = _limit(64 * _MB, "a JSON or YAML document: settings, configurations, lists of shards")
+    json_bytes: int = _limit(64 * _MB, "a JSON document: settings, configurations, lists of shards")
     json_depth: int = _limit(200, "levels of a JSON document that is walked")
+    json_values: int = _limit(4_000_000, "values of a JSON document, which take a hundred bytes each")
+    yaml_bytes: int = _limit(64 * _KB, "a YAML document, whose parser is slow")
     header_bytes: int = _limit(100_000_000, "the header of a safetensors file")
     array_header_bytes: int = _limit(64 * _KB, "the header of a NumPy array")
-    index_bytes: int = _limit(512 * _MB, "the index of a TensorFlow checkpoint, which is read whole")
-    block_bytes: int = _limit(64 * _MB, "what one block of an index may unpack to")
+    index_bytes: int = _limit(512 * _MB, "the index of a TensorFlow checkpoint or of an archive, read whole")
+    block_bytes: int = _limit(64 * _MB, "one block of such an index, as it is after unpacking")
+    entries: int = _limit(100_000, "entries of a TensorFlow table, beside one for every 32 bytes of it")
+    strings: int = _limit(10_000_000, "strings of one tensor")
     graph_bytes: int = _limit(512 * _MB, "an object graph or a graph definition")
+    graph_parts: int = _limit(500_000, "objects, edges and names of such a graph that are kept")
     graph_depth: int = _limit(100, "edges of a path through an object graph")
     message_depth: int = _limit(100, "messages of Protocol Buffers inside one another")
     state_bytes: int = _limit(16 * _MB, "the file that names a folder's latest checkpoint")
@@ -47,15 +52,16 @@ class Limits:
     unpacked_ratio: int = _limit(100, "times its stored size that a member above unpacked_bytes may have")
     expanded_bytes: int = _limit(256 * _MB, "a tensor that the file does not hold in full (repeated, unset)")
     expanded_ratio: int = _limit(1000, "times its stored size that a tensor above expanded_bytes may have")
+    path_depth: int = _limit(200, "steps of a tensor's path")
     pickle_depth: int = _limit(200, "levels of a pickled value")
     pickle_name: int = _limit(4096, "characters of a name that a pickle refers to")
     pickle_integer: int = _limit(1024, "bytes of one pickled integer")
     pickle_key_items: int = _limit(64, "items of a tuple that is a dict's key")
     pickle_tuple_keys: int = _limit(4096, "keys of dicts that are tuples")
     pickle_copies: int = _limit(1 * _MB, "bytes that known calls may copy, beside four times the pickle")
-    pickle_revisits: int = _limit(16, "times per byte of a pickle that a shared value may be reached")
+    pickle_revisits: int = _limit(1, "times per byte of a pickle that a shared value may be reached")
     hdf5_memory: int = _limit(1 * _GB, "memory of the process that lists an HDF5 file")
-    hdf5_seconds: int = _limit(15, "time of that process, beside a second for every 2 MiB of the file")
+    hdf5_seconds: int = _limit(8, "CPU time of that process, beside a second for every MiB")
     hdf5_objects: int = _limit(500_000, "groups, datasets and chunks of an HDF5 file")
     hdf5_depth: int = _limit(512, "groups of an HDF5 file inside one another")
 
@@ -130,7 +136,7 @@ def _parsed(pair: str) -> tuple[str, int]:
 
 
 def exceeded(
-    name: str, what: str, found: int, *, file: str | None = None, offset: int | None = None
+    name: str, what: str, found: int | None, *, file: str | None = None, offset: int | None = None
 ) -> LimitError:
     """Return the error for `what` (a clause: "the header is too long") that met the limit `name`."""
     return LimitError(
@@ -138,6 +144,6 @@ def exceeded(
         file=file,
         offset=offset,
         expected=f"at most {getattr(current(), name):,}",
-        found=f"{found:,}",
+        found=None if found is None else f"{found:,}",
         hint=f"ckpttool --limit {name}=N ... allows more, for a file that you trust",
     )

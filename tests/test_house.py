@@ -26,6 +26,7 @@ FLOORS = [
     {"limits"},
     {"dtypes", "wire", "plugins", "documents"},
     {"source", "behind"},
+    {"writing"},
     {"leaf"},
     {"tree"},
     {"checkpoint", "sidecar"},

@@ -18,10 +18,10 @@ import subprocess
 import sys
 import time
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from tests import warm
 
@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 20
 MEMORY = 1 << 30  # above what the process has before the command
 _ADDRESSES = 8 << 30
-_TRACED = re.compile(r"^(?:\d+ +)?(\w+)\((.*)$")
 # What may act on the world, by the names of Python's audit events (Doc/library/audit_events.rst).
 _ACTS = (
     "os.system",
@@ -78,18 +77,16 @@ class Seen:
     acts: tuple[tuple[str, str], ...]
 
 
-def run(*arguments: object, folder: Path) -> Seen:
-    """Run the command line in the folder, where no terminal is; whatever takes 20 s is killed."""
-    program = f"from tests.hostile.watched import command; command({list(map(str, arguments))!r})"
+def run(commands: Sequence[Sequence[object]], folder: Path) -> list[Seen]:
+    """Run command lines in the folder, one after the other, where no terminal is.
+
+    Each has a process of its own; whatever takes 20 s is killed.
+    """
+    texts = [list(map(str, command)) for command in commands]
+    program = f"from tests.hostile.watched import watch; watch({texts!r})"
     status, output = warm.run("tests.hostile.started", program, folder, {"PYTHONPATH": str(ROOT), **_BARE})
     assert status == 0, output
-    found = json.loads(output)
-    return Seen(
-        **{
-            name: tuple(map(_settled, value)) if isinstance(value, list) else value
-            for name, value in found.items()
-        }
-    )
+    return [Seen(**{name: _settled(value) for name, value in found.items()}) for found in json.loads(output)]
 
 
 _BARE = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ} | {
@@ -98,13 +95,17 @@ _BARE = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name i
 
 
 def _settled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_settled, value)) if isinstance(value, list) else value
 
 
-def command(arguments: list[str]) -> None:
-    """Run one command in a child of this process and print what is known of it as JSON."""
-    outputs = [os.memfd_create(name) for name in ("out", "err", "events")]
+def watch(commands: list[list[str]]) -> None:
+    """Run each command in a child of this process and print what is known of them as JSON."""
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
+    print(json.dumps([vars(_watched(arguments)) for arguments in commands]))  # noqa: T201  # the answer
+
+
+def _watched(arguments: list[str]) -> Seen:
+    outputs = [os.memfd_create(name) for name in ("out", "err", "events")]
     baseline = _resident()
     began = time.monotonic()
     child = os.fork()
@@ -118,7 +119,9 @@ def command(arguments: list[str]) -> None:
         max(0, (used.ru_maxrss << 10) - baseline),
         *_sorted(map(json.loads, _text(outputs[2]).splitlines())),
     )
-    print(json.dumps(vars(found)))  # noqa: T201  # the answer
+    for descriptor in outputs:
+        os.close(descriptor)
+    return found
 
 
 def _waited(child: int) -> tuple[int, resource.struct_rusage]:
@@ -208,18 +211,33 @@ def _sorted(
     return tuple(read), tuple(written), tuple(acts)
 
 
-def traced(*arguments: object, folder: Path) -> tuple[int, list[str]]:
-    """Run the command line in a process below strace; return its status and the calls that name files.
+class Call(NamedTuple):
+    """A system call that names files or peers; `changes` says that it may change something."""
 
-    The calls are those of the kernel that open, start, connect or change something, one text each.
+    name: str
+    paths: tuple[str, ...]
+    changes: bool
+
+
+def traced(*arguments: object, folder: Path) -> tuple[int, list[Call]]:
+    """Run the command line in a process below strace; return its status and what the kernel did for it.
+
+    Calls that failed are left out: Python looks for modules in many places.
     """
     log = folder.parent / f"{folder.name}.strace"
-    wanted = (
-        "trace=open,openat,creat,execve,connect,unlink,unlinkat,rename,renameat,renameat2,link,linkat,mkdir"
-    )
     done = subprocess.run(
         [
-            *(str(shutil.which("strace")), "-f", "-qq", "-e", wanted, "-o", str(log)),
+            *(
+                str(shutil.which("strace")),
+                "-f",
+                "-qq",
+                "-s",
+                "4096",
+                "-e",
+                f"trace={_NAMING}",
+                "-o",
+                str(log),
+            ),
             *(sys.executable, "-B", "-m", "ckpttool", *map(str, arguments)),
         ],
         cwd=folder,
@@ -231,4 +249,25 @@ def traced(*arguments: object, folder: Path) -> tuple[int, list[str]]:
     )
     lines = log.read_text(errors="surrogateescape").splitlines()
     log.unlink()
-    return done.returncode, [found[0] for line in lines if (found := _TRACED.match(line)) is not None]
+    return done.returncode, [call for line in lines if (call := _call(line)) is not None]
+
+
+# strace marks with ? what a kernel may not have.
+_NAMING = (
+    "open,openat,?openat2,creat,execve,?execveat,connect,bind,unlink,unlinkat,rename,renameat,renameat2,link,"
+    "linkat,symlink,symlinkat,mkdir,mkdirat,rmdir,truncate,chmod,fchmodat,chown,fchownat"
+)
+_TRACED = re.compile(r"(?:\d+ +)?(\w+)\((.*)\) += (-?\d+)")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_WRITES = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC|O_APPEND")
+
+
+def _call(line: str) -> Call | None:
+    found = _TRACED.match(line)
+    if found is None or int(found[3]) < 0:
+        return None
+    name, said = found[1], found[2]
+    opens = name.startswith("open")
+    changes = _WRITES.search(said) is not None if opens else not name.startswith("exec")
+    paths = _QUOTED.findall(said)
+    return Call(name, tuple(paths[:1] if opens or name.startswith("exec") else paths), changes)
