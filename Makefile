@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types tests bench docs clean
+# Seconds that `make fuzz` gives to each parser, and which of them (all): make fuzz FUZZ_SECONDS=600 FUZZ='zip pickle'
+FUZZ_SECONDS ?= 60
+FUZZ ?=
+
+.PHONY: demo test lint types tests bench fuzz docs clean
 
 # The demo needs no framework to look and convert; it plays and verifies with both.
 demo: $(VENV)/.installed
@@ -24,6 +28,10 @@ tests: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
+
+fuzz: $(VENV)/.installed
+	$(PIP) install --constraint constraints.txt --editable '.[fuzz]'
+	$(BIN)/python -m tests.hostile.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ)
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py

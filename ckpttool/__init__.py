@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from ckpttool.leaf import Leaf, ValueLeaf, display
     from ckpttool.live.flatten import flatten_with_path
     from ckpttool.ops.convert import convert
+    from ckpttool.ops.diff import diff
     from ckpttool.ops.digest import digest
+    from ckpttool.ops.doctor import diagnose
     from ckpttool.ops.evaluate import evaluate
     from ckpttool.ops.evaluation import Protocol
     from ckpttool.ops.save import save
+    from ckpttool.ops.stats import stats
     from ckpttool.ops.summary import summary
     from ckpttool.ops.sweep import sweep
     from ckpttool.ops.verify import verify
@@ -43,6 +46,8 @@ __all__ = [
     "ValueLeaf",
     "__version__",
     "convert",
+    "diagnose",
+    "diff",
     "digest",
     "display",
     "errors",
@@ -50,6 +55,7 @@ __all__ = [
     "flatten_with_path",
     "open",
     "save",
+    "stats",
     "summary",
     "sweep",
     "verify",
@@ -64,12 +70,15 @@ _HOMES = {
     "Tree": "tree",
     "ValueLeaf": "leaf",
     "convert": "ops.convert",
+    "diagnose": "ops.doctor",
+    "diff": "ops.diff",
     "digest": "ops.digest",
     "display": "leaf",
     "evaluate": "ops.evaluate",
     "flatten_with_path": "live.flatten",
     "open": "formats.resolve",
     "save": "ops.save",
+    "stats": "ops.stats",
     "summary": "ops.summary",
     "sweep": "ops.sweep",
     "verify": "ops.verify",

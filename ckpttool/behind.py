@@ -8,6 +8,7 @@ error or Ctrl-C too, after the job it was doing.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 import threading
 from collections import deque
@@ -75,7 +76,9 @@ class Lane:
             self._jobs.append((job, nbytes))
             self._nbytes += nbytes
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="ckpttool-lane")
+                # The caller's limits hold for what is read here too.
+                work = partial(contextvars.copy_context().run, self._work)
+                self._thread = threading.Thread(target=work, name="ckpttool-lane")
                 self._thread.start()
             self._changed.notify_all()
 
@@ -128,13 +131,18 @@ def new_file(path: str, disk: Lane | None = None) -> Iterator[IO[bytes]]:
     disk all the while, and is there when that lane has done its jobs. Raise OSError where writing fails,
     which may be later than at the call.
     """
-    with FileIO(path, "x") as file, Lane() as lane:
+    with FileIO(path, "x", opener=_exclusive) as file, Lane() as lane:
         stream = _Stream(file, lane, disk)
         # All that writers use: what a pipe has, besides the name for one who must open the file himself.
         yield cast(IO[bytes], stream)
         stream.flush()
         if disk is not None:
             disk.do(partial(sync, path))
+
+
+def _exclusive(path: str, flags: int) -> int:
+    # Whatever somebody put there meanwhile, a link too, is not ours to fill.
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)
 
 
 def keep_freed_memory() -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from typing import Any
 
+from ckpttool import limits
 from ckpttool.errors import FormatError
+from ckpttool.limits import Limits
+
+# A text without an end reaches to the end, so that nothing is looked at twice.
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
-def load(file: str, what: str, limit: int) -> dict[str, Any]:
-    """Return the object in the file; raise FormatError if it is larger than `limit` bytes or no JSON object.
+def load(file: str, what: str, limit: str = "json_bytes") -> dict[str, Any]:
+    """Return the object in the file; raise FormatError if it is too large or no JSON object.
 
-    `what` names the document in the error ("the sidecar").
+    `what` names the document in the error ("the sidecar"), `limit` the limit on its bytes.
     """
-    if os.path.getsize(file) > limit:
-        raise FormatError(f"the file is too large for {what}", file=file, expected=f"at most {limit:,} bytes")
+    _require_small(os.path.getsize(file), what, limit, limits.current(), file)
     with open(file, "rb") as stream:
         data = stream.read()
     try:
@@ -25,27 +30,36 @@ def load(file: str, what: str, limit: int) -> dict[str, Any]:
         raise error.located(file=file) from error.__cause__
 
 
-def parse(data: bytes, what: str, limit: int) -> dict[str, Any]:
-    """Return the object that `data` spells; raise FormatError as `load` does."""
-    if len(data) > limit:
-        raise FormatError(f"{what} is too large", expected=f"at most {limit:,} bytes", found=f"{len(data):,}")
+def parse(data: bytes, what: str, limit: str = "json_bytes") -> dict[str, Any]:
+    """Return the object that `data` spells; raise FormatError as `load` does.
+
+    No value is nested deeper than the limit on levels allows, so that it can be walked by recursion.
+    """
+    most = limits.current()
+    _require_small(len(data), what, limit, most)
+    _require_few(data, what, most.json_values)
     try:
         found = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise limits.exceeded("json_depth", f"{what} is nested too deeply", None) from error
+    except ValueError as error:
         raise FormatError(f"{what} is not JSON") from error
     if not isinstance(found, dict):
         raise FormatError(f"{what} is not a JSON object", found=type(found).__name__)
+    _require_shallow(found, data, what, most.json_depth)
     return found
 
 
-def strict(data: bytes, what: str, limit: int) -> dict[str, Any]:
+def strict(data: bytes, what: str, limit: str = "json_bytes") -> dict[str, Any]:
     """Return the object that `data` spells, in the sense that every reader agrees on.
 
     Raise FormatError, besides what `parse` refuses, for text that is not UTF-8, for a name that an object has
     twice (readers differ in which value they take), for NaN and Infinity, and for half of a surrogate pair.
+    Levels are for the caller to check, who knows what it expects where.
     """
-    if len(data) > limit:
-        raise FormatError(f"{what} is too large", expected=f"at most {limit:,} bytes", found=f"{len(data):,}")
+    most = limits.current()
+    _require_small(len(data), what, limit, most)
+    _require_few(data, what, most.json_values)
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
@@ -60,11 +74,40 @@ def strict(data: bytes, what: str, limit: int) -> dict[str, Any]:
         found = json.loads(data.decode(), object_pairs_hook=once, parse_constant=constant)
         if b"\\u" in data:
             json.dumps(found, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise limits.exceeded("json_depth", f"{what} is nested too deeply", None) from error
+    except ValueError as error:
         raise FormatError(f"{what} is not JSON") from error
     if not isinstance(found, dict):
         raise FormatError(f"{what} is not a JSON object", found=type(found).__name__)
     return found
+
+
+def _require_small(size: int, what: str, limit: str, most: Limits, file: str | None = None) -> None:
+    if size > getattr(most, limit):
+        raise limits.exceeded(limit, f"{what} is too large", size, file=file)
+
+
+def _require_few(data: bytes, what: str, most: int) -> None:
+    """Raise LimitError for more values than the limit allows: each takes a hundred bytes of memory."""
+    # A value takes two bytes of text at least. Texts are left out, since they may hold commas and brackets.
+    if len(data) > 2 * most:
+        bare = _TEXT.sub(b"", data)
+        found = sum(map(bare.count, (b",", b"[", b"{")))
+        if found > most:
+            raise limits.exceeded("json_values", f"{what} holds too many values", found)
+
+
+def _require_shallow(found: dict[str, Any], data: bytes, what: str, most: int) -> None:
+    if data.count(b"[") + data.count(b"{") <= most:
+        return
+    level: list[Any] = [found]
+    for _ in range(most):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise limits.exceeded("json_depth", f"{what} is nested too deeply", most + 1)
 
 
 def _twice(pairs: list[tuple[str, Any]]) -> str:

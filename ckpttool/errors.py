@@ -6,7 +6,8 @@ CkpttoolError                 anything the caller must hear about; the command e
 |-- NotACheckpointError       something is at the path, and it is no checkpoint that we know
 |-- FormatError               the bytes break the rules of their own format
 |   |-- TruncatedError        the bytes end before the format says they do
-|   `-- ChecksumError         the bytes are there, their checksum says they are not the ones written
+|   |-- ChecksumError         the bytes are there, their checksum says they are not the ones written
+|   `-- LimitError            the file asks for more than a reader gives it (see limits.py)
 |-- UnsupportedError          legal in its format, but not something that this version can do
 |-- ChangedError              a file is no longer the one that was listed
 |-- MappingError              a conversion cannot be known from what the checkpoint says
@@ -101,6 +102,12 @@ class ChecksumError(FormatError):
     """The bytes are there, but their checksum says that they are not the ones written."""
 
     kind = "checksum"
+
+
+class LimitError(FormatError):
+    """The file declares, repeats or unpacks to more than a limit allows (ckpttool/limits.py)."""
+
+    kind = "limit"
 
 
 class UnsupportedError(CkpttoolError):

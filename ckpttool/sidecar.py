@@ -1,7 +1,7 @@
 """The sidecar `PATH.ckpttool.json`: what a checkpoint lacks, and the receipt of a conversion.
 
 It is data: nothing in it makes code run. It is bound to its weights by their digest, and a sidecar of
-other weights is not used.
+other weights is an error.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 
 from ckpttool import documents
 from ckpttool.errors import FormatError
+from ckpttool.source import File
 from ckpttool.version import __version__
+from ckpttool.writing.names import coming
 
 SUFFIX = ".ckpttool.json"
 SCHEMA = 1
-_LIMIT = 16 << 20
 _LARGEST = 3.4e38
 
 
@@ -94,10 +95,19 @@ def beside(path: str) -> str:
 
 def load(path: str) -> Sidecar | None:
     """Return the sidecar of the checkpoint at `path`, or None; raise FormatError if it is damaged."""
-    file = beside(path)
+    return _read(beside(path), path)
+
+
+def waiting(path: str) -> Sidecar | None:
+    """Return the sidecar that waits for its place: a conversion that was cut short had named its target."""
+    return _read(coming(beside(path)), path)
+
+
+def _read(file: str, owner: str) -> Sidecar | None:
     if not os.path.isfile(file):
         return None
-    return _checked(documents.load(file, "the sidecar", _LIMIT), file)
+    File.beside(file, owner)
+    return _checked(documents.load(file, "the sidecar", "sidecar_bytes"), file)
 
 
 def _checked(found: Mapping[str, Any], file: str) -> Sidecar:

@@ -9,12 +9,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
+import time
 import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckpttool import dtypes
-from ckpttool.errors import ChangedError, ChecksumError, FormatError, NotFoundError, TruncatedError
+from ckpttool.errors import (
+    ChangedError,
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    TruncatedError,
+    UnsupportedError,
+)
 from ckpttool.wire.crc import crc32, crc32c
 
 if TYPE_CHECKING:
@@ -24,6 +33,8 @@ Buffer = bytes | bytearray | memoryview
 Shape = tuple[int, ...]
 
 LARGE = 4 << 20
+_COARSE = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # not named by the module
+_TICK_NS = 20_000_000
 _PIECE = 1 << 20  # a part of the last-level cache, and few enough turns for the lock of Python
 
 
@@ -62,11 +73,36 @@ class File(NamedTuple):
             found = os.stat(path)
         except OSError as error:
             raise NotFoundError(f"cannot be opened: {error.strerror}", file=path) from error
+        if _may_still_change(found):
+            found = os.stat(path)
         return cls(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+    def require_unchanged(self) -> None:
+        """Raise ChangedError unless the file is still the one stamped: asked when all of it has been read."""
+        try:
+            now = os.stat(self.path)
+        except OSError as error:
+            raise ChangedError("the file went away while it was read", file=self.path) from error
+        if (now.st_size, now.st_mtime_ns, now.st_ino) != self[1:]:
+            raise ChangedError("the file changed while it was read", file=self.path)
+
+    @classmethod
+    def beside(cls, path: str, owner: str) -> File:
+        """Look at a file that belongs to the checkpoint file `owner`, which names it or lies beside it.
+
+        Raise UnsupportedError if a link leads from it out of the owner's folder, as that was named or as the
+        owner's own links lead: the cache of Hugging Face's hub keeps all files of a snapshot as links into
+        one folder of blobs.
+        """
+        real = os.path.realpath(path)
+        homes = {os.path.realpath(os.path.dirname(owner) or "."), os.path.dirname(os.path.realpath(owner))}
+        if not any(os.path.commonpath((real, home)) == home for home in homes):
+            raise UnsupportedError("a link out of the checkpoint's folder is not followed", file=path)
+        return cls.stamp(path)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset`; raise ChangedError if the file is not the one stamped."""
-        with self._opened(offset, length) as descriptor:
+        with self.opened(offset, length) as descriptor:
             return _read_exactly(descriptor, offset, length, self.path)
 
     def read_large(self, offset: int, length: int, whole: memoryview | None = None) -> Iterator[memoryview]:
@@ -78,7 +114,7 @@ class File(NamedTuple):
 
         # Not a bytearray, which would be filled with zeros first.
         room = np.empty(min(_PIECE, length), np.uint8).data if whole is None else whole
-        with self._opened(offset, length) as descriptor:
+        with self.opened(offset, length) as descriptor:
             for at in range(0, length, _PIECE):
                 start = 0 if whole is None else at
                 piece = room[start : start + min(_PIECE, length - at)]
@@ -87,7 +123,8 @@ class File(NamedTuple):
                 yield piece
 
     @contextlib.contextmanager
-    def _opened(self, offset: int, length: int) -> Iterator[int]:
+    def opened(self, offset: int, length: int) -> Iterator[int]:
+        """Open the file for reading `length` bytes from `offset`; raise as `read` does."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise TruncatedError(
                 "the file ends before its data does",
@@ -105,8 +142,23 @@ class File(NamedTuple):
             if (now.st_size, now.st_mtime_ns, now.st_ino) != self[1:]:
                 raise ChangedError("the file changed after it was listed", file=self.path)
             yield descriptor
+        except OSError as error:
+            raise FormatError(f"cannot be read: {error.strerror}", file=self.path, offset=offset) from error
         finally:
             os.close(descriptor)
+
+
+def _may_still_change(found: os.stat_result) -> bool:
+    """Wait, if a file was written just now, until the next change will give it another time; say if so.
+
+    Linux takes the time of a change from a clock that moves a hundred to a thousand times a second
+    (clock_gettime(2), CLOCK_REALTIME_COARSE): two changes between its ticks have the same.
+    """
+    waited = False
+    while 0 <= found.st_mtime_ns - time.clock_gettime_ns(_COARSE) < _TICK_NS:
+        time.sleep(0.001)
+        waited = True
+    return waited
 
 
 def _read_exactly(descriptor: int, offset: int, length: int, path: str) -> bytes:
@@ -231,26 +283,31 @@ class Deflated(NamedTuple):
             # One byte more than declared is enough to see that a stream lies about its size.
             data = engine.decompress(self.base.read(), self.length + 1)
         except zlib.error as error:
-            raise FormatError(
-                f"a compressed member cannot be decompressed: {error}",
-                file=self.base.file.path,
-                offset=self.base.offset,
-            ) from error
+            raise self._wrong(f"a compressed member cannot be decompressed: {error}") from error
         if len(data) != self.length:
-            raise FormatError(
+            raise self._wrong(
                 "a compressed member is not as long as declared",
-                file=self.base.file.path,
-                offset=self.base.offset,
                 expected=f"{self.length:,} bytes",
                 found=f"{'more' if len(data) > self.length else format(len(data), ',')}",
             )
+        if not engine.eof or engine.unused_data:
+            raise self._wrong("a compressed member's stream does not end where its bytes do")
         if self.checksum is not None:
             self.checksum.check(data, self.base.file.path, self.base.offset)
         return data
 
+    def _wrong(self, message: str, **facts: str) -> FormatError:
+        return FormatError(message, file=self.base.file.path, offset=self.base.offset, **facts)
+
     def part(self, start: int, stop: int) -> Buffer:
         """Return bytes `start` to `stop` of the decompressed data."""
-        return memoryview(self.read())[start:stop]
+        return memoryview(_decompressed(self))[start:stop]
+
+
+@functools.lru_cache(maxsize=1)
+def _decompressed(source: Deflated) -> bytes:
+    # Thousands of views may share one storage, and they mostly come one after the other.
+    return source.read()
 
 
 Storage = Span | Deflated

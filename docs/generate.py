@@ -1,10 +1,11 @@
-"""Writes docs/cli.md from the commands' own --help and docs/kinds.md from the tables of layer kinds.
+"""Writes docs/cli.md from the commands' own --help, kinds.md from the layer kinds, limits.md from the limits.
 
 --check only says whether the pages are up to date.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -49,6 +50,38 @@ def page() -> str:
     return "\n".join([HEAD, *parts])
 
 
+LIMITS = """# Limits
+
+Made by `python docs/generate.py` from `ckpttool/limits.py`; do not edit it by hand. `ckpttool limits` lists
+the values that hold on your machine.
+
+A limit stands where the size of a file bounds nothing: what a few bytes can declare, repeat or unpack to. An
+error names the limit that was met. `ckpttool --limit NAME=N` before the command changes one, for a file that
+you trust, and `CKPTTOOL_LIMITS=NAME=N,...` in the environment does it for all commands; sizes may be written
+as `64K`, `512M`, `2G`. In Python it is `with ckpttool.limits.using(ckpttool.limits.Limits(members=...)):`.
+
+| limit | default | of what |
+|---|---:|---|
+"""
+
+
+def limits_page() -> str:
+    """Return the page of the limits."""
+    from ckpttool import limits
+
+    fields = dataclasses.fields(limits.Limits)
+    rows = [(each.name, _shown(each.name, each.default), each.metadata["meaning"]) for each in fields]
+    return LIMITS + "".join(f"| `{name}` | {value} | {meaning} |\n" for name, value, meaning in rows)
+
+
+def _shown(name: str, value: int) -> str:
+    units = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+    for unit, size in units if name.endswith(("bytes", "memory", "copies")) else ():
+        if value >= size and value % size == 0:
+            return f"{value // size:,} {unit}"
+    return f"{value:,}"
+
+
 def main() -> int:
     """Write the pages, or compare them on --check."""
     commands_page = page()
@@ -56,7 +89,7 @@ def main() -> int:
     import kinds
 
     old = []
-    for name, made in (("cli.md", commands_page), ("kinds.md", kinds.page())):
+    for name, made in (("cli.md", commands_page), ("kinds.md", kinds.page()), ("limits.md", limits_page())):
         file = DOCS / name
         if sys.argv[1:] != ["--check"]:
             file.write_text(made, encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import json
@@ -9,13 +10,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ckpttool.cli import main
+
+if TYPE_CHECKING:
+    from ckpttool.agents.worker import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "sample_ckpts"
@@ -47,16 +53,19 @@ def ckpttool(*arguments: object, cwd: Path | None = None, env: dict[str, str] | 
     return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def in_process(*arguments: object, cwd: Path | None = None) -> Ran:
-    """Run the command line in this process, where all that it imports has been imported already."""
+def in_process(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> Ran:
+    """Run the command line in this process, where all that it imports has been imported already.
+
+    What it prints is what a process prints (test_cli.py compares the two for every command).
+    """
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ckpttool", *map(str, arguments)])
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
-        patch.setenv("COLUMNS", "80")
-        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        for name, value in {"COLUMNS": "80", "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})}.items():
+            patch.setenv(name, value)
         if cwd is not None:
             patch.chdir(cwd)
         try:
@@ -93,6 +102,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs the shared corpus of real checkpoints where that is absent."""
     if item.get_closest_marker("corpus") and not CORPUS.is_dir():
         pytest.skip("the shared corpus is not beside the project")
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Callable[[str], Worker]]:
+    """Give the running process of a framework, which all tests here share: a start takes seconds."""
+    from ckpttool.agents.worker import Worker
+
+    with ExitStack() as running:
+        yield functools.cache(lambda name: running.enter_context(Worker(name, threads=1)))
+
+
+@pytest.fixture
+def shared_workers(workers: Callable[[str], Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `verify` run its two sides in these processes instead of its own."""
+    from ckpttool.ops import verify
+
+    monkeypatch.setattr(verify, "Worker", lambda name, **_: nullcontext(workers(name)))
 
 
 @pytest.fixture

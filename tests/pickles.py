@@ -99,5 +99,6 @@ ACTING = {
         b"c_operator\ngetitem\n(csys\nmodules\nX\x02\x00\x00\x00ostR.",
         "_operator.getitem",
     ),
+    "a result of a library": (b"cmy.net\nmake\n)R)R.", "my.net.make"),
     "a new class": (b"cbuiltins\ntype\n(X\x01\x00\x00\x00a)}tR.", "builtins.type"),
 }

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 
@@ -451,20 +451,14 @@ class TestOnnxRuntime(BackendContract):
         np.testing.assert_array_equal(action, state[0])
 
 
-@pytest.fixture(scope="module")
-def tensorflow_worker() -> Iterator[Worker]:
-    with Worker("tensorflow") as worker:
-        yield worker
-
-
 @pytest.mark.tensorflow
 @needs("tensorflow")
 class TestTensorFlow(BackendContract):
     """TensorFlow is never imported beside PyTorch: it runs in a worker."""
 
     @pytest.fixture
-    def backend(self, tensorflow_worker: Worker) -> Worker:
-        return tensorflow_worker
+    def backend(self, workers: Callable[[str], Worker]) -> Worker:
+        return workers("tensorflow")
 
     def test_cuda_is_offered_or_refused(self, backend: Backend) -> None:
         refused: AbstractContextManager[object] = pytest.raises(UsageError, match="no device 'cuda'")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import limits
 from ckpttool.errors import CkpttoolError, FormatError
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.checkpoint_state import State
@@ -90,7 +91,7 @@ def test_damage_is_named(file: Path, text: str) -> None:
 
 def test_a_file_without_end_is_refused(file: Path) -> None:
     with file.open("wb") as stream:
-        stream.truncate(checkpoint_state.MAX_STATE + 1)
+        stream.truncate(limits.Limits().state_bytes + 1)
     with pytest.raises(FormatError, match="too large"):
         checkpoint_state.read(str(file))
 

@@ -1,4 +1,4 @@
-"""The command line as a process: documents, exit codes, and one sentence for whatever is wrong."""
+"""The command line: documents, exit codes, and one sentence for whatever is wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from ckpttool.ops.save import save
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, ckpttool, in_process, refused
 from tests.trees import torch_tree
 
 
@@ -31,6 +31,63 @@ def copy_bundle(folder: Path) -> Path:
         if "ckpttool" not in file.name:
             shutil.copy(file, folder)
     return folder / TF_SAMPLE.name
+
+
+# --- A process: every command once, and once with what it refuses ------------------------------------
+
+# What is enough for each command, and what some refuse.
+ANSWERED: dict[str, list[object]] = {
+    "inspect": [TF_SAMPLE],
+    "digest": [TF_SAMPLE],
+    "convert": [TF_SAMPLE, "out.pt", "--no-verify"],
+    "verify": ["--help"],  # a proof as a process is in test_verify.py
+    "eval": [TORCH_SAMPLE, "--env", "Pendulum-v1", "--episodes", "2"],
+    "stats": [TORCH_SAMPLE],
+    "doctor": [TORCH_SAMPLE],
+    "diff": [TORCH_SAMPLE, TORCH_SAMPLE],
+    **{name: [] for name in ("formats", "layouts", "backends", "limits")},
+}
+REFUSED: dict[str, list[object]] = {
+    "inspect": ["none.pt"],
+    "convert": [TORCH_SAMPLE, "out.nothing"],
+    "verify": [TORCH_SAMPLE, "none.pt"],
+    "formats": ["--nonsense"],
+}
+
+
+def test_every_command_is_run_as_a_process() -> None:
+    from ckpttool.cli.app import app
+
+    commands = {each.name or getattr(each.callback, "__name__", "") for each in app.registered_commands}
+    assert commands == set(ANSWERED)
+
+
+def both_ways(folder: Path, *arguments: object) -> tuple[Ran, Ran]:
+    """Run a command as a process and in this one; assert that both print the same, and return what."""
+    ran = []
+    for run in (ckpttool, in_process):
+        place = folder / run.__name__
+        place.mkdir()
+        ran.append(run(*arguments, cwd=place))
+    # Times and speeds differ from run to run, and so do widths; a process is told its program's name.
+    one, other = (re.sub(r"[\d.,]+|python -m (?=ckpttool)|\s+", " ", each.out).split() for each in ran)
+    assert one == other
+    assert (ran[0].status, ran[0].err) == (ran[1].status, ran[1].err)
+    return ran[0], ran[1]
+
+
+@pytest.mark.parametrize("command", ANSWERED)
+def test_a_process_answers_as_the_command_line_in_this_one(command: str, tmp_path: Path) -> None:
+    if command == "eval":
+        pytest.importorskip("gymnasium")
+    ran, _ = both_ways(tmp_path, command, *ANSWERED[command])
+    assert ran.status == 0, ran.err
+    assert ran.out
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_a_process_refuses_as_the_command_line_in_this_one(command: str, tmp_path: Path) -> None:
+    refused(both_ways(tmp_path, command, *REFUSED[command])[0])
 
 
 # --- inspect ----------------------------------------------------------------------------------------
@@ -48,7 +105,7 @@ def copy_bundle(folder: Path) -> Path:
     ids=["prefix", "index", "shard", "state file", "folder"],
 )
 def test_every_way_to_name_a_bundle(path: Path) -> None:
-    ran = ckpttool("inspect", path, "--json")
+    ran = in_process("inspect", path, "--json")
     assert ran.status == 0, ran.err
     document = ran.json()
     assert Path(document["path"]) == TF_SAMPLE
@@ -57,7 +114,7 @@ def test_every_way_to_name_a_bundle(path: Path) -> None:
 
 
 def test_the_document_of_inspect() -> None:
-    document = ckpttool("inspect", TF_SAMPLE, "--json").json()
+    document = in_process("inspect", TF_SAMPLE, "--json").json()
     assert document["schema"] == 1
     totals = document["totals"]
     roles = totals.pop("roles")
@@ -89,7 +146,7 @@ def test_the_document_of_inspect() -> None:
 
 
 def test_a_torch_moment_names_its_weight() -> None:
-    document = ckpttool("inspect", TORCH_SAMPLE, "--json").json()
+    document = in_process("inspect", TORCH_SAMPLE, "--json").json()
     by_key = {tensor["key"]: tensor for tensor in document["tensors"]}
     moment = by_key["critic_optimizer.state.6.exp_avg"]
     assert (moment["of"], moment["slot"], moment["role"]) == ("critic/q2/l1/weight", "exp_avg", "slot")
@@ -99,25 +156,25 @@ def test_a_torch_moment_names_its_weight() -> None:
 
 
 def test_a_glob_filters_and_totals_follow() -> None:
-    document = ckpttool("inspect", TF_SAMPLE, "--glob", "actor/**", "--json").json()
+    document = in_process("inspect", TF_SAMPLE, "--glob", "actor/**", "--json").json()
     assert [t["path"] for t in document["tensors"]] == [
         f"policy/actor/l{n}/{name}" for n in (1, 2, 3) for name in ("kernel", "bias")
     ]
     assert document["totals"]["parameters"] == 4481
-    one = ckpttool("inspect", TF_SAMPLE, "--glob", "*/actor/l2/k*", "--json").json()
+    one = in_process("inspect", TF_SAMPLE, "--glob", "*/actor/l2/k*", "--json").json()
     assert [t["path"] for t in one["tensors"]] == ["policy/actor/l2/kernel"]
-    rooted = ckpttool("inspect", TF_SAMPLE, "--glob", "/actor/**", "--json").json()
+    rooted = in_process("inspect", TF_SAMPLE, "--glob", "/actor/**", "--json").json()
     assert rooted["tensors"] == []
 
 
 def test_the_tree_fits_a_terminal_and_has_no_colour_in_a_pipe() -> None:
-    ran = ckpttool("inspect", TF_SAMPLE)
+    ran = in_process("inspect", TF_SAMPLE)
     assert ran.status == 0
     assert "\x1b" not in ran.out
     assert re.search(r"^        kernel +float32\[4, 64\] +256 +1\.02 kB$", ran.out, re.MULTILINE)
     assert re.search(r"  m of policy/\S*…\S*l3/kernel$", ran.out, re.MULTILINE)
     assert max(map(len, ran.out.splitlines())) <= 80
-    wide = ckpttool("inspect", TF_SAMPLE, env={"COLUMNS": "200"})
+    wide = in_process("inspect", TF_SAMPLE, env={"COLUMNS": "200"})
     assert "m of policy/critic/q2/l3/kernel" in wide.out
 
 
@@ -134,7 +191,7 @@ def test_sentences_are_wrapped_on_a_terminal_and_one_line_in_a_pipe(tmp_path: Pa
             shown += piece
     os.close(ours)
     assert process.wait() == 0
-    (note,) = [line for line in ckpttool(*command).out.splitlines() if line.startswith("note: ")]
+    (note,) = [line for line in in_process(*command).out.splitlines() if line.startswith("note: ")]
     assert len(note) > 80
     lines = shown.decode().splitlines()
     first = next(n for n, line in enumerate(lines) if line.startswith("note: "))
@@ -148,17 +205,17 @@ def test_names_from_a_file_are_never_raw(tmp_path: Path) -> None:
     torch = torch_tree({name: np.zeros(1, np.float32) for name in names if "\udc80" not in name})
     save(torch, str(tmp_path / "x.pt"))
     for command in (["inspect"], ["inspect", "--keys"], ["digest"]):
-        ran = ckpttool(command[0], tmp_path / "x.pt", *command[1:])
+        ran = in_process(command[0], tmp_path / "x.pt", *command[1:])
         assert ran.status == 0, ran.err
         assert not set("\x1b\0\u202e\t") & set(ran.out)
         assert r"\x1b[31mred" in ran.out
-    document = ckpttool("inspect", tmp_path / "x.pt", "--json")
+    document = in_process("inspect", tmp_path / "x.pt", "--json")
     assert "\x1b" not in document.out
     assert "\x1b[31mred" in [t["key"] for t in document.json()["tensors"]]
 
 
 def test_native_keys_can_be_shown() -> None:
-    ran = ckpttool("inspect", TF_SAMPLE, "--keys", "--glob", "critic/q1/l1/*", "--quiet")
+    ran = in_process("inspect", TF_SAMPLE, "--keys", "--glob", "critic/q1/l1/*", "--quiet")
     assert "policy/critic_optimizer/_trainable_variables/0/.ATTRIBUTES/VARIABLE_VALUE" in ran.out
 
 
@@ -166,16 +223,16 @@ def test_native_keys_can_be_shown() -> None:
 
 
 def test_a_digest_can_be_saved_and_checked(tmp_path: Path) -> None:
-    ran = ckpttool("digest", TORCH_SAMPLE, "--json")
+    ran = in_process("digest", TORCH_SAMPLE, "--json")
     assert ran.status == 0
     document = ran.json()
     assert document["checksums"] == "verified"
     assert len(document["tensors"]) == 90
     saved = tmp_path / "saved.json"
     saved.write_text(ran.out)
-    assert ckpttool("digest", TORCH_SAMPLE, "--check", saved).status == 0
+    assert in_process("digest", TORCH_SAMPLE, "--check", saved).status == 0
     other = TORCH_SAMPLE.with_name("ckpt-12500.pt")
-    differs = ckpttool("digest", other, "--check", saved, "--json")
+    differs = in_process("digest", other, "--check", saved, "--json")
     assert differs.status == 1
     check = differs.json()["check"]
     assert not check["equal"]
@@ -184,15 +241,15 @@ def test_a_digest_can_be_saved_and_checked(tmp_path: Path) -> None:
 
 
 def test_a_digest_can_be_checked_against_a_sidecar() -> None:
-    assert ckpttool("digest", TF_SAMPLE, "--check", f"{TF_SAMPLE}.ckpttool.json").status == 0
+    assert in_process("digest", TF_SAMPLE, "--check", f"{TF_SAMPLE}.ckpttool.json").status == 0
     other = TF_SAMPLE.with_name("ckpt-2500")
-    assert ckpttool("digest", other, "--check", f"{TF_SAMPLE}.ckpttool.json").status == 1
+    assert in_process("digest", other, "--check", f"{TF_SAMPLE}.ckpttool.json").status == 1
 
 
 def test_a_plain_value_is_part_of_the_whole_digest(tmp_path: Path) -> None:
     for number in (1, 2):
         save(torch_tree({"x": np.zeros(2, np.float32), "step": number}), str(tmp_path / f"{number}.pt"))
-    one, two = (ckpttool("digest", tmp_path / f"{n}.pt", "--json").json() for n in (1, 2))
+    one, two = (in_process("digest", tmp_path / f"{n}.pt", "--json").json() for n in (1, 2))
     assert one["tensors"] == two["tensors"]
     assert one["sha256"] != two["sha256"]
 
@@ -200,11 +257,11 @@ def test_a_plain_value_is_part_of_the_whole_digest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["not json", "[]", '{"x": 1}', '{"tensors": 3}', '{"tensors": [1]}'])
 def test_what_is_no_saved_digest(tmp_path: Path, content: str) -> None:
     (tmp_path / "saved.json").write_text(content)
-    refused(ckpttool("digest", TORCH_SAMPLE, "--check", tmp_path / "saved.json"))
+    refused(in_process("digest", TORCH_SAMPLE, "--check", tmp_path / "saved.json"))
 
 
 def test_a_missing_saved_digest(tmp_path: Path) -> None:
-    refused(ckpttool("digest", TORCH_SAMPLE, "--check", tmp_path / "none.json"))
+    refused(in_process("digest", TORCH_SAMPLE, "--check", tmp_path / "none.json"))
 
 
 # --- Bad input: one sentence, exit 2, nothing executed, nothing written ------------------------------
@@ -319,7 +376,7 @@ def test_bad_input(bad: dict[str, tuple[Path, str]], name: str, command: str, tm
     path, word = bad[name]
     before = snapshot(path.parent)
     extra = {"convert": [tmp_path / "out.pt"], "eval": ["--env", "Pendulum-v1"]}.get(command, [])
-    sentence = refused(ckpttool(command, path, *extra, cwd=tmp_path))
+    sentence = refused(in_process(command, path, *extra, cwd=tmp_path))
     assert word in sentence
     assert not list(tmp_path.iterdir())
     assert snapshot(path.parent) == before, "an input was touched"
@@ -330,26 +387,26 @@ def test_a_hostile_pickle_is_shown_and_nothing_of_it_is_run_or_written(tmp_path:
     mark, path = folder / "MARK", folder / "hostile.pt"
     hostile_zip(path, mark)
     before = snapshot(tmp_path)
-    shown = ckpttool("inspect", path)
+    shown = in_process("inspect", path)
     assert shown.status == 0
     assert "mkdir" in shown.out
     assert "nothing was run" in shown.out
-    assert ckpttool("inspect", path, "--json").json()["details"]["calls"]
-    assert ckpttool("digest", path).status == 0
-    assert ckpttool("eval", path, "--env", "Pendulum-v1").status == 2
-    assert ckpttool("convert", path, folder / "out.pt").status in (1, 2)
+    assert in_process("inspect", path, "--json").json()["details"]["calls"]
+    assert in_process("digest", path).status == 0
+    assert in_process("eval", path, "--env", "Pendulum-v1").status == 2
+    assert in_process("convert", path, folder / "out.pt").status in (1, 2)
     assert snapshot(tmp_path) == before
 
 
 def test_bad_input_as_json(bad: dict[str, tuple[Path, str]]) -> None:
     for name in ("missing", "lfs pointer", "wrong magic"):
-        ran = ckpttool("inspect", bad[name][0], "--json")
+        ran = in_process("inspect", bad[name][0], "--json")
         assert ran.status == 2
         assert not ran.err
         error = ran.json()["error"]
         assert set(error) == {"kind", "message", "file", "hint"}
         assert bad[name][1] in error["message"]
-    assert ckpttool("inspect", bad["missing"][0], "--json").json()["error"]["kind"] == "not_found"
+    assert in_process("inspect", bad["missing"][0], "--json").json()["error"]["kind"] == "not_found"
 
 
 def test_a_flipped_data_byte_is_found_where_it_is(tmp_path: Path) -> None:
@@ -358,17 +415,17 @@ def test_a_flipped_data_byte_is_found_where_it_is(tmp_path: Path) -> None:
     content = bytearray(data.read_bytes())
     content[100_000] ^= 1
     data.write_bytes(content)
-    assert ckpttool("inspect", prefix).status == 0  # listing reads no tensor
-    sentence = refused(ckpttool("digest", prefix))
+    assert in_process("inspect", prefix).status == 0  # listing reads no tensor
+    sentence = refused(in_process("digest", prefix))
     assert "crc32c" in sentence
     assert "policy/" in sentence, "the tensor is not named"
-    refused(ckpttool("convert", prefix, tmp_path / "x.pt"))
+    refused(in_process("convert", prefix, tmp_path / "x.pt"))
     assert not (tmp_path / "x.pt").exists()
     torch_copy = tmp_path / "t.pt"
     torch_content = bytearray(TORCH_SAMPLE.read_bytes())
     torch_content[100_000] ^= 1
     torch_copy.write_bytes(torch_content)
-    refused(ckpttool("digest", torch_copy))
+    refused(in_process("digest", torch_copy))
 
 
 def test_an_unreadable_file(tmp_path: Path) -> None:
@@ -377,18 +434,18 @@ def test_an_unreadable_file(tmp_path: Path) -> None:
     file.chmod(0)
     if os.access(file, os.R_OK):
         pytest.skip("this user may read everything")
-    assert "may not be read" in refused(ckpttool("inspect", file))
+    assert "may not be read" in refused(in_process("inspect", file))
 
 
 def test_a_near_name_is_offered() -> None:
-    ran = ckpttool("inspect", TF_SAMPLE.with_name("ckpt-1500"))
+    ran = in_process("inspect", TF_SAMPLE.with_name("ckpt-1500"))
     refused(ran)
     assert "did you mean" in ran.err
     assert "ckpt-15000" in ran.err
 
 
 def test_a_folder_of_files_offers_them() -> None:
-    ran = ckpttool("digest", TORCH_SAMPLE.parent)
+    ran = in_process("digest", TORCH_SAMPLE.parent)
     refused(ran)
     assert "did you mean" in ran.err
     assert "ckpt-10000.pt" in ran.err
@@ -406,11 +463,11 @@ def test_a_folder_of_files_offers_them() -> None:
     ids=str,
 )
 def test_wrong_usage(arguments: list[str]) -> None:
-    refused(ckpttool(*arguments))
+    refused(in_process(*arguments))
 
 
 def test_wrong_usage_as_json() -> None:
-    ran = ckpttool("inspect", "--json")
+    ran = in_process("inspect", "--json")
     assert ran.status == 2
     assert ran.json()["error"]["kind"] == "usage"
 
@@ -430,8 +487,8 @@ def test_the_version() -> None:
 
 @pytest.mark.parametrize("kind", ["formats", "layouts", "backends"])
 def test_listings(kind: str) -> None:
-    rows = ckpttool(kind, "--json").json()[kind]
-    text = ckpttool(kind).out
+    rows = in_process(kind, "--json").json()[kind]
+    text = in_process(kind).out
     assert len(rows) >= 3
     assert all(row["name"] in text for row in rows)
     assert max(map(len, text.splitlines())) <= 80
@@ -439,7 +496,7 @@ def test_listings(kind: str) -> None:
 
 def test_many_tensors_stay_many_lines(tmp_path: Path) -> None:
     save(torch_tree({f"block.{n}.w": np.zeros(1, np.float32) for n in range(3000)}), str(tmp_path / "x.pt"))
-    ran = ckpttool("inspect", tmp_path / "x.pt")
+    ran = in_process("inspect", tmp_path / "x.pt")
     assert ran.status == 0
     assert sum("float32[1]" in line for line in ran.out.splitlines()) == 3000
 
@@ -455,21 +512,21 @@ def test_an_object_shows_its_class_and_is_not_built(tmp_path: Path) -> None:
     stream = io.BytesIO()
     pickle.Pickler(stream, protocol=2).dump({"args": Settings()})
     (tmp_path / "x.pt").write_bytes(_zip({"a/data.pkl": stream.getvalue(), "a/version": b"3\n"}))
-    ran = ckpttool("inspect", tmp_path / "x.pt")
+    ran = in_process("inspect", tmp_path / "x.pt")
     assert ran.status == 0, ran.err
     assert "object of tests.test_cli.Settings, not built" in ran.out
     assert "= 0.5" in ran.out
 
 
 def test_a_glob_that_finds_nothing_says_so() -> None:
-    assert "note: no path matches nope/**" in ckpttool("inspect", TF_SAMPLE, "--glob", "nope/**").out
+    assert "note: no path matches nope/**" in in_process("inspect", TF_SAMPLE, "--glob", "nope/**").out
 
 
 def test_a_folder_of_bundles_without_a_state_file_offers_the_newest(tmp_path: Path) -> None:
     for step in (7500, 15000):
         for end in (".index", ".data-00000-of-00001"):
             shutil.copy(f"{TF_SAMPLE.with_name(f'ckpt-{step}')}{end}", tmp_path)
-    ran = ckpttool("digest", tmp_path)
+    ran = in_process("digest", tmp_path)
     refused(ran)
     assert ran.err.strip().endswith("ckpt-15000?")
 
@@ -477,8 +534,8 @@ def test_a_folder_of_bundles_without_a_state_file_offers_the_newest(tmp_path: Pa
 def test_the_input_is_never_changed(tmp_path: Path) -> None:
     prefix = copy_bundle(tmp_path)
     before = snapshot(tmp_path)
-    assert ckpttool("inspect", prefix).status == 0
-    assert ckpttool("digest", prefix).status == 0
+    assert in_process("inspect", prefix).status == 0
+    assert in_process("digest", prefix).status == 0
     assert snapshot(tmp_path) == before
 
 
@@ -487,7 +544,7 @@ def test_json_has_no_bare_nan(tmp_path: Path) -> None:
         torch_tree({"x": np.zeros(1, np.float32), "loss": float("nan"), "best": -np.inf}),
         str(tmp_path / "x.pt"),
     )
-    text = ckpttool("inspect", tmp_path / "x.pt", "--json").out
+    text = in_process("inspect", tmp_path / "x.pt", "--json").out
     values = {
         v["path"]: v["value"] for v in json.loads(text, parse_constant=lambda c: pytest.fail(c))["values"]
     }
@@ -495,7 +552,7 @@ def test_json_has_no_bare_nan(tmp_path: Path) -> None:
 
 
 def test_struct_is_little_endian_everywhere() -> None:
-    document = ckpttool("digest", TF_SAMPLE, "--json", "--quiet").json()
+    document = in_process("digest", TF_SAMPLE, "--json", "--quiet").json()
     counter = next(t for t in document["tensors"] if t["path"] == "save_counter")
     import hashlib
 

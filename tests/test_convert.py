@@ -15,9 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import checkpoint as checkpoints
-from ckpttool.checkpoint import Output, write_atomically
-from ckpttool.errors import FormatError, MappingError, TargetExistsError, UsageError
+from ckpttool.errors import ChecksumError, FormatError, MappingError, TargetExistsError, UsageError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Leaf, attr, display
 from ckpttool.ops import convert as op
@@ -26,7 +24,8 @@ from ckpttool.ops.digest import digest
 from ckpttool.ops.restore import restore
 from ckpttool.ops.save import save
 from ckpttool.tree import Alias, Tree
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from ckpttool.writing import Output, names, write_atomically
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.trees import attributes, dense, keys, leaf, tensorflow_tree, torch_tree
 
 
@@ -124,13 +123,14 @@ def test_the_sidecar_is_a_receipt(converted: Path) -> None:
     assert receipt["residue"] == []
 
 
-def test_a_sidecar_of_other_weights_is_not_used(converted: Path, tmp_path: Path) -> None:
+def test_a_sidecar_of_other_weights_is_refused(converted: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.pt"
     shutil.copy(TORCH_SAMPLE, other)
     shutil.copy(f"{converted}.ckpttool.json", f"{other}.ckpttool.json")
-    agent = restore(str(other))
-    assert agent.sidecar is None
-    assert any("other weights" in note for note in agent.notes)
+    with pytest.raises(ChecksumError, match="written for other weights"):
+        restore(str(other))
+    refused(in_process("convert", other, tmp_path / "x.npz"))
+    assert not (tmp_path / "x.npz").exists()
 
 
 def test_a_torch_file_is_copied_as_it_is(tmp_path: Path) -> None:
@@ -188,7 +188,9 @@ def test_an_unmapped_tensor_stops_the_conversion(tmp_path: Path, monkeypatch: py
     mystery = {attributes("policy/mystery"): leaf(np.zeros(3, np.float32), "m")}
     from dataclasses import replace
 
-    changed = replace(original, tree=Tree({**original.tree.leaves, **mystery}, original.tree.aliases))
+    # The sample's sidecar was written for other weights.
+    whole = Tree({**original.tree.leaves, **mystery}, original.tree.aliases)
+    changed = replace(original, path="x", tree=whole)
     monkeypatch.setattr(op, "open_checkpoint", lambda _: changed)
     done = convert("x", str(tmp_path / "agent.pt"))
     assert done.report.unused == ("policy/mystery",)
@@ -206,7 +208,7 @@ def test_a_lost_moment_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     original = open_checkpoint(str(TF_SAMPLE))
     lost = next(p for p, f in original.tree.tensors() if f.role == "slot" and f.slot == "v")
     rest = {path: found for path, found in original.tree.items() if path != lost}
-    monkeypatch.setattr(op, "open_checkpoint", lambda _: replace(original, tree=Tree(rest)))
+    monkeypatch.setattr(op, "open_checkpoint", lambda _: replace(original, path="x", tree=Tree(rest)))
     done = convert("x", str(tmp_path / "agent.pt"))
     assert len(done.report.missing) == 1
     assert "exp_avg_sq" in done.report.missing[0]
@@ -242,7 +244,7 @@ def test_a_device_is_never_replaced(tmp_path: Path) -> None:
 def test_a_name_that_stands_for_a_checkpoint_is_taken(tmp_path: Path) -> None:
     for end in (".index", ".data-00000-of-00001"):
         shutil.copy(f"{TF_SAMPLE}{end}", tmp_path)
-    ran = ckpttool("convert", TORCH_SAMPLE, tmp_path / TF_SAMPLE.name, "--to", "torch")
+    ran = in_process("convert", TORCH_SAMPLE, tmp_path / TF_SAMPLE.name, "--to", "torch")
     assert "stands for a checkpoint" in refused(ran)
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -345,7 +347,7 @@ import sys, time
 from ckpttool.cli import app
 from ckpttool.ops import save
 def slow(tree, target, kind, **rest):
-    from ckpttool.checkpoint import Output, write_atomically
+    from ckpttool.writing import Output, write_atomically
     def fill(stream):
         stream.write(b"half"); stream.flush(); print("ready", flush=True); time.sleep(60)
     write_atomically((Output(target, fill),))
@@ -362,12 +364,26 @@ app.run()
     child.send_signal(number)
     _, err = child.communicate(timeout=30)
     assert child.returncode == 128 + number
-    assert "Traceback" not in err
+    assert err == f"ckpttool: {'interrupted' if number == signal.SIGINT else f'ended by {number.name}'}\n"
     assert not left_over(tmp_path)
 
 
+def test_an_error_that_an_interruption_made_is_the_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("release unlocked lock")
+
+    monkeypatch.setattr("ckpttool.ops.convert.convert", stopped)
+    ran = in_process("convert", TF_SAMPLE, tmp_path / "x.pt")
+    assert (ran.status, ran.err) == (130, "ckpttool: interrupted\n")
+
+
 def test_temporary_names_are_recognisable() -> None:
-    assert checkpoints.TEMPORARY in checkpoints._temporary("/x/agent.pt")
+    assert names.hidden(names.temporary("/x/agent.pt"))
 
 
 def test_nothing_of_a_known_kind_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +391,7 @@ def test_nothing_of_a_known_kind_is_an_error(tmp_path: Path, monkeypatch: pytest
 
     original = open_checkpoint(str(TF_SAMPLE))
     tree = tensorflow_tree({"x": np.zeros((2, 2, 2), np.float32)})
-    monkeypatch.setattr(op, "open_checkpoint", lambda _: replace(original, tree=tree))
+    monkeypatch.setattr(op, "open_checkpoint", lambda _: replace(original, path="x", tree=tree))
     with pytest.raises(MappingError, match="known kind"):
         convert("x", str(tmp_path / "x.pt"))
 
@@ -384,7 +400,7 @@ def test_nothing_of_a_known_kind_is_an_error(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_command_converts_and_reports(tmp_path: Path) -> None:
-    ran = ckpttool("convert", TF_SAMPLE, tmp_path / "agent.pt", "--json")
+    ran = in_process("convert", TF_SAMPLE, tmp_path / "agent.pt", "--json")
     assert ran.status == 0, ran.err
     document = ran.json()
     assert document["schema"] == 1
@@ -398,12 +414,12 @@ def test_the_command_converts_and_reports(tmp_path: Path) -> None:
         "shape_out": [64, 3],
     }
     assert document["digest"] == digest(str(tmp_path / "agent.pt")).sha256
-    again = ckpttool("convert", TF_SAMPLE, tmp_path / "agent.pt")
+    again = in_process("convert", TF_SAMPLE, tmp_path / "agent.pt")
     assert "exists already" in refused(again)
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
-    ran = ckpttool("convert", TF_SAMPLE, tmp_path / "agent.pt", "--dry-run")
+    ran = in_process("convert", TF_SAMPLE, tmp_path / "agent.pt", "--dry-run")
     assert ran.status == 0
     assert "policy/critic/q2/l3/kernel" in ran.out
     assert "-> critic/q2/l3/weight  transpose  [64, 1] -> [1, 64]" in ran.out
@@ -415,12 +431,12 @@ def test_an_unmapped_tensor_exits_with_one(tmp_path: Path) -> None:
     tree = open_checkpoint(str(TORCH_SAMPLE)).tree
     extra = torch_tree({"mystery/x": np.zeros(3, np.float32)})
     save(Tree({**tree.leaves, **extra.leaves}, {}, tree.containers), str(tmp_path / "a.pt"))
-    ran = ckpttool("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--layout", "td3_torch")
+    ran = in_process("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--layout", "td3_torch")
     assert ran.status == 1
     assert "unmapped: mystery/x" in ran.out
     assert "nothing was written" in ran.out
     assert left_over(tmp_path) == {"a.pt"}
-    ran = ckpttool(
+    ran = in_process(
         "convert", tmp_path / "a.pt", tmp_path / "b.pt", "--layout", "td3_torch", "--allow-missing"
     )
     assert ran.status == 0
@@ -437,7 +453,7 @@ def test_an_unmapped_tensor_exits_with_one(tmp_path: Path) -> None:
     ],
 )
 def test_impossible_targets(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    ran = ckpttool("convert", TF_SAMPLE, *arguments, cwd=tmp_path)
+    ran = in_process("convert", TF_SAMPLE, *arguments, cwd=tmp_path)
     assert sentence in refused(ran)
     assert not left_over(tmp_path)
 

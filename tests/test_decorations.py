@@ -185,7 +185,7 @@ def test_a_part_is_stripped_too(tmp_path):
 
     value = {"state_dict": torch.nn.DataParallel(network()).state_dict(), "epoch": 1}
     saved(tmp_path / "a.pt", value)
-    ran = conftest.ckpttool(
+    ran = conftest.in_process(
         "convert", tmp_path / "a.pt", tmp_path / "b.pt", "--part", "state_dict", "--strip"
     )
     assert ran.status == 0, ran.err
@@ -193,7 +193,7 @@ def test_a_part_is_stripped_too(tmp_path):
     told = json.loads((tmp_path / "b.pt.ckpttool.json").read_text())
     assert told["stripped"][0]["wrapped"] == [{"at": "", "segments": "module", "averaged": None}]
     assert told["rules"][0]["source"] == "state_dict/module/0/weight"
-    ran = conftest.ckpttool("convert", tmp_path / "b.pt", tmp_path / "c.pt", "--restore")
+    ran = conftest.in_process("convert", tmp_path / "b.pt", tmp_path / "c.pt", "--restore")
     assert ran.status == 0, ran.err
     assert torch.load(tmp_path / "c.pt").keys() == value["state_dict"].keys()
 

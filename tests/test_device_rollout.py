@@ -21,7 +21,7 @@ from ckpttool.agents.stacking import stack
 from ckpttool.errors import CkpttoolError, UsageError
 from ckpttool.ops.evaluate import evaluate
 from ckpttool.ops.evaluation import Protocol
-from tests.conftest import TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.conftest import TORCH_SAMPLE, in_process, refused
 from tests.test_backends import chain, cuda_is_missing, dense, normal
 
 pytestmark = [
@@ -182,7 +182,7 @@ def test_what_it_does_not_do_is_one_sentence(refusal: Callable[[], object], sent
 
 def test_the_command_plays_on_it_with_torch_alone() -> None:
     common = ("eval", TORCH_SAMPLE, "--episodes", "3", "--engine", "device")
-    ran = ckpttool(*common, "--backend", "torch", "--json")
+    ran = in_process(*common, "--backend", "torch", "--json")
     assert ran.status == 0, ran.err
     protocol = ran.json()["protocol"]
     assert (protocol["engine"], protocol["backend"], protocol["dtype"]) == ("device", "torch", "float32")

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from ckpttool.ops.summary import summary
 from ckpttool.ops.verify import Verification
 from ckpttool.sidecar import Sidecar
 from tests import warm
+from tests.conftest import in_process
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -48,6 +50,8 @@ NOTE = re.compile(r"<!-- (not run|needs|exits|file): (.+?) -->")
 FENCE = re.compile(r"```(\S*)\s*")
 # They take seconds to import: a program that imports one is begun after that.
 IMPORTED = re.compile(r"^(?:import|from) (keras|tensorflow|torch)\b", re.MULTILINE)
+# Commands that a shell would pass on word for word; those of TensorFlow must not meet PyTorch in one process.
+PLAIN = re.compile(r"ckpttool (?!.*(?:--backend tensorflow|--ray))(?:'[^']*'|[\w ./:,@%+-])+")
 NUMBER = re.compile(r"[0-9a-f]{64}|-?\d[\d,]*(\.\d+)?(e[-+]?\d+)?")
 
 
@@ -102,14 +106,12 @@ def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-PROVED: dict[tuple[object, ...], tuple[int, str]] = {}
-
-
 class Folder:
     """The working folder of one page: the samples, and the programs `ckpttool` and `python` on the PATH."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "work"
+        self.has_modules = False
         self.path.mkdir()
         shutil.copytree(ROOT / "sample_ckpts", self.path / "sample_ckpts")
         programs = path / "bin"
@@ -126,6 +128,7 @@ class Folder:
         }
 
     def write(self, block: Block) -> None:
+        self.has_modules = True
         target = self.path / block.notes["file"]
         target.write_text(block.text, encoding="utf-8")
         if target.name == "pyproject.toml":
@@ -143,20 +146,25 @@ class Folder:
             points.write(file)
 
     def run(self, block: Block) -> str:
-        status, output = self._ran(block)
+        status, output = self._commanded(block) if self._is_plain(block) else self._begun(block)
         if status != int(block.notes.get("exits", "0")):
             pytest.fail(f"{block.place} ended with {status}:\n{output}", pytrace=False)
         return output
 
-    def _ran(self, block: Block) -> tuple[int, str]:
-        if not block.text.startswith("ckpttool verify ") or block.text.count("\n") > 1:
-            return self._begun(block)
-        # A proof writes nothing and starts two frameworks: that of equal files is made once for all pages.
-        files = [self.path / word for word in block.text.split()]
-        key = (block.text, *(file.read_bytes() for file in files if file.is_file()))
-        if key not in PROVED:
-            PROVED[key] = self._begun(block)
-        return PROVED[key]
+    def _is_plain(self, block: Block) -> bool:
+        # A module that the page has written is found by the processes of its folder alone.
+        lines = block.text.splitlines()
+        return block.tag == "sh" and not self.has_modules and all(map(PLAIN.fullmatch, lines))
+
+    def _commanded(self, block: Block) -> tuple[int, str]:
+        """Run commands as `sh -e` does, in this process: until one fails."""
+        status, output = 0, ""
+        for line in block.text.splitlines():
+            ran = in_process(*shlex.split(line)[1:], cwd=self.path)
+            status, output = ran.status, output + ran.out + ran.err
+            if status:
+                break
+        return status, output
 
     def _begun(self, block: Block) -> tuple[int, str]:
         # Keras computes by TensorFlow here.
@@ -213,7 +221,7 @@ def marked(page: Path) -> Any:
 
 
 @pytest.mark.parametrize("page", [marked(p) for p in PAGES if any(b.runs for b in blocks(p))])
-def test_the_blocks_run(page: Path, tmp_path: Path) -> None:
+def test_the_blocks_run(page: Path, tmp_path: Path, shared_workers: None) -> None:
     folder, output, absent = Folder(tmp_path), None, []
     for block in blocks(page):
         if "file" in block.notes:

@@ -23,7 +23,7 @@ from ckpttool.ops.drawing import COMFORTABLE, MOST, Graph, graph
 from ckpttool.ops.save import save
 from ckpttool.ops.summary import summary
 from ckpttool.tree import Container
-from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.test_inspect import listing, rows
 from tests.trees import torch_tree
 
@@ -334,14 +334,14 @@ def test_dot_has_one_statement_for_each_node_and_edge(td3: Graph) -> None:
 @pytest.mark.parametrize("suffix", [".svg", ".html", ".dot"])
 def test_the_command_writes_a_new_file(tmp_path: Path, suffix: str) -> None:
     target = tmp_path / f"agent{suffix}"
-    ran = ckpttool("inspect", TF_SAMPLE, "--graph", target)
+    ran = in_process("inspect", TF_SAMPLE, "--graph", target)
     assert ran.status == 0, ran.err
     assert ran.out == f"30 modules, 31 edges\nwrote {target}\n"
     content = target.read_text()
     assert "critic_optimizer" in content
-    sentence = refused(ckpttool("inspect", TF_SAMPLE, "--graph", target))
+    sentence = refused(in_process("inspect", TF_SAMPLE, "--graph", target))
     assert "exists already" in sentence
-    document = ckpttool("inspect", TF_SAMPLE, "--graph", target, "--force", "--depth", "2", "--json").json()
+    document = in_process("inspect", TF_SAMPLE, "--graph", target, "--force", "--depth", "2", "--json").json()
     assert document["graph"] == {
         "file": str(target),
         "modules": 8,
@@ -364,9 +364,9 @@ def test_what_cannot_be_drawn(tmp_path: Path) -> None:
         drawing.write(found, str(tmp_path / "d.svg"), force=True)
     save(torch_tree({"x": np.zeros(1, np.float32)}), str(tmp_path / "x.svg"), "torch")
     before = (tmp_path / "x.svg").read_bytes()
-    ran = ckpttool("inspect", tmp_path / "x.svg", "--graph", tmp_path / "x.svg", "--force")
+    ran = in_process("inspect", tmp_path / "x.svg", "--graph", tmp_path / "x.svg", "--force")
     assert "same file" in refused(ran)
     assert (tmp_path / "x.svg").read_bytes() == before
     assert "no one checkpoint" in refused(
-        ckpttool("inspect", TORCH_SAMPLE.parent, "--graph", tmp_path / "y.svg")
+        in_process("inspect", TORCH_SAMPLE.parent, "--graph", tmp_path / "y.svg")
     )

@@ -93,13 +93,18 @@ def compare(ours: VectorEnv, theirs: VectorEnv, steps: int) -> dict[str, np.ndar
     return found
 
 
+# Their episodes may last for the 1,000 steps that Gymnasium allows; those of the others end long before.
+LONG = ("HalfCheetah", "Swimmer", "Ant")
+
+
 class TestEveryTask:
     @pytest.mark.parametrize("env_id", IDS)
-    def test_a_thousand_steps_from_four_seeds_are_gymnasiums(self, env_id: str) -> None:
+    def test_whole_episodes_from_four_seeds_are_gymnasiums(self, env_id: str) -> None:
         ours, theirs = both(env_id, 4, threads=2)
         with ours, theirs:
             assert (ours.engine, theirs.engine) == ("mujoco", "gymnasium")
-            found = compare(ours, theirs, 1112)  # one in ten moves half of the rows
+            # One step in ten moves half of the rows.
+            found = compare(ours, theirs, 1112 if env_id.startswith(LONG) else 412)
             assert ours.spec.versions == theirs.spec.versions
         # Episodes came to their ends, and more than one way: none of these falls.
         never_fall = env_id.startswith(("HalfCheetah", "Swimmer", "Reacher", "Pusher"))

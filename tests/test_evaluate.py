@@ -111,7 +111,7 @@ def test_what_is_assumed_of_a_set_of_files_is_said(corpus: Path) -> None:
 
 def test_the_document(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    ran = ckpttool("eval", TORCH_SAMPLE, "--episodes", 3, "--seed", 7, "--out", out, "--json")
+    ran = in_process("eval", TORCH_SAMPLE, "--episodes", 3, "--seed", 7, "--out", out, "--json")
     assert ran.status == 0, ran.err
     document = ran.json()
     assert json.loads(out.read_text()) == document

@@ -78,7 +78,7 @@ def test_algorithms_are_compared_and_files_written(tmp_path: Path) -> None:
     """Two runs beside two others: late checkpoints beside early ones."""
     late, early = [RUN / f"ckpt-{n}.pt" for n in (12500, 15000)], [RUN / f"ckpt-{n}.pt" for n in (2500, 5000)]
     others = [part for path in early for part in ("--against", path)]
-    ran = ckpttool(
+    ran = in_process(
         "eval",
         *late,
         *others,

@@ -258,7 +258,7 @@ def test_the_file_and_the_receipt_say_where_everything_is_from(tmp_path: Path) -
 
 
 def test_the_command_prints_what_it_did(tmp_path: Path) -> None:
-    ran = ckpttool("convert", TORCH_SAMPLE, "a", "--to", "onnx", "--json", cwd=tmp_path)
+    ran = in_process("convert", TORCH_SAMPLE, "a", "--to", "onnx", "--json", cwd=tmp_path)
     assert ran.status == 0, ran.err
     document = ran.json()
     (network,) = document["parity"]
@@ -369,7 +369,7 @@ def test_what_makes_no_sense_is_one_sentence(arguments: tuple[str, ...], said: s
 def test_what_is_no_agent_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", a=np.zeros(3))
     assert "no layout recognises an agent" in refused(
-        ckpttool("convert", tmp_path / "x.npz", tmp_path / "a.onnx")
+        in_process("convert", tmp_path / "x.npz", tmp_path / "a.onnx")
     )
 
 

@@ -24,7 +24,7 @@ from ckpttool.cli import showing
 from ckpttool.errors import CkpttoolError, MissingExtraError, UnsupportedError, UsageError
 from ckpttool.ops import film
 from ckpttool.ops.evaluation import Protocol
-from tests.conftest import ROOT, TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.test_rollout import PENDULUM, Countdown, Linear, needs_mujoco
 
 pytestmark = [
@@ -307,7 +307,7 @@ PLAYED = ("eval", TORCH_SAMPLE, "--env", "Pendulum-v1", "--num-envs", 2)
 
 def test_the_command_films_what_it_scored(tmp_path: Path) -> None:
     path = tmp_path / "film.mp4"
-    ran = ckpttool(*PLAYED, "--episodes", 5, "--video", path, "--video-episodes", "worst", "--json")
+    ran = in_process(*PLAYED, "--episodes", 5, "--video", path, "--video-episodes", "worst", "--json")
     assert ran.status == 0, ran.err
     document = ran.json()
     returns, lengths = document["returns"], document["lengths"]

@@ -27,7 +27,7 @@ from ckpttool.ops.save import save
 from ckpttool.source import Inline
 from ckpttool.tree import Tree
 from ckpttool.wire import npy
-from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.recorded_trees import same, trees
 from tests.test_formats import WritingContract
 from tests.test_wire_npy import BROKEN, ENTRY, header
@@ -164,7 +164,7 @@ def test_two_members_of_one_name(tmp_path: Path) -> None:
     data = npy.header("|u1", (1,)) + b"x"
     with pytest.warns(UserWarning, match="Duplicate"):
         file = zipped(tmp_path, [("a.npy", data), ("a.npy", data)])
-    assert "two members are called 'a.npy'" in refused(ckpttool("inspect", file))
+    assert "two members are called 'a.npy'" in refused(in_process("inspect", file))
 
 
 def test_a_bomb_is_refused_and_not_unpacked(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_bomb_is_refused_and_not_unpacked(tmp_path: Path) -> None:
         for _ in range(300):
             out.write(bytes(1 << 20))
     assert os.path.getsize(tmp_path / "x.npz") < 1 << 20
-    assert "would unpack" in refused(ckpttool("digest", tmp_path / "x.npz"))
+    assert "would unpack" in refused(in_process("digest", tmp_path / "x.npz"))
 
 
 def test_a_member_that_says_less_than_it_unpacks_to(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_member_that_says_less_than_it_unpacks_to(tmp_path: Path) -> None:
 
 def test_a_single_array_with_bytes_behind_it(tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(header(ENTRY % "(2,)") + bytes(9))
-    assert "do not fill" in refused(ckpttool("inspect", tmp_path / "x.npy"))
+    assert "do not fill" in refused(in_process("inspect", tmp_path / "x.npy"))
 
 
 # What we write.

@@ -23,8 +23,10 @@ from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, Unsupport
 from ckpttool.formats import pytorch
 from ckpttool.formats.probe import Probe
 from ckpttool.leaf import Leaf, Record, ValueLeaf, attr, display, index, key
+from ckpttool.ops.asking import notes
 from ckpttool.source import Inline, Span, Strided
 from ckpttool.tree import Alias, Container, Tree
+from ckpttool.wire.asked import called
 from ckpttool.wire.pickle_reader import Dict, Global, Object
 from ckpttool.wire.pickle_writer import Persistent, dumps
 from ckpttool.wire.zip_writer import Writer
@@ -252,8 +254,8 @@ def test_records_that_make_no_sense_are_refused(value, error, tmp_path):
 def test_a_call_that_can_act_is_listed_and_named(tmp_path):
     found = read(archive(dumps({"a": Object(Global("os", "getcwd"), (), 0)})), tmp_path)
     assert found.tree[key("a"),].value == Record("os.getcwd")
-    assert found.details["calls"] == ["os.getcwd"]
-    assert found.notes[0].startswith("unpickling this file would call os.getcwd; nothing was run")
+    assert called(found.asks) == ["os.getcwd"]
+    assert notes(found.asks)[0].startswith("unpickling this file would call os.getcwd; nothing was run")
 
 
 def test_damaged_storage_is_a_checksum_error(tmp_path):

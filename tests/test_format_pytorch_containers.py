@@ -20,7 +20,7 @@ from ckpttool.leaf import Leaf
 from ckpttool.ops.digest import digest_of
 from ckpttool.source import File
 from ckpttool.tree import Tree
-from tests.conftest import CORPUS, ckpttool, refused
+from tests.conftest import CORPUS, in_process, refused
 from tests.pickles import damaged
 from tests.test_format_pytorch import NAMES, make, raw
 from tests.test_formats import FormatContract
@@ -201,7 +201,7 @@ def test_links_lead_nowhere_outside(torch: Any, tmp_path: Path) -> None:
     for target in (tmp_path / "secret", "../../../secret", tmp_path / "nothing", "/dev/zero", found / "data"):
         storage.unlink()
         storage.symlink_to(target)
-        assert "a link in the folder" in refused(ckpttool("digest", found))
+        assert "a link in the folder" in refused(in_process("digest", found))
 
 
 @pytest.mark.torch
@@ -225,11 +225,11 @@ def test_a_storage_that_is_missing_short_or_no_file(torch: Any, tmp_path: Path) 
     found = folder_of(torch, tmp_path)
     storage = found / "data" / "0"
     storage.write_bytes(bytes(3))
-    assert "does not have the size" in refused(ckpttool("inspect", found))
+    assert "does not have the size" in refused(in_process("inspect", found))
     storage.unlink()
-    assert "is not in the archive" in refused(ckpttool("inspect", found))
+    assert "is not in the archive" in refused(in_process("inspect", found))
     os.mkfifo(storage)
-    assert "is not in the archive" in refused(ckpttool("inspect", found))
+    assert "is not in the archive" in refused(in_process("inspect", found))
 
 
 @pytest.mark.torch
@@ -237,15 +237,15 @@ def test_two_unpacked_archives_in_one_folder_are_two_checkpoints(torch: Any, tmp
     found = folder_of(torch, tmp_path)
     with zipfile.ZipFile(tmp_path / "plain.pt") as archive:
         archive.extractall(found.parent / "second")
-    ran = ckpttool("inspect", found.parent, "--json")
+    ran = in_process("inspect", found.parent, "--json")
     assert ran.status == 0, ran.err
-    assert "2 checkpoints" in ckpttool("inspect", found.parent).out
+    assert "2 checkpoints" in in_process("inspect", found.parent).out
 
 
 @pytest.mark.corpus
 def test_text_that_is_called_a_checkpoint_is_told_so() -> None:
     (broken,) = CORPUS.rglob("broken.pt")
-    assert refused(ckpttool("inspect", broken)).endswith("this is a text file, not a checkpoint")
+    assert refused(in_process("inspect", broken)).endswith("this is a text file, not a checkpoint")
 
 
 @pytest.mark.torch

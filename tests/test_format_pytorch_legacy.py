@@ -20,12 +20,14 @@ from ckpttool.formats import pytorch_legacy
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.torch_pickle import legacy
 from ckpttool.leaf import Record, key
+from ckpttool.ops.asking import notes
 from ckpttool.source import Span
 from ckpttool.wire import pickle_reader
+from ckpttool.wire.asked import called
 from ckpttool.wire.pickle_reader import Dict, Global, Object
 from ckpttool.wire.pickle_writer import Persistent, dumps
 from tests import truths
-from tests.conftest import ckpttool
+from tests.conftest import in_process
 from tests.test_format_pytorch import V2, floats
 from tests.test_format_pytorch_containers import WithoutChecksums, told
 from tests.torch_forms import stream
@@ -158,7 +160,7 @@ def test_the_source_code_of_classes_is_listed_and_not_run(tmp_path: Path) -> Non
     assert found.tree.containers[()].name == "nets.Net"
     assert found.details["sources"] == {"nets.Net": {"file": "/home/x/nets.py", "source": code}}
     assert "as text that --json shows: nets.Net" in found.notes[-1]
-    shown = ckpttool("inspect", tmp_path / "x.pth", "--json").json()
+    shown = in_process("inspect", tmp_path / "x.pth", "--json").json()
     assert shown["details"]["sources"]["nets.Net"]["source"] == code
 
 
@@ -172,7 +174,7 @@ def test_a_class_without_its_source_is_a_name(tmp_path: Path) -> None:
 def test_a_call_that_can_act_is_named_and_not_made(tmp_path: Path) -> None:
     evil = Object(Persistent(("module", Global("os", "system"), None, None)), ("true",), 0)
     found = read(written({"a": tensor(), "b": evil}), tmp_path)
-    assert any("os.system" in note and "nothing was run" in note for note in found.notes)
+    assert any("os.system" in note and "nothing was run" in note for note in notes(found.asks))
     assert found.tree[key("a"),].array().tolist() == [1, 2, 3, 4]
 
 
@@ -190,8 +192,8 @@ def test_calls_in_every_pickle_are_named(tmp_path: Path) -> None:
     data = written([tensor(), value], start=(MAGIC, PROTOCOL, Payload()))
     at = data.index(pickle.dumps(["7"], 2)) + 2
     found = read(data[:at] + keys + data[at:], tmp_path)
-    assert found.details["calls"] == [f"{os.getcwd.__module__}.getcwd", "os.getpid", "os.getuid"]
-    assert sum("nothing was run" in note for note in found.notes) == 3
+    assert called(found.asks) == [f"{os.getcwd.__module__}.getcwd", "os.getpid", "os.getuid"]
+    assert sum("nothing was run" in note for note in notes(found.asks)) == 3
 
 
 def test_python_2_gives_an_ordered_dict_its_pairs() -> None:
@@ -373,7 +375,7 @@ def test_torch_reads_what_this_test_writes(torch: Any) -> None:
 @pytest.mark.torch
 def test_a_stream_becomes_a_zip_file(torch: Any, tmp_path: Path) -> None:
     value = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)).state_dict()
-    ran = ckpttool("convert", stream(torch, value, tmp_path), tmp_path / "new.pt", "--to", "torch")
+    ran = in_process("convert", stream(torch, value, tmp_path), tmp_path / "new.pt", "--to", "torch")
     assert ran.status == 0, ran.err
     back = torch.load(tmp_path / "new.pt", weights_only=True)
     assert list(back) == list(value)

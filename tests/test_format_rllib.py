@@ -22,7 +22,9 @@ from ckpttool.formats import rllib
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import ValueLeaf, attr, display, key
+from ckpttool.ops.asking import notes
 from ckpttool.tree import Tree
+from ckpttool.wire.asked import called
 from tests.pickles import ACTING, damaged, importable, instance, stand_in
 from tests.test_format_stable_baselines2 import WithoutChecksums
 
@@ -270,14 +272,14 @@ def test_what_is_left_out_is_told(tmp_path):
 
 @pytest.mark.parametrize("data", [data for data, _ in ACTING.values()], ids=ACTING)
 def test_pickles_that_act_are_named_inside_the_worker_too(data, tmp_path, monkeypatch):
-    called: list[int] = []
-    monkeypatch.setattr(os, "getcwd", lambda: called.append(1) or "/")
+    acted: list[int] = []
+    monkeypatch.setattr(os, "getcwd", lambda: acted.append(1) or "/")
     for filling in (b"", b"N0" * 64):
         path = put(tmp_path, dumps({"worker": b"\x80\x04" + filling + data}), "checkpoint-1")
         found = open_checkpoint(path)
-        [name] = found.details["calls"]
-        assert any(f"would call {name}; nothing was run" in note for note in found.notes)
-    assert not called
+        [name] = called(found.asks)
+        assert any(f"would call {name}; nothing was run" in note for note in notes(found.asks))
+    assert not acted
 
 
 def test_links_out_of_the_folder_are_not_followed(tmp_path):

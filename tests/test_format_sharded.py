@@ -19,7 +19,7 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import key
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest_of
-from tests.conftest import ckpttool, refused
+from tests.conftest import in_process, refused
 from tests.test_formats import FormatContract
 
 
@@ -115,11 +115,11 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert {leaf.key for leaf in lost} == {"layers.1.weight", "layers.4.weight", "layers.7.weight"}
     with pytest.raises(TruncatedError, match=gone):
         lost[0].read()
-    assert gone in refused(ckpttool("digest", index))
-    ran = ckpttool("inspect", index)
+    assert gone in refused(in_process("digest", index))
+    ran = in_process("inspect", index)
     assert ran.status == 0
     assert gone in ran.out
-    assert "unknown" in refused(ckpttool("convert", index, tmp_path / "x.safetensors"))
+    assert "unknown" in refused(in_process("convert", index, tmp_path / "x.safetensors"))
 
 
 def test_what_the_index_does_not_name_is_listed_and_noted(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ NAMES = ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..", ".", "", "a
 @pytest.mark.parametrize("name", NAMES, ids=repr)
 def test_only_files_beside_the_index_are_shards(tmp_path: Path, name: Any) -> None:
     index = put(tmp_path, weight_map={"layers.0.weight": SHARD, "w": name})
-    said = refused(ckpttool("inspect", index))
+    said = refused(in_process("inspect", index))
     assert "not that of a file beside the index" in said
 
 

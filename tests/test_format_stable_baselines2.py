@@ -21,7 +21,9 @@ from ckpttool.formats import pickle_file, stable_baselines2
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Leaf, Record, ValueLeaf, attr, display, index, key
+from ckpttool.ops.asking import notes
 from ckpttool.ops.digest import digest_of
+from ckpttool.wire.asked import called
 from tests.conftest import ROOT
 from tests.pickles import ACTING, damaged, importable, instance, stand_in
 from tests.test_formats import FormatContract
@@ -277,16 +279,16 @@ def test_a_large_array_is_a_span_of_the_file(tmp_path):
 
 @pytest.mark.parametrize("data", [data for data, _ in ACTING.values()], ids=ACTING)
 def test_pickles_that_act_are_listed_and_named(data, tmp_path, monkeypatch):
-    called: list[int] = []
-    monkeypatch.setattr(os, "getcwd", lambda: called.append(1) or "/")
+    acted: list[int] = []
+    monkeypatch.setattr(os, "getcwd", lambda: acted.append(1) or "/")
     hidden = b"\x80\x04]X\x11\x00\x00\x00stable_baselines.a" + data[:-1] + b"a."
     plain = b"\x80\x02" + data
     text = json.dumps({"x": {":type:": "", ":serialized:": base64.b64encode(plain).decode()}}).encode()
     for name, content in (("a.pkl", hidden), ("b.pkl", plain), ("c.zip", zipped(data=text))):
         found = open_checkpoint(put(tmp_path, content, name))
-        [called_by_it] = found.details["calls"]
-        assert any(f"would call {called_by_it}; nothing was run" in note for note in found.notes)
-    assert not called
+        [called_by_it] = called(found.asks)
+        assert any(f"would call {called_by_it}; nothing was run" in note for note in notes(found.asks))
+    assert not acted
 
 
 DEEP = b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b"."
@@ -294,7 +296,7 @@ SHARED = b"\x80\x02]q\x00" + b"".join(
     b"0](h" + bytes((n,)) + b"h" + bytes((n,)) + b"e" + b"q" + bytes((n + 1,)) for n in range(30)
 ) + b"."  # fmt: skip
 HOSTILE = {
-    "100,000 levels": (DEEP, "nested more than"),
+    "100,000 levels": (DEEP, "nested too deep"),
     "cut": (pickle.dumps(list(range(99)), 4)[:-3], "ends before"),
     "bytes behind": (pickle.dumps([1], 4) + b"more", "bytes follow"),
     "an array that its bytes do not fill": (

@@ -19,9 +19,10 @@ from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Leaf, Record, ValueLeaf, attr, display, key
 from ckpttool.leaf import Path as TreePath
+from ckpttool.ops.asking import notes
 from ckpttool.ops.digest import digest_of
 from tests import sb3_files as sb3
-from tests.conftest import ROOT, ckpttool
+from tests.conftest import ROOT, in_process
 from tests.pickles import ACTING, importable, stand_in
 from tests.test_formats import FormatContract
 
@@ -160,7 +161,7 @@ def test_settings_that_act_are_records(pickled: bytes, name: str, tmp_path: Path
     made = sb3.members(sb3.states(sb3.td3()), {})
     made["data"] = json.dumps({"x": {":type:": "", ":serialized:": text}}).encode()
     found = open_checkpoint(sb3.put(tmp_path / "a.zip", made))
-    assert any(name in note and "nothing was run" in note for note in found.notes)
+    assert any(name in note and "nothing was run" in note for note in notes(found.asks))
     assert len([p for p, _ in found.tree.tensors() if p[0] == key("policy")]) == 28
 
 
@@ -245,7 +246,7 @@ def test_real_agents(name: str) -> None:
 
 @pytest.mark.corpus
 def test_the_command_line_names_the_agent() -> None:
-    ran = ckpttool("inspect", ZOO / "Pendulum-v1_1" / "Pendulum-v1.zip")
+    ran = in_process("inspect", ZOO / "Pendulum-v1_1" / "Pendulum-v1.zip")
     assert ran.status == 0
     assert "format stable_baselines3 (crc32 checksums), Stable-Baselines3 1.0rc0" in ran.out
     assert "layout stable_baselines3: actor, actor_target, critic, critic_target" in ran.out

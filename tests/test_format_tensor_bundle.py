@@ -12,6 +12,7 @@ import random
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ import cramjam
 import numpy as np
 import pytest
 
+from ckpttool import limits
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import (
     ChangedError,
     CkpttoolError,
     FormatError,
+    LimitError,
     NotFoundError,
     TruncatedError,
     UnsupportedError,
@@ -648,7 +651,7 @@ def test_an_object_graph_of_any_size_is_not_read(tmp_path: Path) -> None:
     graph = entry(7, b"", 0, 16 << 30, b"\0" * 4)
     entries = {b"": header(), b"_CHECKPOINTABLE_OBJECT_GRAPH": graph}
     (tmp_path / "x.index").write_bytes(table(sorted(entries.items())))
-    with pytest.raises(UnsupportedError, match="too large"):
+    with pytest.raises(LimitError, match="too large"):
         tensor_bundle.read(str(tmp_path / "x"))
 
 
@@ -671,17 +674,20 @@ NORM = {"class_name": "BatchNormalizationV1", "config": {"name": "bn", "axis": [
 LAMBDA = {"class_name": "Lambda", "config": {"name": "l", "function": ["4wEAAAA" * 100, None, None]}}
 
 
+LONG = 200_000
+
+
 def with_configs(folder: Path, *configs: bytes) -> Checkpoint:
     """A bundle with one layer for each configuration, each with a kernel."""
-    data, entries = bytearray(DATA), {}
+    data, entries = bytearray(), {}
     children, nodes = [], []
     for number, config in enumerate(configs):
         stored, crc = strings(config)
         own = f"l{number}/.ATTRIBUTES/OBJECT_CONFIG_JSON"
         kernel = f"l{number}/kernel/.ATTRIBUTES/VARIABLE_VALUE"
         entries[own.encode()] = entry(7, b"", len(data), len(stored), crc)
-        entries[kernel.encode()] = entry(1, shape(4), 0, 16, CRC)
-        data += stored
+        entries[kernel.encode()] = entry(1, shape(4), len(data) + len(stored), 16, CRC)
+        data += stored + DATA
         children.append((f"l{number}", 1 + 2 * number))
         nodes.append(W["node"]([("kernel", 2 + 2 * number)], [("OBJECT_CONFIG_JSON", "", own)]))
         nodes.append(W["variable"](kernel.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")))
@@ -719,11 +725,12 @@ def test_configurations_of_layers(tmp_path: Path) -> None:
         b'{"class_name": ' + b"9" * 5000 + b"}",
         b"[1]",
         b'"Dense"',
-        b'{"class_name": "Dense", "config": {}}'.ljust((1 << 20) + 1),
+        b'{"class_name": "Dense", "config": {}}'.ljust(LONG + 1),
     ],
 )
 def test_configurations_that_are_none(tmp_path: Path, config: bytes) -> None:
-    checkpoint = with_configs(tmp_path, config, json.dumps(NORM).encode())
+    with limits.using(replace(limits.Limits(), json_bytes=LONG)):
+        checkpoint = with_configs(tmp_path, config, json.dumps(NORM).encode())
     assert [display(path) for path in checkpoint.tree.containers] == ["l1"]
     assert checkpoint.notes == (
         "l0/.ATTRIBUTES/OBJECT_CONFIG_JSON: not a configuration that can be read, passed over",

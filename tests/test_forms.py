@@ -26,7 +26,7 @@ from ckpttool.ops.digest import digest
 from ckpttool.ops.save import save
 from ckpttool.source import Inline
 from ckpttool.tree import Tree
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.test_layouts import fujimoto_set
 from tests.trees import attributes, keys, torch_dense, torch_tree
 
@@ -327,7 +327,7 @@ def test_torch_layers_go_by_kind_and_come_back() -> None:
 
 def test_a_matrix_that_may_be_an_embedding_stops_the_conversion(tmp_path: Path) -> None:
     save(torch_model(), str(tmp_path / "model.pt"))
-    ran = ckpttool("convert", "model.pt", "ckpt-1", "--to", "tf", cwd=tmp_path)
+    ran = in_process("convert", "model.pt", "ckpt-1", "--to", "tf", cwd=tmp_path)
     assert ran.status == 1
     assert "unmapped: table/weight" in ran.out
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
@@ -368,7 +368,7 @@ def test_a_part_must_be_there(part: str) -> None:
 
 
 def test_one_network_of_a_torch_agent(tmp_path: Path) -> None:
-    ran = ckpttool(
+    ran = in_process(
         "convert", TORCH_SAMPLE, "actor-1", "--to", "tf", "--part", "actor", "--json", cwd=tmp_path
     )
     assert ran.status == 0, ran.err
@@ -376,7 +376,7 @@ def test_one_network_of_a_torch_agent(tmp_path: Path) -> None:
     assert ran.json()["mapped"][0]["target"] == "l1/kernel"
     names = open_checkpoint(str(tmp_path / "actor-1")).tree.names.values()
     assert set(names) == {"save_counter"} | {f"l{n}/{name}" for n in (1, 2, 3) for name in ("kernel", "bias")}
-    ran = ckpttool("convert", TORCH_SAMPLE, "x-1", "--to", "tf", "--part", "nobody", cwd=tmp_path)
+    ran = in_process("convert", TORCH_SAMPLE, "x-1", "--to", "tf", "--part", "nobody", cwd=tmp_path)
     assert "nothing lies below that path" in refused(ran)
 
 
@@ -385,12 +385,12 @@ def test_one_network_of_a_torch_agent(tmp_path: Path) -> None:
 
 def test_an_agent_without_targets_is_not_complete(tmp_path: Path) -> None:
     save(torch_tree(fujimoto_set()), str(tmp_path / "agent.pt"))  # type: ignore[arg-type]
-    ran = ckpttool("convert", "agent.pt", "ckpt-1", "--to", "tf", cwd=tmp_path)
+    ran = in_process("convert", "agent.pt", "ckpt-1", "--to", "tf", cwd=tmp_path)
     assert ran.status == 1
     assert "missing: policy/actor_target" in ran.out
     assert "missing: policy/critic_target" in ran.out
     assert [path.name for path in tmp_path.iterdir()] == ["agent.pt"]
-    ran = ckpttool("convert", "agent.pt", "ckpt-1", "--to", "tf", "--allow-missing", cwd=tmp_path)
+    ran = in_process("convert", "agent.pt", "ckpt-1", "--to", "tf", "--allow-missing", cwd=tmp_path)
     assert ran.status == 0
     assert "policy/critic/l4/kernel" in open_checkpoint(str(tmp_path / "ckpt-1")).tree.names.values()
 
@@ -419,7 +419,7 @@ def test_real_files_by_name_become_objects_and_names_again(corpus: Path, name: s
 
 
 def test_help_says_what_can_be_written() -> None:
-    ran = ckpttool("convert", "--help", cwd=ROOT)
+    ran = in_process("convert", "--help", cwd=ROOT)
     from ckpttool.ops.save import TARGETS
 
     assert all(word in ran.out for word in TARGETS)

@@ -14,12 +14,18 @@ from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, Unsuppor
 from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import process, sources
 from ckpttool.source import File
+from tests.warm_hdf5 import started_hdf5  # noqa: F401  # a fixture
 
 h5py = pytest.importorskip("h5py")
 
 
 def index(path: Path) -> hdf5.Index:
     return hdf5.index(hdf5.whole(File.stamp(str(path))))
+
+
+def spent() -> float:
+    """Return the processor's seconds that this process's children have used: others may be at work."""
+    return sum(os.times()[2:4])
 
 
 def little(array: np.ndarray) -> bytes:
@@ -81,7 +87,8 @@ FILTERS: list[dict[str, Any]] = [
 def test_chunks_and_their_filters(tmp_path: Path, options: dict[str, Any], dtype: str) -> None:
     generator = np.random.default_rng(3)
     array = (generator.standard_normal((37, 23)) * 50).astype(dtype)
-    with h5py.File(tmp_path / "x.h5", "w", libver="latest") as file:
+    block = 1024 if dtype == "<f4" else 0
+    with h5py.File(tmp_path / "x.h5", "w", libver="latest", userblock_size=block) as file:
         file.create_dataset("a", data=array, chunks=(10, 7), **options)
         part = file.create_dataset("part", (50, 50), dtype, chunks=(8, 8), fillvalue=3, **options)
         part[9:20, 30:] = 7
@@ -218,7 +225,7 @@ def test_deep_groups_are_refused(tmp_path: Path) -> None:
         group = file
         for _ in range(3000):
             group = group.create_group("g")
-    with pytest.raises(FormatError, match="nested deeper than 512"):
+    with pytest.raises(FormatError, match=r"nested too deeply \(expected at most 512"):
         index(tmp_path / "x.h5")
 
 
@@ -229,13 +236,13 @@ def test_bombs_are_listed_and_not_read(tmp_path: Path) -> None:
         file["chunked"][:4] = 1
         one = file.create_dataset("one", (1 << 28,), "u1", chunks=((1 << 28) + 8,), maxshape=(None,))
         one.id.write_direct_chunk((0,), b"x" * 100)
-    start = time.monotonic()
+    start = time.process_time()
     found = index(tmp_path / "x.h5").datasets
     assert found["nothing"].shape == (1 << 40,)
     for name in found:
         with pytest.raises(FormatError, match="a dataset declares"):
             found[name].source.read()
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_a_chunk_that_unpacks_to_more_is_refused(tmp_path: Path) -> None:
@@ -291,26 +298,24 @@ def test_a_child_that_dies_or_hangs_is_one_sentence(tmp_path: Path, monkeypatch:
     with h5py.File(path, "w") as file:
         file["a"] = 1
     start = process._START
+    limited = "from ckpttool.formats.hdf5 import child; child.limit"
     for code, sentence in (
         ("import os; os.kill(os.getpid(), 11)", "was ended by signal 11"),
         ("import sys; sys.exit(3)", "ended with status 3"),
         ("print('{')", "no answer that can be read"),
         ("print('[]')", "no answer that can be read"),
         ("print('{}')", "makes no sense"),
-        ("import time; time.sleep(60)", "did not finish within 1 s"),
-        ("bytearray(3 << 30)", "ended with status 1"),
+        ("import time; time.sleep(60)", "did not finish in 1 s"),
+        (f"{limited}(1)\nwhile True: pass", "did not finish in 10 s"),
+        (f"{limited}(5); bytearray(3 << 30)", "ended with status 1"),
     ):
-        boot = (
-            code
-            if "3 << 30" not in code
-            else f"from ckpttool.formats.hdf5 import child; child.limit(5); {code}"
-        )
-        monkeypatch.setattr(process, "_START", start.partition("from ckpttool")[0] + boot)
+        monkeypatch.setattr(process, "_START", start.partition("from ckpttool")[0] + code)
+        monkeypatch.setattr(process, "_CLOCK", 1)
         monkeypatch.setattr(process, "seconds", lambda length, s=sentence: 1 if "1 s" in s else 10)
-        before = time.monotonic()
+        before = spent()
         with pytest.raises(FormatError, match=sentence):
             index(path)
-        assert time.monotonic() - before < 8
+        assert spent() - before < 4
 
 
 def test_the_child_may_not_write_and_has_no_environment(
@@ -326,12 +331,25 @@ import os
 from ckpttool.formats.hdf5 import child
 child.limit(5)
 assert "SECRET" not in os.environ and os.environ["HDF5_PLUGIN_PATH"] == "/nonexistent"
+# The listing itself takes one more.
+assert len(set(os.listdir("/proc/self/fd")) - {"0", "1", "2", sys.argv[2]}) == 1
 import h5py
-try:
+
+def fails(attempt):
+    try:
+        attempt()
+    except OSError:
+        return True
+
+def write():
     with open("written", "wb") as stream:
         stream.write(b"x")
         stream.flush()
-except OSError:
+
+refused = fails(write)
+child.rehearse()
+child.shut()
+if refused and fails(lambda: open(os.devnull)) and fails(lambda: h5py.File("x.h5")):
     print('{"refused": ["unsupported", "as it should be"]}')
 """
     monkeypatch.chdir(tmp_path)
@@ -341,18 +359,19 @@ except OSError:
     assert not (tmp_path / "written").exists() or not (tmp_path / "written").stat().st_size
 
 
+@pytest.mark.usefixtures("started_hdf5")
 def test_damage_never_gets_past_a_ckpttool_error(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         file["layers/dense/vars/0"] = np.arange(50.0)
         file.create_dataset("c", data=np.arange(500.0), chunks=(60,), compression="gzip", fletcher32=True)
         file["layers"].attrs["layer_names"] = np.array([b"dense"])
+    assert len(index(path).datasets) == 2
     whole = path.read_bytes()
     generator = np.random.default_rng(5)
     edges = (0, 1, 0x7F, 0x80, 0xFF)
-    start = time.monotonic()
     slowest = 0.0
-    for number in range(90):
+    for number in range(42):
         damaged = bytearray(whole)
         if number % 3 == 0:
             damaged = damaged[: int(generator.integers(len(whole)))]
@@ -362,23 +381,24 @@ def test_damage_never_gets_past_a_ckpttool_error(tmp_path: Path) -> None:
             at = int(generator.integers(len(whole) - 8))
             damaged[at : at + 8] = bytes([edges[generator.integers(5)]]) * 8
         path.write_bytes(damaged)
-        before = time.monotonic()
+        before = spent()
         try:
             for dataset in index(path).datasets.values():
                 dataset.source.read()
         except CkpttoolError as error:
             assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
-        slowest = max(slowest, time.monotonic() - before)
-    assert slowest < 15
-    assert time.monotonic() - start < 150
+        slowest = max(slowest, spent() - before)
+    assert slowest < 10
 
 
+@pytest.mark.usefixtures("started_hdf5")
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         file["a"] = np.arange(20.0)
+    assert len(index(path).datasets) == 1
     whole = path.read_bytes()
-    for length in range(8, len(whole), 97):
+    for length in range(8, len(whole), 211):
         path.write_bytes(whole[:length])
         with pytest.raises(FormatError):
             index(path)

@@ -18,7 +18,7 @@ from ckpttool.leaf import Path as TreePath
 from ckpttool.ops.digest import digest_of
 from ckpttool.tree import Container, Tree
 from tests import tensorflow_child
-from tests.conftest import ckpttool
+from tests.conftest import in_process
 from tests.keras_referee import assert_slots, sha256
 from tests.test_format_keras_h5 import legacy
 from tests.trees import attributes, leaf
@@ -29,14 +29,14 @@ SAMPLE = Path(__file__).parent.parent / "sample_ckpts" / "td3_pendulum_torch" / 
 
 def test_an_agent_comes_back_from_keras_with_moments_and_steps(tmp_path: Path) -> None:
     written, back = tmp_path / "agent.weights.h5", tmp_path / "agent.pt"
-    assert ckpttool("convert", SAMPLE, written, "--to", "keras").status == 0
+    assert in_process("convert", SAMPLE, written, "--to", "keras").status == 0
     found = open_checkpoint(str(written))
     slots = [one for _, one in found.tree.tensors() if one.role == "slot"]
     assert len(slots) == 36
     assert all(one.of is not None for one in slots)
     assert found.tree.containers[attributes("actor_optimizer")].name == "Adam"
     assert next(p for p, one in found.tree.tensors() if one.role == "counter") == attributes("total_it")
-    assert ckpttool("convert", written, back).status == 0
+    assert in_process("convert", written, back).status == 0
     assert digest_of(open_checkpoint(str(back))).sha256 == digest_of(open_checkpoint(str(SAMPLE))).sha256
     # What was read is written again without loss.
     (piece,) = keras_h5.pieces(found.tree)

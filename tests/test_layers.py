@@ -21,7 +21,7 @@ from ckpttool.ops.convert import convert
 from ckpttool.ops.layer_options import choices
 from ckpttool.ops.save import save
 from ckpttool.tree import Alias, Container, Tree
-from tests.conftest import ckpttool
+from tests.conftest import in_process
 from tests.trees import attributes, keys, tensorflow_tree, torch_tree
 
 Arrays = dict[str, np.ndarray]
@@ -422,12 +422,12 @@ def saved(folder: Path) -> None:
 
 def test_the_command_says_what_it_must_be_told(tmp_path: Path) -> None:
     saved(tmp_path)
-    ran = ckpttool("convert", "m.pt", "ckpt-1", "--to", "tf", cwd=tmp_path)
+    ran = in_process("convert", "m.pt", "ckpt-1", "--to", "tf", cwd=tmp_path)
     assert ran.status == 1
     assert "unmapped: enc/weight" in ran.out
     assert "enc: may be dense or embedding, which go different ways (--kind 'enc=dense' or" in ran.out
     assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
-    ran = ckpttool("convert", "m.pt", "ckpt-1", "--to", "tf", "--kind", "enc=embedding", cwd=tmp_path)
+    ran = in_process("convert", "m.pt", "ckpt-1", "--to", "tf", "--kind", "enc=embedding", cwd=tmp_path)
     assert ran.status == 0, ran.err
 
 
@@ -445,7 +445,7 @@ def test_the_command_says_what_it_must_be_told(tmp_path: Path) -> None:
 )
 def test_what_makes_no_sense_is_one_sentence(options: list[str], says: str, tmp_path: Path) -> None:
     saved(tmp_path)
-    ran = ckpttool("convert", "m.pt", "ckpt-1", "--to", "tf", *options, cwd=tmp_path)
+    ran = in_process("convert", "m.pt", "ckpt-1", "--to", "tf", *options, cwd=tmp_path)
     assert says in ran.out + ran.err
     assert ran.status == 2
     assert "Traceback" not in ran.err

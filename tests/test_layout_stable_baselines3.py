@@ -30,7 +30,7 @@ from ckpttool.ops.restore import Agent, canonical_tree, restore
 from ckpttool.ops.wiring import Bounds, wire
 from ckpttool.tree import Tree
 from tests import sb3_files as sb3
-from tests.conftest import ROOT, ckpttool
+from tests.conftest import ROOT, in_process
 from tests.test_layouts import LayoutContract
 
 ZOO = ROOT / ".." / "shared" / "corpus" / "torch" / "sb3_zoo" / "ddpg"
@@ -333,6 +333,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 BAD_YAML = {
     "aliases of aliases": BOMB,
+    "aliases of nothing": BOMB.replace("x", "[]"),
     "an alias of itself": "a: &a [*a]",
     "deep": "[" * 5_000,
     "deep and closed": "[" * 500 + "]" * 500,
@@ -451,7 +452,7 @@ def test_what_the_library_cannot_hold_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["Pendulum-v1", "MountainCarContinuous-v0"])
 def test_real_agents_return_what_they_did(name: str) -> None:
     path = ZOO / f"{name}_1" / f"{name}.zip"
-    ran = ckpttool("eval", path, "--episodes", 6, "--seed", 1000, "--json")
+    ran = in_process("eval", path, "--episodes", 6, "--seed", 1000, "--json")
     found = ran.json()
     assert found["env"] == name
     rows = json.loads((ZOO.parents[2] / "RETURNS.json").read_text())["runs"]

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.checkpoint import Output, write_atomically
 from ckpttool.errors import TargetExistsError, UnsupportedError, UsageError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest_of
 from ckpttool.ops.restore import restore
 from ckpttool.sidecar import Sidecar, beside
+from ckpttool.writing import Output, write_atomically
 from tests import test_layout_stable_baselines2 as sb2
 from tests.pickles import importable, stand_in
 

@@ -22,7 +22,7 @@ from ckpttool.ops import target_model
 from ckpttool.ops.layer_options import choices
 from tests import tensorflow_child
 from tests.conftest import ROOT, refused
-from tests.conftest import ckpttool as run
+from tests.conftest import in_process as run
 
 HERE = ROOT / "tests"
 WITHIN = 1e-5

@@ -24,7 +24,7 @@ from ckpttool.ops.optimizer_options import Stated
 from ckpttool.ops.restore import canonical_tree
 from ckpttool.ops.save import save
 from ckpttool.tree import Container, Tree
-from tests.conftest import TF_SAMPLE, ckpttool
+from tests.conftest import TF_SAMPLE, in_process
 from tests.trees import leaf, torch_dense, torch_tree
 
 NAME = "actor_optimizer"
@@ -241,7 +241,7 @@ def test_a_momentum_that_nobody_tells_is_missing(momentum: Path, tmp_path: Path)
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
-    ran = ckpttool("convert", TF_SAMPLE, tmp_path / "x.pt", *options)
+    ran = in_process("convert", TF_SAMPLE, tmp_path / "x.pt", *options)
     assert ran.status == 2
     assert sentence in ran.err
     assert not list(tmp_path.iterdir())

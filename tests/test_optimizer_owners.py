@@ -129,7 +129,7 @@ def test_an_optimizer_is_a_part_that_can_be_taken(tmp_path):
     made = network(3, 4, 2)
     optimizer = torch.optim.Adam(made.parameters())
     owners(tmp_path / "a.pt", {"model": made.state_dict(), "optimizer": stepped(optimizer, made)})
-    ran = conftest.ckpttool("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--part", "optimizer")
+    ran = conftest.in_process("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--part", "optimizer")
     assert ran.status == 0, ran.err
     found = torch.load(tmp_path / "b.pt")
     assert torch.equal(found["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])

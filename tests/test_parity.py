@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import TF_SAMPLE, ckpttool
+from tests.conftest import TF_SAMPLE, in_process
 
 OBSERVATIONS = 1000
 MAX_ACTION = 2.0
@@ -89,7 +89,7 @@ def both_sides(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parity")
     (folder / "source.json").write_text(json.dumps(str(TF_SAMPLE)))
     assert tensorflow_child.run(__file__, "tensorflow_restores", folder)["restored"] == 36
-    ran = ckpttool("convert", TF_SAMPLE, folder / "agent.pt", "--to", "torch")
+    ran = in_process("convert", TF_SAMPLE, folder / "agent.pt", "--to", "torch")
     assert ran.status == 0, ran.err
     return folder
 

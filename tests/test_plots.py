@@ -195,7 +195,7 @@ def test_what_cannot_be_plotted_is_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_the_command_plots_a_run_and_charts_it(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     target = tmp_path / "curve.svg"
-    ran = ckpttool("eval", TORCH_SAMPLE.parent, "--episodes", 2, "--plot", target, "--chart")
+    ran = in_process("eval", TORCH_SAMPLE.parent, "--episodes", 2, "--plot", target, "--chart")
     assert ran.status == 0, ran.err
     assert ran.out.endswith(f"wrote {target}\n")
     said = texts(ElementTree.parse(target).getroot())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,9 @@ STEPS, BATCH, OBS, UNITS = 20, 3, 5, 4
 
 
 @pytest.fixture(scope="module")
-def tensorflow() -> Iterator[Worker]:
+def tensorflow(workers: Callable[[str], Worker]) -> Worker:
     pytest.importorskip("onnx")
-    with Worker("tensorflow") as worker:
-        yield worker
+    return workers("tensorflow")
 
 
 @pytest.fixture(params=["numpy", "torch", "onnxruntime", "tensorflow"])

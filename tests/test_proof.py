@@ -19,7 +19,7 @@ from ckpttool.mapping.plan import Plan
 from ckpttool.mapping.rules import KEEP, TRANSPOSE
 from ckpttool.ops import convert as op
 from ckpttool.ops import proof
-from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.mutants import Leaves, changed
 from tests.trees import leaf
 
@@ -107,14 +107,14 @@ def test_a_head_that_the_receipt_loses(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_the_receipt_keeps_the_proof(tmp_path: Path) -> None:
-    ran = ckpttool("convert", TF_SAMPLE, tmp_path / "x.pt", "--json")
+    ran = in_process("convert", TF_SAMPLE, tmp_path / "x.pt", "--json")
     assert ran.status == 0, ran.err
     document = ran.json()
     assert [n["name"] for n in document["parity"]] == NETWORKS
     assert all(n["within"] and n["max_abs"] == 0 and n["n"] == proof.OBSERVATIONS for n in document["parity"])
     kept = json.loads((tmp_path / "x.pt.ckpttool.json").read_text())["parity"]
     assert kept == [{"name": name, "max_abs": 0.0, "max_rel": 0.0, "within": True} for name in NETWORKS]
-    shown = ckpttool("convert", tmp_path / "x.pt", tmp_path / "y.safetensors")
+    shown = in_process("convert", tmp_path / "x.pt", tmp_path / "y.safetensors")
     assert "6 networks read back compute what was read" in shown.out
 
 
@@ -134,8 +134,8 @@ def test_each_side_is_run_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_without_the_proof_no_receipt_claims_one(tmp_path: Path) -> None:
-    ran = ckpttool("convert", TF_SAMPLE, tmp_path / "x.pt", "--json")
-    ran = ckpttool("convert", tmp_path / "x.pt", tmp_path / "ckpt-1", "--to", "tf", "--no-verify", "--json")
+    ran = in_process("convert", TF_SAMPLE, tmp_path / "x.pt", "--json")
+    ran = in_process("convert", tmp_path / "x.pt", tmp_path / "ckpt-1", "--to", "tf", "--no-verify", "--json")
     assert ran.json()["parity"] == []
     kept = sidecar.load(str(tmp_path / "ckpt-1"))
     assert kept is not None

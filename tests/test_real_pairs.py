@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from ckpttool.agents.worker import Worker
 from ckpttool.ops import verify as op
 from ckpttool.ops.convert import convert
 
@@ -40,27 +37,14 @@ PAIRS: dict[str, tuple[str, str, list[str], bool]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[dict[str, Worker]]:
-    """A process of each framework, which all pairs share."""
-    for framework in ("torch", "tensorflow"):
-        if importlib.util.find_spec(framework) is None:
-            pytest.skip(f"{framework} is not installed")
-    with Worker("tensorflow", threads=1) as one, Worker("torch", threads=1) as other:
-        yield {"tensorflow": one, "torch": other}
-
-
 @pytest.mark.corpus
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_pair_is_one_agent(
-    corpus: Path, running: dict[str, Worker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    def shared(backend: str, **_: object) -> AbstractContextManager[Worker]:
-        return nullcontext(running[backend])
-
-    monkeypatch.setattr(op, "Worker", shared)
+def test_a_pair_is_one_agent(corpus: Path, shared_workers: None, tmp_path: Path, name: str) -> None:
+    for framework in ("torch", "tensorflow"):
+        if importlib.util.find_spec(framework) is None:
+            pytest.skip(f"{framework} is not installed")
     place, target, networks, trains = PAIRS[name]
     done = convert(str(corpus / place), str(tmp_path / target), allow_missing=True)
     assert done.written

@@ -15,7 +15,7 @@ from ckpttool.mapping.rule_file import RuleFile, load
 from ckpttool.ops.convert import Conversion, convert
 from ckpttool.ops.digest import digest
 from ckpttool.ops.save import save
-from tests.conftest import ckpttool as run
+from tests.conftest import in_process as run
 from tests.trees import torch_tree
 
 ARRAYS = {

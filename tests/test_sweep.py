@@ -361,7 +361,7 @@ def test_the_document_and_the_table(tmp_path: Path) -> None:
     for step in STEPS[:3]:
         for suffix in ("pt", "pt.ckpttool.json"):
             shutil.copy(RUN / f"ckpt-{step}.{suffix}", tmp_path)
-    ran = ckpttool("eval", ".", "--episodes", 2, "--json", cwd=tmp_path)
+    ran = in_process("eval", ".", "--episodes", 2, "--json", cwd=tmp_path)
     document = ran.json()
     assert [each["step"] for each in document["evaluations"]] == [1500, 4000, 6500]
     assert [each["rank"] for each in document["ranking"]] == [1, 2, 3]

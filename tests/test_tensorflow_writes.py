@@ -28,6 +28,7 @@ from ckpttool.ops.digest import digest, digest_of  # noqa: E402
 from ckpttool.ops.save import save  # noqa: E402
 from ckpttool.source import Inline  # noqa: E402
 from ckpttool.tree import Alias, Tree  # noqa: E402
+from ckpttool.writing.names import Written  # noqa: E402
 
 run_each = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run_each"]
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
@@ -940,20 +941,22 @@ def test_hostile_keys_cannot_take_the_place_of_others(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_objects_and_names(tmp_path: Path) -> None:
-    from tests.conftest import ckpttool, refused
+    from tests.conftest import in_process, refused
 
-    assert ckpttool("convert", SAMPLE, tmp_path / "ckpt-3.index").status == 0
+    assert in_process("convert", SAMPLE, tmp_path / "ckpt-3.index").status == 0
     assert digest(str(tmp_path / "ckpt-3")).sha256 == digest(str(SAMPLE)).sha256
-    assert ckpttool("convert", tmp_path / "ckpt-3", tmp_path / "names", "--to", "tf1").status == 0
-    assert ckpttool("convert", tmp_path / "names", tmp_path / "again-4", "--to", "tf").status == 0
+    assert in_process("convert", tmp_path / "ckpt-3", tmp_path / "names", "--to", "tf1").status == 0
+    assert in_process("convert", tmp_path / "names", tmp_path / "again-4", "--to", "tf").status == 0
     kernels = [
         bytes_of(open_checkpoint(str(tmp_path / name)).tree, "policy/actor/l1/kernel")
         for name in ("ckpt-3", "names", "again-4")
     ]
     assert len(set(kernels)) == 1
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert "stands for a checkpoint" in refused(ckpttool("convert", SAMPLE, tmp_path / "names", "--to", "tf"))
-    assert "a folder" in refused(ckpttool("convert", SAMPLE, tmp_path, "--to", "tf"))
+    assert "stands for a checkpoint" in refused(
+        in_process("convert", SAMPLE, tmp_path / "names", "--to", "tf")
+    )
+    assert "a folder" in refused(in_process("convert", SAMPLE, tmp_path, "--to", "tf"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     ending = "ckpttool.json"
     assert {path.name for path in tmp_path.iterdir() if path.name.endswith(ending)} == {
@@ -1051,12 +1054,11 @@ def test_no_file_of_another_is_replaced(tmp_path: Path, there: str) -> None:
     assert len(open_checkpoint(str(tmp_path / "ckpt-1")).tree) == 2
 
 
-def test_force_leaves_shards_of_another_count(tmp_path: Path) -> None:
+def test_force_leaves_no_shards_of_the_old_count(tmp_path: Path) -> None:
     put(small(1), tmp_path / "ckpt-1", shards=2)
     save(small(2), str(tmp_path / "ckpt-1"), "tf", force=True)
     assert {path.name for path in tmp_path.iterdir()} == {
         *("checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001"),
-        *("ckpt-1.data-00000-of-00002", "ckpt-1.data-00001-of-00002"),
     }
     tree = open_checkpoint(str(tmp_path / "ckpt-1")).tree
     assert {float(one.array().reshape(-1)[0]) for _, one in tree.tensors()} == {2, 1}
@@ -1079,17 +1081,15 @@ def test_a_checkpoint_is_not_written_over_itself(tmp_path: Path) -> None:
 def test_a_failure_takes_back_what_was_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    from ckpttool import checkpoint as checkpoints
-
     (tmp_path / "checkpoint").write_bytes(b'model_checkpoint_path: "a"\n')
-    publish = checkpoints._publish
+    name = Written.name
 
-    def full(temporary: str, target: str, *, force: bool) -> None:
-        if target.endswith(fails):
+    def full(self: Written, *, force: bool) -> None:
+        if self.output.file.endswith(fails):
             raise OSError(28, "No space left on device")
-        publish(temporary, target, force=force)
+        name(self, force=force)
 
-    monkeypatch.setattr(checkpoints, "_publish", full)
+    monkeypatch.setattr(Written, "name", full)
     with pytest.raises(UsageError, match="no space"):
         save(small(), str(tmp_path / "ckpt-1"), "tf")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]

@@ -18,7 +18,7 @@ from ckpttool.ops.restore import canonical_tree
 from ckpttool.ops.save import save
 from ckpttool.ops.verify import verify
 from ckpttool.tree import Tree
-from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.test_layouts import torch_agent
 
 SIZES = {"l1": (3, 8), "l2": (8, 8), "l3": (8, 1)}
@@ -278,7 +278,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (TORCH_SAMPLE, "agent-15000", "--to", "tf"),
         ("sequential.pt", "sequential-1", "--to", "tf"),
     ):
-        ran = ckpttool("convert", source, target, *options, "--json", cwd=place)
+        ran = in_process("convert", source, target, *options, "--json", cwd=place)
         assert ran.status == 0, (source, ran.out, ran.err)
         (place / f"{target}.report.json").write_text(ran.out)
     tensorflow_child.run(__file__, "restore", place)
@@ -413,7 +413,7 @@ def canonical(path: Path) -> dict[str, bytes]:
 
 def test_torch_to_tensorflow_to_torch_is_the_same_file(tmp_path: Path) -> None:
     for source, target in ((TORCH_SAMPLE, "ckpt-7"), ("ckpt-7", "back.pt")):
-        ran = ckpttool(
+        ran = in_process(
             "convert", source, target, *(["--to", "tf"] if target == "ckpt-7" else []), cwd=tmp_path
         )
         assert ran.status == 0, ran.out + ran.err
@@ -425,8 +425,8 @@ def test_torch_to_tensorflow_to_torch_is_the_same_file(tmp_path: Path) -> None:
 
 
 def test_tensorflow_to_torch_to_tensorflow_is_bit_for_bit(tmp_path: Path) -> None:
-    assert ckpttool("convert", TF_SAMPLE, "a.pt", cwd=tmp_path).status == 0
-    assert ckpttool("convert", "a.pt", "ckpt-15000", "--to", "tf", cwd=tmp_path).status == 0
+    assert in_process("convert", TF_SAMPLE, "a.pt", cwd=tmp_path).status == 0
+    assert in_process("convert", "a.pt", "ckpt-15000", "--to", "tf", cwd=tmp_path).status == 0
     first, again = canonical(TF_SAMPLE), canonical(tmp_path / "ckpt-15000")
     assert first == again
     assert len(first) == 36 + 36 + 2 + 2 + 1

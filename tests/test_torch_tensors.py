@@ -23,6 +23,7 @@ from ckpttool.formats import pytorch
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Leaf, Record, ValueLeaf, attr, index, key
 from ckpttool.tree import Container, Tree
+from ckpttool.wire.asked import called
 from ckpttool.wire.pickle_reader import Dict, Global, Object
 from ckpttool.wire.pickle_writer import Persistent, dumps
 from tests.pickles import damaged, importable, stand_in
@@ -518,7 +519,7 @@ def test_a_payload_beside_a_storage_is_named(torch, tmp_path):
     # The last item is called: the list ends in APPENDS and STOP.
     (tmp_path / "x.pkl").write_bytes(data[:-2] + b")R" + data[-2:])
     found = open_checkpoint(str(tmp_path / "x.pkl"))
-    assert found.details["calls"] == ["posix.getcwd"]
+    assert called(found.asks) == ["posix.getcwd"]
     assert [leaf.shape for _, leaf in found.tree.tensors()] == [(64,)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from ckpttool.ops import verify as op
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
 from ckpttool.ops.train_step import train_step
-from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.mutants import Change, Leaves, changed
 from tests.trees import leaf
 
@@ -167,13 +167,12 @@ def amsgrad(made: Learner) -> Learner:
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[list[Worker]]:
+def engines(workers: Callable[[str], Worker]) -> list[Worker]:
     """TensorFlow and PyTorch, each in a process that all cases share."""
     for framework in FRAMEWORKS:
         if importlib.util.find_spec(framework) is None:
             pytest.skip(f"{framework} is not installed")
-    with Worker("tensorflow", threads=1) as one, Worker("torch", threads=1) as other:
-        yield [one, other]
+    return [workers("tensorflow"), workers("torch")]
 
 
 @pytest.mark.torch
@@ -404,12 +403,12 @@ def test_a_penalty_that_the_conversion_was_told_of_is_the_sources_too(
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-def test_the_command_trains_both_in_their_frameworks(tmp_path: Path) -> None:
+def test_the_command_trains_both_in_their_frameworks(shared_workers: None, tmp_path: Path) -> None:
     for framework in FRAMEWORKS:
         if importlib.util.find_spec(framework) is None:
             pytest.skip(f"{framework} is not installed")
     convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
-    ran = ckpttool("verify", TF_SAMPLE, tmp_path / "x.pt", "--train-step", "--steps", "3", "--json")
+    ran = in_process("verify", TF_SAMPLE, tmp_path / "x.pt", "--train-step", "--steps", "3", "--json")
     assert ran.status == 0, ran.err
     training = ran.json()["training"]
     assert training["algorithm"] == "TD3"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckpttool.errors import FormatError, TargetExistsError
+from ckpttool.errors import ChecksumError, FormatError, TargetExistsError
 from ckpttool.formats.recorded import recorded
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Leaf, ValueLeaf, attr, index, key
@@ -27,7 +27,7 @@ from ckpttool.ops.undone import undone
 from ckpttool.source import Inline
 from ckpttool.tree import Container, Tree
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
-from tests.conftest import ckpttool as run
+from tests.conftest import in_process as run
 from tests.trees import attributes, leaf
 
 
@@ -235,6 +235,9 @@ def test_only_what_was_written_for_these_weights_is_undone(tmp_path: Path) -> No
     first = next(path for path, _ in tree.tensors())
     changed[first] = leaf(np.ones(changed[first].shape, np.float32), changed[first].key)  # type: ignore[union-attr]
     save(Tree(changed, tree.aliases, tree.containers), str(tmp_path / "agent.pt"), force=True)
+    with pytest.raises(ChecksumError, match="written for other weights"):
+        go(tmp_path / "agent.pt", tmp_path / "back-1", "tf")
+    (tmp_path / "agent.pt.ckpttool.json").unlink()
     back = go(tmp_path / "agent.pt", tmp_path / "back-1", "tf")
     assert not any("undone" in note for note in back.report.notes)
     assert open_checkpoint(str(tmp_path / "back-1")).tree

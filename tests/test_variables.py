@@ -17,7 +17,7 @@ from ckpttool.ops.digest import digest_of
 from ckpttool.source import Inline
 from ckpttool.tree import Tree
 from tests import saver_graphs, v1_writer
-from tests.conftest import ckpttool
+from tests.conftest import in_process
 from tests.tensorflow_child import run
 
 without_tensorflow = pytest.mark.skipif(
@@ -202,12 +202,12 @@ def test_a_variable_above_its_slots_is_shown(tmp_path: Path) -> None:
     values = {"pi/w": b"\0\0\0?" * 2, "pi/w/Adam": b"\0\0\0?", "pi/w/Adam_1": b"\0\0\0?" * 2}
     values["pi/w/Adam"] *= 2
     (tmp_path / "m.ckpt").write_bytes(v1_writer.vectors(values))
-    shown = ckpttool("inspect", tmp_path / "m.ckpt", "--all")
+    shown = in_process("inspect", tmp_path / "m.ckpt", "--all")
     if shown.status:
-        shown = ckpttool("inspect", tmp_path / "m.ckpt")
+        shown = in_process("inspect", tmp_path / "m.ckpt")
     assert shown.status == 0, shown.err
     assert "2 parameters" in shown.out
-    document = ckpttool("digest", tmp_path / "m.ckpt", "--json").json()
+    document = in_process("digest", tmp_path / "m.ckpt", "--json").json()
     assert [row["path"] for row in document["tensors"]] == list(values)
     assert len({row["sha256"] for row in document["tensors"]}) == 1
     assert digest_of(open_checkpoint(str(tmp_path / "m.ckpt"))).sha256 == document["sha256"]

@@ -20,13 +20,13 @@ from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
 from ckpttool.ops.save import save
 from tests import mutants
-from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, refused
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.mutants import Change, Leaves
 from tests.trees import leaf
 
 
 @pytest.fixture
-def numpy_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def numpy_only(monkeypatch: pytest.MonkeyPatch, shared_workers: None) -> None:
     """Run both sides by numpy: what is tested here is the comparison, not the frameworks."""
     monkeypatch.setattr(op, "_backend", lambda _: "numpy")
 
@@ -241,19 +241,19 @@ def test_each_framework_runs_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_the_command_exits_with_one_above_the_tolerance() -> None:
+def test_the_command_exits_with_one_above_the_tolerance(shared_workers: None) -> None:
     pytest.importorskip("torch")
-    ran = ckpttool("verify", TORCH_SAMPLE, TORCH_SAMPLE.with_name("ckpt-2500.pt"))
+    ran = in_process("verify", TORCH_SAMPLE, TORCH_SAMPLE.with_name("ckpt-2500.pt"))
     assert ran.status == 1
     assert "NOT the same agent" in ran.out
 
 
 def test_a_missing_interpreter_is_one_sentence() -> None:
-    refused(ckpttool("verify", TORCH_SAMPLE, TORCH_SAMPLE, "--python", "/nowhere/python"))
+    refused(in_process("verify", TORCH_SAMPLE, TORCH_SAMPLE, "--python", "/nowhere/python"))
 
 
 def test_no_agent_no_verification(tmp_path: Path) -> None:
     from tests.trees import torch_tree
 
     save(torch_tree({"x": np.zeros(3, np.float32)}), str(tmp_path / "x.pt"))
-    assert "no layout recognises" in refused(ckpttool("verify", tmp_path / "x.pt", TORCH_SAMPLE))
+    assert "no layout recognises" in refused(in_process("verify", tmp_path / "x.pt", TORCH_SAMPLE))

@@ -120,13 +120,13 @@ def test_the_optimizer_of_what_is_folded_stays_unmapped(tmp_path, stepped):
     torch.save(
         value | {"n_opt": optimizers[0].state_dict(), "o_opt": optimizers[1].state_dict()}, tmp_path / "a.pt"
     )
-    ran = conftest.ckpttool("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--fold-weight-norm", "--json")
+    ran = conftest.in_process("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--fold-weight-norm", "--json")
     assert ran.status == 1
     unused = ran.json()["unused"]
     assert "n_opt/param_groups/0/lr" in unused
     assert ("n_opt/state/0/exp_avg" in unused) is stepped
     assert not [name for name in unused if not name.startswith("n_opt/")]
-    ran = conftest.ckpttool(
+    ran = conftest.in_process(
         "convert", tmp_path / "a.pt", tmp_path / "b.pt", "--fold-weight-norm", "--allow-missing"
     )
     assert ran.status == 0

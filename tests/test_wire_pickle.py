@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
+from ckpttool.errors import CkpttoolError, FormatError, LimitError, TruncatedError
 from ckpttool.wire.pickle_numpy import stored
-from ckpttool.wire.pickle_reader import Dict, Global, Limits, Object, Opaque, Set, Stored, read
+from ckpttool.wire.pickle_reader import Dict, Global, Object, Opaque, Set, Stored, read
 from ckpttool.wire.pickle_writer import Persistent, dumps
 
 
@@ -121,7 +121,7 @@ BROKEN = {
     "text 2 GiB": (b"X\xff\xff\xff\x7fa.", TruncatedError),
     "bytes 4 EiB": (b"\x8e\x00\x00\x00\x00\x00\x00\x00\x40a.", TruncatedError),
     "negative LONG4": (b"\x8b\xff\xff\xff\xff.", FormatError),
-    "24 Mbit LONG": (b"\x8b" + struct.pack("<i", 3 << 20) + bytes(3 << 20) + b".", FormatError),
+    "24 Mbit LONG": (b"\x8b" + struct.pack("<i", 3 << 20) + bytes(3 << 20) + b".", LimitError),
     "negative string": (b"T\xff\xff\xff\xff.", FormatError),
     "not UTF-8": (b"X\x01\x00\x00\x00\xff.", FormatError),
     "not a number": (b"Iabc\n.", FormatError),
@@ -271,14 +271,14 @@ def test_long_bytes_may_stay_where_they_are():
     values = [b"a" * 100, b"b" * 101, bytearray(b"c" * 200)]
     for protocol in (3, 4, 5):
         data = pickle.dumps(values, protocol)
-        short, *long = load(data, limits=Limits(inline=100))
+        short, *long = load(data, inline=100)
         assert short == values[0]
         assert [bytes(each) for each in long] == values[1:]
         assert all(
             isinstance(each, Stored) and data[each.at :][: each.length] == bytes(each) for each in long
         )
     with pytest.raises(TruncatedError):
-        load(b"B\xff\xff\xff\x7fabc.", limits=Limits(inline=100))
+        load(b"B\xff\xff\xff\x7fabc.", inline=100)
 
 
 class Named(collections.namedtuple("Named", "a b")):

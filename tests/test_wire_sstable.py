@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.errors import (
+    ChecksumError,
+    CkpttoolError,
+    FormatError,
+    LimitError,
+    TruncatedError,
+    UnsupportedError,
+)
 from ckpttool.wire import crc, sstable
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
@@ -123,7 +130,7 @@ def test_a_snappy_block_of_literals_and_copies() -> None:
         (block(ENTRIES), FormatError, "compressed"),
         (b"\0", TruncatedError, "too short"),
         (snappy(b"\0" * 8 + b"\xff" * 4), FormatError, "restart points"),
-        (snappy(b"\0" * (65 << 20)), UnsupportedError, "too large"),
+        (snappy(b"\0" * (65 << 20)), LimitError, "too large"),
     ],
 )
 def test_broken_snappy_blocks(stored: bytes, error: type[Exception], message: str) -> None:
@@ -151,7 +158,7 @@ def _mixed(stored: bytes) -> bytes:
 
 def test_what_a_snappy_block_says_is_judged_before_memory_is_taken() -> None:
     tracemalloc.start()
-    with pytest.raises(UnsupportedError, match="too large"):
+    with pytest.raises(LimitError, match="too large"):
         sstable.read(_mixed(varint(1 << 30) + b"\0" * (50 << 20)))
     with pytest.raises(FormatError, match="more than it can"):
         sstable.read(_mixed(varint(1 << 62) + b"\0" * 1000))

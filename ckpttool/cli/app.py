@@ -9,13 +9,41 @@ from typing import Annotated, Any
 
 import typer
 
-from ckpttool.cli import evaluating, output
+from ckpttool import limits
+from ckpttool.cli import evaluating, measuring, output
 from ckpttool.cli.options import AsJson, Glob, LayoutOption, PathArgument, Quiet
 from ckpttool.cli.progress import progress
 from ckpttool.errors import CkpttoolError, UsageError
 from ckpttool.version import __version__
 
+
+class _Ended(SystemExit):
+    """A signal asks the program to end: an exception, so that temporary files are removed on the way out."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(128 + signum)
+        self.how = "interrupted" if signum == signal.SIGINT else f"ended by {signal.Signals(signum).name}"
+
+
+class _Commands(typer.core.TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; Ctrl-C that it leaves to us is ours, and not typer's, to tell of."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _Ended(signal.SIGINT) from None
+        except Exception as error:
+            # A lock of `threading` that is interrupted while it is taken says that it was never taken.
+            before = error.__context__
+            while before is not None and not isinstance(before, KeyboardInterrupt | _Ended):
+                before = before.__context__
+            if before is None:
+                raise
+            raise before if isinstance(before, _Ended) else _Ended(signal.SIGINT) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="ckpttool",
     no_args_is_help=True,
     help="See, convert, prove and play reinforcement-learning checkpoints, without the program that "
@@ -33,11 +61,20 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _main(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001  # its callback does it
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=N",
+            help="Let files ask for more or less than the default (see ckpttool limits); repeatable.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    if limit:
+        context.with_resource(limits.chosen(limit))
 
 
 @app.command(
@@ -54,6 +91,12 @@ def inspect(
     keys: Annotated[bool, typer.Option("--keys", help="Show the native keys as well.")] = False,
     aliases: Annotated[
         bool, typer.Option("--aliases", help="Show every other path of each tensor as well.")
+    ] = False,
+    names: Annotated[
+        bool, typer.Option("--names", help="Show what loading it would import and call, with verdicts.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 1 if loading it asks for more than plain data.")
     ] = False,
     graph: Annotated[
         str | None,
@@ -74,14 +117,15 @@ def inspect(
 
     # A listing makes many objects and no rubbish: collecting would cost a fifth of its time.
     gc.disable()
-    view = inspection.view(keys=keys, aliases=aliases, depth=depth, sort=sort, quiet=quiet)
+    view = inspection.view(keys=keys, aliases=aliases, depth=depth, sort=sort, names=names, quiet=quiet)
     found = inspection.look(path, glob, layout)
+    status = 1 if strict and not inspection.is_plain(found) else 0
     drawn = inspection.draw(found, graph, depth, force=force) if graph is not None else None
     if as_json:
         output.write(output.document({**found.document(), **({"graph": drawn} if drawn else {})}))
     else:
         output.write(inspection.text(found, view, drawn))
-    return 0
+    return status
 
 
 @app.command(epilog="Example: ckpttool digest agent.pt --json > saved.json, later --check saved.json")
@@ -341,6 +385,13 @@ def verify(
 
 
 app.command("eval", epilog=evaluating.EXAMPLES)(evaluating.evaluate)
+app.command(epilog="Examples: ckpttool stats agent.pt; ckpttool stats runs/ckpt-15000 --depth 1")(
+    measuring.stats
+)
+app.command(epilog="Example: ckpttool doctor downloaded.pt --env HalfCheetah-v5")(measuring.doctor)
+app.command(epilog="Examples: ckpttool diff old.pt new.pt; ckpttool diff runs/ckpt-15000 agent.pt --json")(
+    measuring.diff
+)
 
 
 @app.command(epilog="Example: ckpttool formats --json")
@@ -359,6 +410,18 @@ def layouts(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG0
 def backends(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
     """List the backends that play agents, and the extra that a missing one needs."""
     return _listing("backends", as_json=as_json)
+
+
+@app.command("limits", epilog="Example: ckpttool --limit unpacked_ratio=1000 inspect old.npz")
+def show_limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
+    """List what a file may ask of its reader, by the names that --limit takes."""
+    if as_json:
+        output.write(output.document({"limits": limits.document()}))
+    else:
+        from ckpttool.cli import tables
+
+        output.write(tables.limits(limits.document()))
+    return 0
 
 
 def _listing(kind: Any, *, as_json: bool) -> int:
@@ -394,14 +457,18 @@ def run() -> None:
         status = 0
     except (KeyboardInterrupt, typer.Abort):
         status = 130
+    except _Ended as ended:
+        output.ended(ended.how)
+        raise
     except Exception as error:  # noqa: BLE001  # the last line of defence: people never see a traceback
         status = _other(error, as_json=as_json)
     sys.exit(status or 0)
 
 
 def _terminated(signum: int, frame: object) -> None:  # noqa: ARG001
-    # Turned into an exception so that temporary files are removed on the way out.
-    raise SystemExit(128 + signum)
+    # It has been heard: a second one would stop what puts things in order.
+    signal.signal(signum, signal.SIG_IGN)
+    raise _Ended(signum)
 
 
 def _other(error: Exception, *, as_json: bool) -> int:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from typing import IO, Any
 
-from ckpttool.checkpoint import Output, require_new, write_atomically
 from ckpttool.cli.drawing_dot import dot
 from ckpttool.cli.drawing_html import page
 from ckpttool.cli.drawing_layout import layout
@@ -14,6 +13,7 @@ from ckpttool.cli.drawing_svg import svg
 from ckpttool.errors import UsageError
 from ckpttool.ops.drawing import Graph, graph
 from ckpttool.ops.summary import Summary
+from ckpttool.writing import Output, require_new, write_atomically
 
 _WRITERS: dict[str, Callable[[Graph], str]] = {
     ".svg": lambda made: svg(layout(made)),

@@ -10,6 +10,7 @@ from ckpttool.cli.output import clean
 from ckpttool.cli.tree import Sort, View, count, render, size
 from ckpttool.errors import UsageError, choice
 from ckpttool.ops.summary import Summary, summary
+from ckpttool.wire import asked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-def view(*, keys: bool, aliases: bool, depth: int | None, sort: str, quiet: bool) -> View:
+def view(
+    *, keys: bool, aliases: bool, depth: int | None, sort: str, names: bool = False, quiet: bool = False
+) -> View:
     """Return how the tree is to be shown; raise UsageError for an unknown order."""
     if sort not in get_args(Sort):
         raise UsageError(f"there is no order {sort!r}", hint=choice(sort, get_args(Sort)))
-    return View(keys, aliases, depth, sort, quiet)  # type: ignore[arg-type]  # just checked
+    return View(keys, aliases, depth, sort, quiet, names)  # type: ignore[arg-type]  # just checked
 
 
 def look(path: str, glob: str | None, layout: str | None) -> Summary | Folder:
@@ -43,6 +46,13 @@ def draw(found: Summary | Folder, target: str, depth: int | None, *, force: bool
     if not isinstance(found, Summary):
         raise UsageError("there is no one checkpoint to draw", file=found.path, hint=found.hint)
     return drawing.write(found, target, depth, force=force)
+
+
+def is_plain(found: Summary | Folder) -> bool:
+    """Say whether loading the checkpoint asks for plain data only; raise UsageError where there is none."""
+    if not isinstance(found, Summary):
+        raise UsageError("there is no one checkpoint to judge", file=found.path, hint=found.hint)
+    return asked.verdict(found.checkpoint.asks) == asked.PLAIN
 
 
 def text(found: Summary | Folder, view: View, drawn: dict[str, Any] | None) -> str:

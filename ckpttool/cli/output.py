@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,9 @@ from ckpttool.version import __version__
 SCHEMA = 1
 # Our own colours; a name from a file has no escape character left (see clean).
 _STYLE = re.compile("\x1b\\[[0-9;]*m")
+
+# Characters of what is said of an error, whatever a hostile file puts into its names.
+_LONGEST, _LONGEST_NAME = 600, 200
 
 
 def clean(text: str) -> str:
@@ -52,14 +56,32 @@ def fail(error: CkpttoolError, *, as_json: bool) -> None:
         return
     lines = [f"ckpttool: {_sentence(error)}"]
     if error.hint:
-        lines.append(f"hint: {clean(error.hint)}")
+        lines.append(f"hint: {_fitting(clean(error.hint))}")
+    _say(lines)
+
+
+def ended(how: str) -> None:
+    """Say on stderr that the program was stopped; where the terminal has gone, to nobody."""
+    with contextlib.suppress(OSError):
+        _say([f"ckpttool: {how}"])
+
+
+def _say(lines: list[str]) -> None:
     print("\n".join(lines), file=sys.stderr)  # noqa: T201  # the one place that speaks to stderr
 
 
 def _sentence(error: CkpttoolError) -> str:
-    # No longer than a few lines, whatever a hostile file puts into its names.
     text = clean(str(error))
-    return text if len(text) <= 600 else text[:597] + "..."
+    if len(text) <= _LONGEST or not error.file:
+        return _fitting(text)
+    # What is wrong comes after the name of the file, which may be long.
+    file, rest = clean(error.file), text.removeprefix(clean(error.file))
+    return _fitting(_fitting(file, _LONGEST_NAME) + rest)
+
+
+def _fitting(text: str, most: int = _LONGEST) -> str:
+    """Return the text, its middle left out where it is long: no few lines hold what a file may name."""
+    return text if len(text) <= most else f"{text[: most // 2 - 3]}...{text[-most // 2 :]}"
 
 
 def silence_stdout() -> None:

@@ -11,8 +11,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckpttool.checkpoint import Output, require_new, write_atomically
 from ckpttool.errors import CkpttoolError, MissingExtraError, UsageError
+from ckpttool.writing import Output, require_new, write_atomically
 
 if TYPE_CHECKING:
     from ckpttool.ops.evaluation import Evaluation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.columns import wrapped
 from ckpttool.cli.output import clean
@@ -175,6 +175,14 @@ def listing(kind: str, rows: Sequence[Row]) -> str:
         columns.insert(3, ("tried", "left"))
         for row, cell in zip(rows, cells, strict=True):
             cell.insert(3, _yes(bool(row.seen)))
+    return drawn(columns, cells)
+
+
+def limits(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a row per limit; a value that the user chose is starred."""
+    columns = (("limit", "left"), ("value", "right"), ("of what", "path"))
+    changed = ("", " *")
+    cells = ((r["name"], f"{r['value']:,}{changed[r['value'] != r['default']]}", r["meaning"]) for r in rows)
     return drawn(columns, cells)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ckpttool.cli import asking
 from ckpttool.cli.columns import BOLD, PLAIN, Line, columns, drawn, styled, wrapped
 from ckpttool.cli.output import clean
 from ckpttool.leaf import Leaf
@@ -26,7 +27,8 @@ class View:
     """How the tree is shown.
 
     `keys` and `aliases` add lines below a tensor: its native key, all its other paths. Modules at `depth` are
-    one line each. `quiet` leaves out everything but the tree.
+    one line each. `names` adds what loading the file would import and call. `quiet` leaves out everything but
+    the tree.
     """
 
     keys: bool = False
@@ -34,6 +36,7 @@ class View:
     depth: int | None = None
     sort: Sort = "file"
     quiet: bool = False
+    names: bool = False
 
 
 def size(nbytes: int) -> str:
@@ -58,7 +61,8 @@ def render(found: Summary, view: View) -> str:
     from ckpttool.cli.signatures import signatures
 
     said = signatures(found.checkpoint.details, columns())
-    parts = [_header(found), body, said, [wrapped(f"note: {clean(note)}") for note in found.notes]]
+    table = asking.table(found.checkpoint.asks) if view.names else []
+    parts = [_header(found), body, said, table, [wrapped(f"note: {clean(note)}") for note in found.notes]]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
@@ -81,7 +85,7 @@ def _header(found: Summary) -> list[str]:
             f"  {role:<9}  {count(n, 'tensor'):>13}  {elements:>15,}  {size(nbytes):>7}"
             for role, n, elements, nbytes in rows
         ]
-    return lines
+    return [*lines, *asking.line(checkpoint.asks)]
 
 
 def _frozen(found: Summary) -> str:

@@ -13,12 +13,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ckpttool import limits
 from ckpttool.errors import FormatError
 
 NAME = "checkpoint"
-
-# A hundred thousand names of ordinary length; a folder that keeps more is not known.
-MAX_STATE = 16 << 20
 
 # Possessive repeats (*+, ++) never look back, so that no text takes more than linear time.
 _SPACE = rb"(?:[ \t\r\n\f\v]|#[^\n]*+)*+"
@@ -60,11 +58,10 @@ def begins(head: bytes) -> bool:
 def read(path: str) -> State:
     """Read the state file; raise FormatError when it is damaged, too large, or names no latest checkpoint."""
     with open(path, "rb") as stream:
-        data = stream.read(MAX_STATE + 1)
-    if len(data) > MAX_STATE:
-        raise FormatError(
-            "the file is too large for a state file", file=path, expected=f"at most {MAX_STATE:,} bytes"
-        )
+        size = os.fstat(stream.fileno()).st_size
+        if size > limits.current().state_bytes:
+            raise limits.exceeded("state_bytes", "the state file is too large", size, file=path)
+        data = stream.read()
     try:
         return _state(data)
     except FormatError as error:

@@ -34,7 +34,6 @@ _ENTRIES = ("torch", "config", "version")
 _SETTINGS = "the configuration"
 _TORCH = (key("torch"),)
 _PROTOCOL = 4
-_LIMIT = 1 << 24
 
 
 def claims(probe: Probe) -> str | None:
@@ -48,8 +47,8 @@ def read(location: str) -> Checkpoint:
     Nothing that either pickle names is imported or called. Raise FormatError when the file does not hold
     what d3rlpy writes, or a part of it is damaged.
     """
-    from ckpttool.formats.pickled import calls
     from ckpttool.formats.pickled.load import load_file
+    from ckpttool.wire.asked import merged, standing
 
     file = File.stamp(location)
     try:
@@ -65,8 +64,9 @@ def read(location: str) -> Checkpoint:
         files=(file,),
         writer=f"d3rlpy {version}, {found.writer}",
         integrity=found.integrity,
-        notes=(*found.notes, *calls.notes(pickled.calls)),
-        details={**found.details, **calls.details(pickled.calls)},
+        notes=found.notes,
+        details=found.details,
+        asks=merged(pickled.asked, standing(found.asks, "torch")),
     )
 
 
@@ -98,7 +98,7 @@ def _listed(file: File, stored: Stored, config: str, version: str) -> tuple[Tree
     from ckpttool.formats.torch_pickle import embedded
 
     found = embedded.listed(file, stored.at, stored.length)
-    said = documents.parse(config.encode(errors="surrogatepass"), _SETTINGS, _LIMIT)
+    said = documents.parse(config.encode(errors="surrogatepass"), _SETTINGS)
     parts: dict[Key, Tree] = {
         key("torch"): found.tree,
         key("config"): settings.tree(said, _SETTINGS),

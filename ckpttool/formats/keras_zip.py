@@ -24,7 +24,6 @@ FRAMEWORK = "tensorflow"
 
 CONFIG, METADATA = "config.json", "metadata.json"
 WEIGHTS, SHARDS, PICKLED = "model.weights.h5", "model.weights.json", "model.weights.npz"
-_LIMIT = 16 << 20
 # The first member's name in a local header (30 bytes), for archives whose end is damaged or missing.
 _FIRST = re.compile(rb"(metadata|config)\.json", re.ASCII)
 
@@ -44,6 +43,7 @@ def read(location: str) -> Checkpoint:
     """
     from ckpttool.checkpoint import Checkpoint
     from ckpttool.formats import keras_tree
+    from ckpttool.formats.keras_tree.asking import asks
     from ckpttool.formats.keras_tree.config import config_of
     from ckpttool.formats.keras_tree.optimizers import told
     from ckpttool.source import File
@@ -69,24 +69,29 @@ def read(location: str) -> Checkpoint:
         integrity="crc32" if archive.recorded else "none",
         notes=notes,
         details={**found.details, **details},
+        asks=asks(config, CONFIG),
     )
 
 
 def _document(archive: Archive, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    from ckpttool import limits
+    from ckpttool.errors import CkpttoolError
     from ckpttool.formats.keras_tree.config import parse
 
     member = archive.members.get(name)
     if member is None:
         return {}, (f"the archive has no {name}",)
-    if member.size > _LIMIT:
-        return {}, (f"{name} is larger than {_LIMIT:,} bytes and is not read",)
-    return parse(bytes(archive.source(name).read()), name)
+    if member.size > limits.current().json_bytes:
+        raise limits.exceeded("json_bytes", f"{name} is too large", member.size, file=archive.file.path)
+    try:
+        return parse(bytes(archive.source(name).read()), name)
+    except CkpttoolError as error:
+        raise error.located(file=archive.file.path) from error.__cause__
 
 
 def _index(archive: Archive) -> Index:
     from ckpttool.errors import FormatError, UnsupportedError
     from ckpttool.formats import hdf5
-    from ckpttool.formats.hdf5 import sources
     from ckpttool.formats.keras_tree import shards
 
     path = archive.file.path
@@ -98,10 +103,4 @@ def _index(archive: Archive) -> Index:
         raise UnsupportedError(f"{PICKLED} holds pickled objects, which are not read", file=path)
     else:
         raise FormatError(f"the archive has no {WEIGHTS}", file=path)
-    members = [archive.source(name) for name in names]
-    found = shards.merged([hdf5.index(member) for member in members], path)
-    if not found.datasets:
-        # No leaf will ever be read, so this is the only time to see that the list is not the one written.
-        for member in members:
-            sources.verify(member)
-    return found
+    return shards.merged([hdf5.index(archive.source(name)) for name in names], path)

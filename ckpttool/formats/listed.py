@@ -10,6 +10,7 @@ from ckpttool.checkpoint import Checkpoint, Integrity
 from ckpttool.leaf import Key, Leaf, Path, ValueLeaf
 from ckpttool.source import File
 from ckpttool.tree import Alias, Container, Tree
+from ckpttool.wire.asked import Asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Listed:
     integrity: Integrity = "none"
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    asks: tuple[Asked, ...] = ()
 
     def checkpoint(self, location: str, name: str, *files: File) -> Checkpoint:
         """Return it as the checkpoint at `location`, of the format of that name, read from these files."""
@@ -33,6 +35,7 @@ class Listed:
             integrity=self.integrity,
             notes=self.notes,
             details=self.details,
+            asks=self.asks,
         )
 
 

@@ -44,17 +44,17 @@ def read(location: str) -> Checkpoint:
 
 def _listed(file: File) -> Listed:
     from ckpttool.formats.listed import Listed
-    from ckpttool.formats.pickled import calls
     from ckpttool.formats.pickled.load import load_file
     from ckpttool.formats.pickled.walk import Walk, by_last_name
     from ckpttool.formats.torch_pickle import bare, listing
+    from ckpttool.wire.asked import merged
     from ckpttool.wire.pickle_reader import Read
 
     inner = bare.Inner(file)
     pickled = load_file(file, inner.builders)
     if inner.found:
-        named = dict.fromkeys((*pickled.calls, *inner.calls), 0)
-        return listing.listed(Read(pickled.value, pickled.size, named), "pickle of torch's tensors")
+        asked = merged(pickled.asked, inner.asked)
+        return listing.listed(Read(pickled.value, pickled.size, asked), "pickle of torch's tensors")
     walk = Walk(by_last_name)
     walk.add(pickled)
-    return Listed(walk.tree(), notes=calls.notes(walk.calls), details=calls.details(walk.calls))
+    return Listed(walk.tree(), asks=walk.asks)

@@ -13,6 +13,7 @@ from ckpttool.errors import CkpttoolError
 from ckpttool.source import File
 from ckpttool.tree import Tree
 from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
+from ckpttool.writing import hidden
 
 HEAD = 1024
 TAIL = 64
@@ -78,11 +79,15 @@ class Probe:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names in `folder`."""
+        """The names in `folder`, but not what a conversion that was cut short left there.
+
+        A probe of such a name, which is how a file is read back before it has its own, sees all.
+        """
         try:
-            return frozenset(os.listdir(self.folder))
+            found = os.listdir(self.folder)
         except OSError:
             return frozenset()
+        return frozenset(found if hidden(self.name) else (name for name in found if not hidden(name)))
 
     @property
     def name(self) -> str:
@@ -103,7 +108,9 @@ class Probe:
 class Format(Protocol):
     """What every format module offers; its names are module-level.
 
-    `FRAMEWORK` is the backend that runs what the format usually holds.
+    `FRAMEWORK` is the backend that runs what the format usually holds. A format that is led to a location by
+    what a file says may have `redirected(probe, location) -> str | None`, a note where that is another place
+    than the file names.
     """
 
     NAME: str
@@ -123,11 +130,15 @@ class Format(Protocol):
 class Piece(NamedTuple):
     """One file of a checkpoint to be written: what follows the target in its name, and who fills it.
 
-    A buffer that was written must not change after that (see behind.new_file).
+    A buffer that was written must not change after that (see behind.new_file). For `indexes`, `meanwhile` and
+    `extra` see writing.outputs.
     """
 
     suffix: str
     write: Callable[[IO[bytes]], None]
+    indexes: bool = False
+    meanwhile: str = ""
+    extra: bool = False
 
 
 class WritingFormat(Format, Protocol):

@@ -18,6 +18,7 @@ from ckpttool.formats.listed import joined
 from ckpttool.formats.probe import Piece, Probe
 from ckpttool.leaf import Key, display, key
 from ckpttool.tree import Container, Tree
+from ckpttool.wire.asked import merged, standing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +66,7 @@ def read(location: str) -> Checkpoint:
         writer=parts[0].writer,
         integrity="crc32" if all(one.integrity == "crc32" for one in parts) else "none",
         notes=tuple(dict.fromkeys(note for one in parts for note in one.notes)),
+        asks=merged(*(standing(one.asks, member) for member, one in read_files.items())),
     )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 from ckpttool import plugins
-from ckpttool.checkpoint import TEMPORARY, Checkpoint
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError, UsageError
 from ckpttool.formats import sniff
 from ckpttool.formats.probe import Format, Probe
+from ckpttool.writing import hidden, sets
 
 # Where a program keeps its model inside a run's folder, whatever lies beside it: Spinning Up's
 # `_pytorch_simple_save` and `_tf_simple_save` (spinup/utils/logx.py).
@@ -34,14 +36,25 @@ def open_checkpoint(path: str) -> Checkpoint:
     FormatError when the bytes are damaged.
     """
     found = resolve(path)
-    return found.format.read(found.location)
+    checkpoint = _told(path, found, found.format.read(found.location))
+    if sets.kept(path) is None:
+        return checkpoint
+    note = f"a conversion onto {path} was cut short: these are the files that it was to replace"
+    return replace(checkpoint, notes=(note, *checkpoint.notes))
+
+
+def _told(path: str, found: Resolved, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with what its format notes about the way from the path to it."""
+    redirected = getattr(found.format, "redirected", None)
+    note = redirected(Probe(path), found.location) if redirected is not None else None
+    return replace(checkpoint, notes=(note, *checkpoint.notes)) if note else checkpoint
 
 
 def resolve(path: str) -> Resolved:
     """Return who reads the path; raise an error that says what is there instead."""
     if "\0" in path or not path:
         raise UsageError("a path is not empty and has no NUL byte", file=path.replace("\0", "\\0"))
-    probe = _of_run(Probe(path))
+    probe = _of_run(Probe(sets.kept(path) or path))
     if probe.kind == "special":
         raise NotACheckpointError("a device, socket or pipe is not opened", file=path)
     found = claims(probe, plugins.BUILT_IN["formats"])
@@ -103,7 +116,7 @@ def _readable(folder: str, names: Iterable[str]) -> list[str]:
     locations: dict[str, None] = {}
     for name in names:
         inner = Probe(os.path.join(folder, name))
-        if TEMPORARY in name or name.startswith(".") or inner.kind not in ("file", "folder"):
+        if hidden(name) or name.startswith(".") or inner.kind not in ("file", "folder"):
             continue
         with contextlib.suppress(CkpttoolError):
             for each in claims(inner, plugins.BUILT_IN["formats"]):

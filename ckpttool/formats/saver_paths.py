@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from ckpttool.errors import FormatError, NotFoundError, UsageError, some
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.probe import Probe
+from ckpttool.source import File
 from ckpttool.wire import sstable
 
 _V2_SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}", re.DOTALL)
@@ -94,11 +95,11 @@ def of_state(path: str, folder: str, names: frozenset[str]) -> Found:
         candidate = os.path.join(folder, within)
         found = at(candidate, Probe(os.path.dirname(candidate) or ".").names)
         if found is not None:
-            return found
+            return _inside(found, path)
     base = os.path.basename(within)
     found = at(os.path.join(folder, base), names)
     if found is not None:
-        return found
+        return _inside(found, path)
     if base in names and os.path.isfile(os.path.join(folder, base)):
         raise FormatError(
             "the state file names this as a checkpoint, and it is none",
@@ -111,6 +112,30 @@ def of_state(path: str, folder: str, names: frozenset[str]) -> Found:
         file=path,
         hint=f"did you mean {os.path.join(folder, present[-1])}?" if present else None,
     )
+
+
+def _inside(found: Found, state: str) -> Found:
+    """Raise UnsupportedError if the checkpoint's files are links out of the state file's folder."""
+    shards = v1_shards(found.location) if found.version == 1 else (f"{found.location}.index",)
+    for file in shards if shards is not None else (found.location,):
+        if os.path.lexists(file):
+            File.beside(file, state)
+    return found
+
+
+def redirected(probe: Probe, location: str) -> str | None:
+    """Return a note where a state file led to the location and names a place outside of its folder."""
+    state = os.path.join(probe.path, checkpoint_state.NAME) if probe.kind == "folder" else probe.path
+    inner = Probe(state)
+    if inner.kind != "file" or not checkpoint_state.begins(inner.head):
+        return None
+    latest = checkpoint_state.read(state).latest
+    # No look at the disk: the name may be anything.
+    named = os.path.dirname(os.path.abspath(os.path.join(inner.folder, latest)))
+    taken = os.path.dirname(location) or "."
+    if named in (os.path.abspath(taken), os.path.realpath(taken)):
+        return None
+    return f"the state file names {latest}: what has this name in its own folder was taken"
 
 
 def v2_bases(names: frozenset[str]) -> set[str]:

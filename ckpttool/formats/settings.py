@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpttool.errors import FormatError
+from ckpttool import limits
 from ckpttool.leaf import Leaf, Path, ValueLeaf, index, key
 from ckpttool.tree import Container, Tree
-
-_LEVELS = 100
 
 
 def tree(settings: dict[str, Any], what: str) -> Tree:
     """Return an object of JSON as a tree: a leaf for every text, number, true, false and null.
 
-    `what` names it in the error: FormatError for more than 100 levels.
+    `what` names it in the error: LimitError for more levels than the limit allows.
     """
+    most = limits.current().json_depth
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     containers: dict[Path, Container] = {}
 
     def add(value: Any, path: Path) -> None:
-        if len(path) > _LEVELS:
-            raise FormatError(f"{what} is nested too deeply", expected=f"at most {_LEVELS} levels")
+        if len(path) > most:
+            raise limits.exceeded("json_depth", f"{what} is nested too deeply", len(path))
         if isinstance(value, dict):
             containers[path] = Container("dict")
             for name, inner in value.items():

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ckpttool import documents
+from ckpttool import documents, limits
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UsageError, some
 from ckpttool.formats import pytorch, safetensors
@@ -20,6 +20,7 @@ from ckpttool.formats.probe import Probe
 from ckpttool.leaf import Leaf, Path, ValueLeaf, key
 from ckpttool.source import File
 from ckpttool.tree import Alias, Container, Tree
+from ckpttool.wire.asked import merged, standing
 
 NAME = "sharded"
 TITLE = "Hugging Face checkpoint in shards (index.json)"
@@ -28,7 +29,6 @@ FRAMEWORK = "torch"
 
 _INDEX = ".index.json"
 _MAP = "weight_map"
-_LIMIT = 64 << 20
 # WEIGHTS_NAME and SAFE_WEIGHTS_NAME (transformers/utils/__init__.py); of both, transformers takes the first.
 _SAFE, _WEIGHTS = "model.safetensors", "pytorch_model.bin"
 
@@ -92,7 +92,7 @@ def read(location: str) -> Checkpoint:
     for name in sorted(set(places.values())):
         shard = os.path.join(folder, name)
         if os.path.exists(shard):
-            shards[name] = File.stamp(shard)
+            shards[name] = _stamped(shard, path)
         else:
             missing.append(name)
     listed = {name: _shard(shard) for name, shard in shards.items()}
@@ -108,7 +108,14 @@ def read(location: str) -> Checkpoint:
         writer=next((one.writer for one in listed.values()), None),
         integrity="crc32" if recorded else "none",
         notes=(*notes, *_others(path), *dict.fromkeys(n for one in listed.values() for n in one.notes)),
+        asks=merged(*(standing(one.asks, name) for name, one in listed.items())),
     )
+
+
+def _stamped(shard: str, index: str) -> File:
+    if Probe(shard).kind != "file":
+        raise FormatError("a shard is not a file", file=shard)
+    return File.beside(shard, index)
 
 
 def _others(location: str) -> tuple[str, ...]:
@@ -121,10 +128,10 @@ def _others(location: str) -> tuple[str, ...]:
 
 def _places(file: File) -> dict[str, str]:
     """Return each tensor's shard; raise FormatError for one that is not a file beside the index."""
-    if file.size > _LIMIT:
-        raise FormatError("the index is too large", file=file.path, expected=f"at most {_LIMIT:,} bytes")
+    if file.size > limits.current().json_bytes:
+        raise limits.exceeded("json_bytes", "the index is too large", file.size, file=file.path)
     try:
-        found = documents.strict(file.read(0, file.size), "the index", _LIMIT)
+        found = documents.strict(file.read(0, file.size), "the index")
     except CkpttoolError as error:
         raise error.located(file=file.path) from error.__cause__
     places: Any = found.get(_MAP)

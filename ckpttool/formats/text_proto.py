@@ -11,13 +11,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ckpttool.errors import FormatError
+from ckpttool import limits
+from ckpttool.errors import CkpttoolError, FormatError
 
-_BYTES = 1 << 20
-_LEVELS = 60
 _TOKEN = re.compile(
     r"""[ \t\r\n,;]+|\#[^\n]*"""
-    r"""|(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+    r"""|(?P<text>"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""  # possessive: never a look back
     r"""|(?P<word>[A-Za-z_0-9.+-]+)|(?P<mark>[{}<>\[\]:])"""
 )
 _ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|[xX]([0-9A-Fa-f]{1,2})|(.))", re.DOTALL)
@@ -30,14 +29,17 @@ Fields = dict[str, list[Any]]
 def read(file: str) -> Fields:
     """Return the message in a file: of each field all its values, in order, a text byte for byte (latin-1).
 
-    Raise FormatError if it is larger than 1 MiB, nested more than 60 deep or no text of this kind.
+    Raise FormatError if it is larger or nested deeper than the limits allow, or no text of this kind.
     """
-    if os.path.getsize(file) > _BYTES:
-        raise FormatError("the file is too large for specs", file=file, expected=f"at most {_BYTES:,} bytes")
+    size = os.path.getsize(file)
+    if size > limits.current().state_bytes:
+        raise limits.exceeded("state_bytes", "the file is too large for specs", size, file=file)
     with open(file, encoding="latin-1", newline="") as stream:
         text = stream.read()
     try:
-        return _message(_tokens(text), 0, top=True)
+        return _message(_tokens(text))
+    except CkpttoolError as error:
+        raise error.located(file=file) from error.__cause__
     except ValueError as error:
         raise FormatError("the file is no protocol buffer's text", file=file, found=str(error)) from error
 
@@ -53,28 +55,34 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
             yield match.lastgroup, match[0]
 
 
-def _message(tokens: Iterator[tuple[str, str]], depth: int, *, top: bool = False) -> Fields:
-    """Return the fields up to the brace that ends the message, or to the end of the text."""
-    if depth > _LEVELS:
-        raise ValueError(f"more than {_LEVELS} levels")
-    found: Fields = {}
+def _message(tokens: Iterator[tuple[str, str]]) -> Fields:
+    """Return the fields of the whole text."""
+    open_ones: list[Fields] = [{}]  # the message that is read now is the last
+    most = limits.current().message_depth
     for kind, name in tokens:
-        if kind == "mark" and name in _CLOSE and not top:
-            return found
+        if kind == "mark" and name in _CLOSE and len(open_ones) > 1:
+            open_ones.pop()
+            continue
         if kind != "word":
             raise ValueError(f"{name} where a field begins")
-        found.setdefault(name, []).append(_value(tokens, depth))
-    if not top:
-        raise ValueError("a message without an end")
-    return found
-
-
-def _value(tokens: Iterator[tuple[str, str]], depth: int) -> Any:
-    kind, token = next(tokens, ("", "the end"))
-    if (kind, token) == ("mark", ":"):
         kind, token = next(tokens, ("", "the end"))
-    if kind == "mark" and token in _OPEN:
-        return _message(tokens, depth + 1)
+        if (kind, token) == ("mark", ":"):
+            kind, token = next(tokens, ("", "the end"))
+        values = open_ones[-1].setdefault(name, [])
+        if kind == "mark" and token in _OPEN:
+            if len(open_ones) > most:
+                raise limits.exceeded("message_depth", "the text is nested too deeply", len(open_ones))
+            inner: Fields = {}
+            values.append(inner)
+            open_ones.append(inner)
+        else:
+            values.append(_value(kind, token))
+    if len(open_ones) > 1:
+        raise ValueError("a message without an end")
+    return open_ones[0]
+
+
+def _value(kind: str, token: str) -> Any:
     if kind == "text":
         return _ESCAPE.sub(_unescaped, token[1:-1])
     if kind != "word":

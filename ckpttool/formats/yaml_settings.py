@@ -11,55 +11,65 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from ckpttool import limits
 from ckpttool.errors import FormatError
 from ckpttool.leaf import Path, ValueLeaf, index, key
 from ckpttool.tree import Tree
 
-_BYTES = 64 << 10
-_DEPTH, _VALUES, _FLOWS = 30, 20_000, 500
+# The parser's work grows with the square of how deep flow collections are nested.
+_FLOWS = 500
 _STANDARD = "tag:yaml.org,2002:"
 _ORDERED = "collections.OrderedDict"
 
 
 def read(file: str) -> Tree:
     """Return the values of a YAML file by path; raise FormatError when it is too large or no YAML."""
-    if os.path.getsize(file) > _BYTES:
-        what = "the file is too large for settings"
-        raise FormatError(what, file=file, expected=f"at most {_BYTES:,} bytes")
+    most, size = limits.current(), os.path.getsize(file)
+    if size > most.yaml_bytes:
+        raise limits.exceeded("yaml_bytes", "the file is too large for settings", size, file=file)
     # Not at the top: few commands meet such a file.
     import yaml
 
     with open(file, "rb") as stream:
         text = stream.read()
-    # The parser's work grows with the square of how deep flow collections are nested.
     if text.count(b"[") + text.count(b"{") > _FLOWS:
         raise FormatError("the settings hold too many lists", file=file, expected=f"at most {_FLOWS:,}")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         leaves: dict[Path, ValueLeaf] = {}
-        for path, value in _values(node, (), yaml.SafeLoader("")):
-            if len(leaves) >= _VALUES:
-                most = f"at most {_VALUES:,}"
-                raise FormatError("the settings have too many values", file=file, expected=most)
+        # A node has bytes of its own, unless an alias repeats it.
+        for path, value in _values(node, yaml.SafeLoader(""), 2 + 2 * len(text), most.json_depth):
             leaves[path] = ValueLeaf(value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise FormatError("the file is not YAML", file=file) from error
     return Tree(leaves)
 
 
-def _values(node: Any, path: Path, loader: Any, depth: int = 0) -> Iterator[tuple[Path, Any]]:
-    """Give every scalar below a node; a dump of an OrderedDict is a mapping."""
-    if depth > _DEPTH:
-        raise ValueError(f"values are nested more than {_DEPTH} deep")
-    kind = getattr(node, "id", None)
-    if kind == "scalar":
-        yield path, _scalar(node, loader)
-    elif kind == "mapping" or str(getattr(node, "tag", "")).endswith(_ORDERED):
-        for name, value in _pairs(node):
-            yield from _values(value, (*path, key(str(name.value)[:200])), loader, depth + 1)
-    elif kind == "sequence":
-        for position, value in enumerate(node.value):
-            yield from _values(value, (*path, index(position)), loader, depth + 1)
+def _values(node: Any, loader: Any, visits: int, levels: int) -> Iterator[tuple[Path, Any]]:
+    """Give every scalar below a node; a dump of an OrderedDict is a mapping.
+
+    Raise ValueError for more than `visits` nodes, an alias counted each time, or more than `levels` levels.
+    """
+    stack: list[tuple[Any, Path]] = [(node, ())]
+    for _ in range(visits):
+        if not stack:
+            return
+        node, path = stack.pop()
+        if len(path) > levels:
+            raise ValueError("the values are nested too deeply")
+        kind = getattr(node, "id", None)
+        below: list[tuple[Any, Path]] = []
+        if kind == "scalar":
+            yield path, _scalar(node, loader)
+        elif kind == "mapping" or str(getattr(node, "tag", "")).endswith(_ORDERED):
+            below = [(value, (*path, key(str(name.value)[:200]))) for name, value in _pairs(node)]
+        elif kind == "sequence":
+            below = [(value, (*path, index(position))) for position, value in enumerate(node.value)]
+        stack += reversed(below)
+        if len(stack) > visits:
+            break
+    if stack:
+        raise ValueError("the aliases repeat more values than the file has bytes")
 
 
 def _pairs(node: Any) -> Iterator[tuple[Any, Any]]:

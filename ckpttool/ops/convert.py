@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool import sidecar
 from ckpttool.behind import Lane
-from ckpttool.checkpoint import Checkpoint, Output, require_new
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Path
@@ -26,6 +26,7 @@ from ckpttool.ops.restore import Own, own_sidecar
 from ckpttool.ops.route import Route, route
 from ckpttool.ops.undo import Undo, undo
 from ckpttool.sidecar import Sidecar
+from ckpttool.writing import Output, require_new
 
 if TYPE_CHECKING:
     from ckpttool.agents.skeleton.beside import Like
@@ -178,7 +179,6 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         heard = Overheard(checkpoint, aside) if own.sha256 is None and not how.dry_run else None
         checkpoint = checkpoint if heard is None else heard.checkpoint
         way = route(checkpoint, request, own.sidecar)
-        way = replace(way, report=replace(way.report, notes=(*way.report.notes, *own.notes)))
         if how.dry_run or not (way.report.complete or how.allow_missing):
             return Conversion(checkpoint.path, target, way.report, None, written=False)
 
@@ -234,6 +234,7 @@ def _written(
             request.kind,
             receipt=told,
             others=beside,
+            sources=checkpoint.files,
             force=how.force,
             sync=how.sync,
             progress=how.progress,

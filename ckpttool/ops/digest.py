@@ -20,7 +20,6 @@ from ckpttool.ops.progress import Progress, silent
 from ckpttool.source import Buffer, Source, pieces
 from ckpttool.tree import Tree
 
-_SAVED_LIMIT = 1 << 30
 # What is smaller is hashed in less time than it takes to hand it to another thread.
 SHARED = 64 << 10
 
@@ -205,7 +204,12 @@ class _Notes:
 
 
 def combined(checkpoint: Checkpoint, hashes: Mapping[Path, str]) -> Digest:
-    """Return the digest of a checkpoint whose every tensor's sha256 is known."""
+    """Return the digest of a checkpoint whose every tensor's sha256 is known.
+
+    Raise ChangedError if a file is no longer what was listed: it may have changed under the reader.
+    """
+    for file in checkpoint.files:
+        file.require_unchanged()
     found = [
         TensorDigest(name, native, leaf.dtype, leaf.shape, hashes[path])
         for path, leaf in checkpoint.tree.tensors()
@@ -255,7 +259,7 @@ def compare(found: Digest, saved_file: str) -> Comparison:
     """Compare with a digest saved by `digest --json`, or with the target digest of a sidecar."""
     if not os.path.isfile(saved_file):
         raise NotFoundError("there is no such saved digest", file=saved_file)
-    saved = documents.load(saved_file, "the saved digest", _SAVED_LIMIT)
+    saved = documents.load(saved_file, "the saved digest")
     if "target_sha256" in saved:
         equal = saved["target_sha256"] == found.sha256
         return Comparison(found, () if equal else ("the whole checkpoint",), (), (), equal)

@@ -13,7 +13,6 @@ import numpy as np
 from ckpttool import sidecar
 from ckpttool.agents.backends import numpy as reference
 from ckpttool.agents.network import Network
-from ckpttool.checkpoint import Output, require_new, write_atomically
 from ckpttool.errors import FormatError, MissingExtraError, UnsupportedError, UsageError
 from ckpttool.layouts.canonical import Part
 from ckpttool.mapping.report import Report
@@ -25,6 +24,8 @@ from ckpttool.ops.proof import Proof
 from ckpttool.ops.restore import Agent, restore
 from ckpttool.ops.wiring import network_of
 from ckpttool.sidecar import Sidecar
+from ckpttool.source import File
+from ckpttool.writing import Output, require_new, write_atomically
 
 # NumPy is A here, not the framework that trained the agent. Of two right computations in float32 one was 2.5
 # times as far from float64 as the other (a critic of FetchReach, in onnxruntime's product and in NumPy's).
@@ -87,7 +88,7 @@ def export(
     if not parity.within:
         return Exported(agent.checkpoint.path, report, parity)
     made = replace(made, target_sha256=hashlib.sha256(model).hexdigest(), parity=Proof((parity,)).entry())
-    _write(target, model, made, force=force, sync=sync)
+    _write(target, model, made, agent.checkpoint.files, force=force, sync=sync)
     return Exported(agent.checkpoint.path, report, parity, made.target_sha256)
 
 
@@ -131,17 +132,19 @@ def _part(agent: Agent, title: str) -> Part:
     return part
 
 
-def _write(target: str, model: bytes, made: Sidecar, *, force: bool, sync: bool) -> None:
+def _write(
+    target: str, model: bytes, made: Sidecar, sources: tuple[File, ...], *, force: bool, sync: bool
+) -> None:
     def check(written: str) -> None:
         with open(written, "rb") as stream:
             if stream.read() != model:
                 raise FormatError("what was written is not what was read back", file=target)
 
     outputs = (
-        Output(target, lambda stream: _put(stream, model), check),
-        Output(sidecar.beside(target), lambda stream: _put(stream, made.encode())),
+        Output(target, lambda stream: _put(stream, model), check, nbytes=len(model)),
+        Output(sidecar.beside(target), lambda stream: _put(stream, made.encode()), follows=True),
     )
-    write_atomically(outputs, force=force, sync=sync)
+    write_atomically(outputs, force=force, sync=sync, sources=sources)
 
 
 def _put(stream: IO[bytes], data: bytes) -> None:

@@ -14,13 +14,13 @@ from ckpttool.agents import film_files
 from ckpttool.agents.envs import VectorEnv
 from ckpttool.agents.filming import Camera, CutError, Show
 from ckpttool.agents.rollout import Rollout
-from ckpttool.checkpoint import Output, require_new, write_atomically
 from ckpttool.errors import CkpttoolError, UsageError
 from ckpttool.ops.entries import entries
 from ckpttool.ops.evaluate import Entrant, enter, place_of, play
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import restore
+from ckpttool.writing import Output, require_new, write_atomically
 
 WORDS = ("best", "worst", "median")
 _FPS = 30.0  # where the environment does not say

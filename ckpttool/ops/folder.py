@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ckpttool import plugins
-from ckpttool.checkpoint import TEMPORARY
 from ckpttool.errors import CkpttoolError, TruncatedError
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.checkpoint_state import State
@@ -18,6 +17,7 @@ from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import claims, resolve
 from ckpttool.ops.rows import Listed, natural
 from ckpttool.ops.summary import Summary, summary
+from ckpttool.writing import hidden
 
 # More names than this are not looked at, and more files than this not added up.
 MAX_NAMES = 20_000
@@ -48,6 +48,7 @@ class Folder:
             "totals": {**dict.fromkeys(("tensors", "parameters", "nbytes", "stored_nbytes"), 0), "roles": {}},
             "modules": [],
             "notes": [*self.notes, self.hint],
+            "asks": None,
             "details": {},
             "checkpoints": [listed.document() for listed in self.checkpoints],
         }
@@ -131,13 +132,9 @@ def _state(folder: str) -> tuple[State | None, list[str]]:
     if probe.kind != "file" or not checkpoint_state.begins(probe.head):
         return None, []
     try:
-        state = checkpoint_state.read(file)
+        return checkpoint_state.read(file), []
     except (CkpttoolError, OSError) as error:
         return None, [str(error)]
-    home = os.path.dirname(state.latest)
-    if os.path.isabs(home) and os.path.realpath(home) != os.path.realpath(folder):
-        return state, [f"the state file names {state.latest}: what has this name in its own folder was taken"]
-    return state, []
 
 
 class _Place(NamedTuple):
@@ -193,7 +190,7 @@ def _places(folder: str, names: frozenset[str]) -> list[_Place]:
     found: dict[str, _Place] = {}
     for name in sorted(names)[:MAX_NAMES]:
         inner = Probe(os.path.join(folder, name))
-        if TEMPORARY in name or name.startswith(".") or name == checkpoint_state.NAME:
+        if hidden(name) or name.startswith(".") or name == checkpoint_state.NAME:
             continue
         if inner.kind == "file":
             inner.names = names  # what `names` would find, without a look at the folder for each file

@@ -19,7 +19,7 @@ from ckpttool.layouts import canonical, plan, small_arrays
 from ckpttool.layouts.canonical import Binding, Facts, Norm, Part
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
 from ckpttool.sidecar import Sidecar
-from ckpttool.source import Inline
+from ckpttool.source import File, Inline
 from ckpttool.tree import Tree
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ ACTION_BOUNDS = "the action bounds"
 # The facts that the action's map consists of, and those of the observations.
 FACTS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
 
-_SETTINGS = 1 << 24
 _TEXT = "args.txt"
 
 
@@ -39,6 +38,8 @@ def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, 
     notes = []
     for file in layout.companions(checkpoint.path) if layout is not None else ():
         if os.path.isfile(file) and layout is not None:
+            if os.path.islink(file):
+                File.beside(file, checkpoint.files[0].path)
             before, binding = binding, layout.told_by(binding, file, _companion(file))
             if binding is not before:
                 notes.append(f"{os.path.relpath(file, os.path.dirname(checkpoint.path) or '.')} was read")
@@ -53,7 +54,7 @@ def untold(binding: Binding) -> tuple[str, ...]:
 def _companion(file: str) -> Tree:
     """Return what a file beside a checkpoint holds: settings in YAML or JSON, or a checkpoint of its own."""
     if file.endswith(".json"):
-        return settings.tree(documents.load(file, "settings", _SETTINGS), "the file")
+        return settings.tree(documents.load(file, "settings"), "the file")
     if os.path.basename(file) == _TEXT:
         return _text(file)
     if file.endswith(".pbtxt"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpttool import plugins, sidecar
 from ckpttool.agents.skeleton.beside import Like
-from ckpttool.checkpoint import Checkpoint, require_new
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError, some
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import variables
@@ -23,13 +23,14 @@ from ckpttool.ops import receipt, save
 from ckpttool.ops.digest import Digest
 from ckpttool.ops.plain_names import Prepared, Wanted, prepared
 from ckpttool.ops.progress import Progress, silent
-from ckpttool.ops.restore import Own, own_sidecar
+from ckpttool.ops.restore import own_sidecar
 from ckpttool.ops.route import Route, mapped
 from ckpttool.ops.target_model import TargetModel, form_of
 from ckpttool.ops.undo import Undo
 from ckpttool.sidecar import Sidecar
 from ckpttool.source import Shape
 from ckpttool.tree import Tree
+from ckpttool.writing import require_new
 
 # Formats whose tensors stand in alphabetical order, whatever the program did.
 _SORTED = frozenset(("npz", "safetensors", "sharded", "tensorflow_v1"))
@@ -115,7 +116,7 @@ def like(
             choices=how.choices,
             given=how.pairs,
         )
-        report = _report(ready, lost, skeleton, filling, own)
+        report = _report(ready, lost, skeleton, filling)
         done = Filled(checkpoint.path, report, None, filling.matched, filling.ambiguous)
         if how.dry_run or not (report.complete or how.allow_missing):
             return done
@@ -131,12 +132,19 @@ def like(
             return receipt.receipt(checkpoint, way, own, written, back, how.part)
 
         put = save.write(
-            way.tree, target, kind, receipt=told, force=how.force, sync=how.sync, progress=progress
+            way.tree,
+            target,
+            kind,
+            receipt=told,
+            sources=checkpoint.files,
+            force=how.force,
+            sync=how.sync,
+            progress=progress,
         )
         return replace(done, report=report, sha256=put.sha256, loaded=how.prove)
 
 
-def _report(ready: Prepared, lost: Sequence[str], skeleton: Skeleton, filling: Filling, own: Own) -> Report:
+def _report(ready: Prepared, lost: Sequence[str], skeleton: Skeleton, filling: Filling) -> Report:
     counted = [f"{n} by {by}" if by != "order" else f"{n} in order" for by, n in _counts(filling).items()]
     many = "layer" if len(filling.matched) == 1 else "layers"
     notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
@@ -152,7 +160,7 @@ def _report(ready: Prepared, lost: Sequence[str], skeleton: Skeleton, filling: F
         (*(ready.names[path] for path in filling.unused), *lost),
         tuple(names[path] for path in filling.unfilled),
         filling.assumed,
-        (*ready.notes, *notes, *(a.sentence for a in filling.ambiguous), *filling.notes, *own.notes),
+        (*ready.notes, *notes, *(a.sentence for a in filling.ambiguous), *filling.notes),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ckpttool import limits
 from ckpttool.leaf import ValueLeaf, display
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ class Module:
 def grouped(
     rows: Iterable[tuple[str, TensorRow | ValueRow]], containers: Mapping[Path, Container]
 ) -> tuple[Module, ...]:
-    """Return the modules of the rows, which come with display paths: the root, each before those in it."""
+    """Return the modules of the rows, which come with display paths: the root, each before those in it.
+
+    Raise LimitError where a path has more steps than limits.path_depth.
+    """
     root = Module("", "", None)
     known = {"": root}
     for path, row in rows:
@@ -97,6 +101,9 @@ def grouped(
 
 def _made(known: dict[str, Module], path: str) -> Module:
     """Make the module and those above it that are not there yet."""
+    # Each of them is told by its path: what is told grows with the square of the depth.
+    if (depth := path.count("/") + 2) > limits.current().path_depth:
+        raise limits.exceeded("path_depth", "a tensor lies too deep", depth)
     missing = []
     at = path
     while at not in known:

@@ -9,7 +9,7 @@ from typing import cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
+from ckpttool.errors import ChecksumError, MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import NETWORKS, RUN, Binding, Part
@@ -107,7 +107,7 @@ def agent_of(
         return None
     binding, used = knowledge.with_companions(binding, checkpoint)
     own = sidecar_of(checkpoint)
-    notes = (*own.notes, *used, *(knowledge.untold(binding) if own.sidecar is None else ()))
+    notes = (*used, *(knowledge.untold(binding) if own.sidecar is None else ()))
     tree = networks(checkpoint.tree, binding)
     other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})
     if other:
@@ -153,23 +153,35 @@ def _require_equal(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf, target: str, 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The sidecar that was written for these very weights; a note if the one that is there was not.
+    """The sidecar that was written for these very weights, if there is one.
 
     `sha256` is the checkpoint's digest where it had to be computed to know.
     """
 
     sidecar: Sidecar | None = None
-    notes: tuple[str, ...] = ()
     sha256: str | None = None
 
 
 def own_sidecar(checkpoint: Checkpoint) -> Own:
-    """Return what the sidecar beside the checkpoint is to it; only if there is one are the weights read."""
-    found = sidecar.load(checkpoint.path)
-    if found is None:
+    """Return the sidecar beside the checkpoint; only if there is one are the weights read.
+
+    Raise ChecksumError if it was written for other weights: what it says of bounds and statistics is wrong
+    for these, and to go on without would be wrong in silence.
+    """
+    found, waiting = sidecar.load(checkpoint.path), sidecar.waiting(checkpoint.path)
+    if found is None and waiting is None:
         return Own()
     sha256 = digest_of(checkpoint).sha256
-    if found.target_sha256 == sha256:
-        return Own(found, sha256=sha256)
-    note = "the sidecar beside the checkpoint was written for other weights and is not used"
-    return Own(notes=(note,), sha256=sha256)
+    if waiting is not None and waiting.target_sha256 == sha256:
+        return Own(waiting, sha256)
+    if found is None:
+        return Own(sha256=sha256)
+    if found.target_sha256 != sha256:
+        raise ChecksumError(
+            "the sidecar beside the checkpoint was written for other weights",
+            file=sidecar.beside(checkpoint.path),
+            expected=f"weights of sha256 {found.target_sha256[:12]}",
+            found=sha256[:12],
+            hint="remove it if the weights are right, or put back the checkpoint that it belongs to",
+        )
+    return Own(found, sha256)

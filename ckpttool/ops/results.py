@@ -156,7 +156,7 @@ class Results:
     def _lines(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, text in enumerate(data.splitlines(), 1):
             with contextlib.suppress(FormatError):
-                document = documents.parse(text, "a result", LIMIT)
+                document = documents.parse(text, "a result")
                 if document.get("schema") == SCHEMA and isinstance(document.get("key"), str):
                     yield document["key"], document
                     continue

@@ -7,13 +7,15 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.behind import Lane
-from ckpttool.checkpoint import Checkpoint, Output, require_new, write_atomically
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import (
+    CkpttoolError,
     FormatError,
     NotFoundError,
     TargetExistsError,
@@ -22,7 +24,7 @@ from ckpttool.errors import (
     choice,
 )
 from ckpttool.formats import checkpoint_state
-from ckpttool.formats.probe import Probe, WritingFormat
+from ckpttool.formats.probe import Piece, Probe, WritingFormat
 from ckpttool.formats.resolve import Resolved, claims
 from ckpttool.leaf import Path
 from ckpttool.ops.digest import Digest
@@ -31,6 +33,7 @@ from ckpttool.ops.readback import Taken
 from ckpttool.sidecar import Sidecar
 from ckpttool.source import File
 from ckpttool.tree import Tree
+from ckpttool.writing import Output, require_new, sets, write_atomically
 
 
 class TargetKind(NamedTuple):
@@ -133,6 +136,7 @@ def require_free(
     """Raise unless `target` may be written; the prefix of a checkpoint that exists is taken too."""
     if kind.prefix:
         _require_prefix(target)
+    sets.restore(target.removesuffix(kind.ending))
     require_new(target, sources, force=force)
     probe = Probe(target)
     if probe.kind == "missing":
@@ -208,6 +212,7 @@ def write(
     *,
     receipt: Callable[[Digest, Checkpoint], Sidecar] | None = None,
     others: Callable[[Mapping[Path, Path], Lane], Sequence[Output]] | None = None,
+    sources: tuple[File, ...] = (),
     force: bool = False,
     sync: bool = True,
     progress: Progress = silent,
@@ -216,6 +221,7 @@ def write(
 
     `receipt` is given the digest as well; if it raises, nothing is written. `others` is given the paths by
     which the tensors will be read back, by those that they have, and the lane that compares files with trees.
+    `sources` are the files that the tree is read from: ChangedError is raised if they are other ones by then.
     A checkpoint that is found by its prefix becomes the latest one in its folder's state file.
     """
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
@@ -231,23 +237,51 @@ def write(
             found = writer.read(temporary if location is None else location)
             result.append((taken.compared(found), found))
 
-        pieces = writer.pieces(taken.watch(stored, progress), **options)
-        base = target.removesuffix(kind.ending)
-        outputs = [Output(base, piece.write, suffix=piece.suffix) for piece in pieces]
-        outputs[-1] = outputs[-1]._replace(check=check)
+        between = {"between": True} if kind.state else {}
+        pieces = writer.pieces(taken.watch(stored, progress), **options, **between)
+        outputs = _outputs(target.removesuffix(kind.ending), pieces, stored, check)
         for output in outputs if kind.prefix else ():
-            require_new(output.file, force=force)
+            if not output.extra:
+                require_new(output.file, sources, force=force)
         if kind.prefix and not kind.state:
             _require_no_rest(target, writer, outputs)
         if others is not None:
             outputs += others(_places(tree, stored), lane)
         if receipt is not None:
             make = receipt
-            outputs.append(Output(sidecar.beside(target), lambda stream: _put(stream, make(*result[0]))))
+            put = partial(_put_receipt, make, result)
+            outputs.append(Output(sidecar.beside(target), put, follows=True))
         if kind.state:
             outputs.append(_state(target))
-        write_atomically(outputs, force=force, sync=sync)
+        replaced = partial(_files, writer, target) if kind.state else tuple
+        write_atomically(outputs, force=force, sync=sync, sources=sources, replaced=replaced)
     return result[0][0]
+
+
+def _outputs(base: str, pieces: Sequence[Piece], stored: Tree, check: Callable[[str], None]) -> list[Output]:
+    """Return the files of the checkpoint, of which the last one is checked with all of them."""
+    outputs = [
+        Output(
+            base,
+            piece.write,
+            suffix=piece.suffix,
+            indexes=piece.indexes,
+            meanwhile=piece.meanwhile,
+            extra=piece.extra,
+        )
+        for piece in pieces
+    ]
+    outputs[0] = outputs[0]._replace(nbytes=sum(leaf.nbytes for _, leaf in stored.tensors()))
+    outputs[-1] = outputs[-1]._replace(check=check)
+    return outputs
+
+
+def _files(writer: WritingFormat, target: str) -> tuple[str, ...]:
+    """Return the files of the checkpoint that is at the target now, none if there is none that is whole."""
+    with contextlib.suppress(CkpttoolError):
+        if writer.claims(Probe(target)) is not None:
+            return tuple(file.path for file in writer.read(target).files)
+    return ()
 
 
 def _places(tree: Tree, stored: Tree) -> dict[Path, Path]:
@@ -319,5 +353,7 @@ def _write(stream: IO[bytes], data: bytes) -> None:
     stream.write(data)
 
 
-def _put(stream: IO[bytes], receipt: Sidecar) -> None:
-    stream.write(receipt.encode())
+def _put_receipt(
+    make: Callable[[Digest, Checkpoint], Sidecar], result: list[tuple[Digest, Checkpoint]], stream: IO[bytes]
+) -> None:
+    stream.write(make(*result[0]).encode())

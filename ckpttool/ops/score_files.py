@@ -8,10 +8,10 @@ import os
 from collections.abc import Sequence
 from typing import IO
 
-from ckpttool.checkpoint import Output, require_new, write_atomically
 from ckpttool.errors import UsageError
 from ckpttool.ops.ranking import Scored
 from ckpttool.wire import summary_events
+from ckpttool.writing import Output, require_new, write_atomically
 
 COLUMNS = ("checkpoint", "step", "env", "seed", "return", "length", "terminated", "truncated")
 MEAN, STD, LENGTH = "eval/return_mean", "eval/return_std", "eval/length_mean"

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import LimitError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Path, Role
-from ckpttool.ops import plain_names, updates
+from ckpttool.ops import asking, plain_names, updates
 from ckpttool.ops.globs import matcher
 from ckpttool.ops.modules import Module, grouped
 from ckpttool.ops.rows import Listed, TensorRow, ValueRow
+from ckpttool.wire import asked
 
 _ROLES: tuple[Role, ...] = ("parameter", "buffer", "slot", "counter", "replay", "other")
 
@@ -81,9 +83,15 @@ class Summary:
             "totals": self.totals.document(),
             "modules": [module.document() for module in self.modules if module.path or module.kind],
             "notes": list(self.notes),
-            "details": dict(self.checkpoint.details),
+            "asks": asking.document(self.checkpoint.asks),
+            "details": {**self.checkpoint.details, **self._calls()},
             "checkpoints": [listed.document() for listed in self.checkpoints],
         }
+
+    def _calls(self) -> dict[str, Any]:
+        # What `asks` says of every name, in short.
+        names = asked.called(self.checkpoint.asks)
+        return {"calls": names} if names else {}
 
 
 def summary(path: str, glob: str | None = None, layout: str | None = None) -> Summary:
@@ -106,11 +114,20 @@ def summary(path: str, glob: str | None = None, layout: str | None = None) -> Su
     values = tuple(ValueRow(tree.names[at], at, leaf) for at, leaf in tree.plain() if keep(tree.names[at]))
     totals = _totals(rows, checkpoint.stored_nbytes)
     name, evidence = (binding.layout, binding.evidence) if binding is not None else (None, "")
-    notes = (*checkpoint.notes, *plain_names.notes(tree, agent=binding is not None), *updates.notes(tree))
+    said = asking.notes(checkpoint.asks)
+    notes = (
+        *said,
+        *checkpoint.notes,
+        *plain_names.notes(tree, agent=binding is not None),
+        *updates.notes(tree),
+    )
     if glob is not None and not rows and not values:
         notes = (*notes, f"no path matches {glob}")
     entries: list[TensorRow | ValueRow] = [*rows, *values]
-    modules = grouped(((entry.path, entry) for entry in entries), tree.containers)
+    try:
+        modules = grouped(((entry.path, entry) for entry in entries), tree.containers)
+    except LimitError as error:
+        raise error.located(file=path) from None
     return Summary(checkpoint, name, evidence, tuple(rows), values, totals, notes, modules)
 
 

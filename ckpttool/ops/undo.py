@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from ckpttool import dtypes, plugins
 from ckpttool.behind import Lane
-from ckpttool.checkpoint import Output
 from ckpttool.errors import CkpttoolError, some
 from ckpttool.formats.probe import WritingFormat
 from ckpttool.formats.recorded import recorded
@@ -27,6 +26,7 @@ from ckpttool.mapping.report import Move
 from ckpttool.mapping.spelling import parsed
 from ckpttool.ops.readback import Taken
 from ckpttool.tree import Container, Tree
+from ckpttool.writing import Output
 
 SUFFIX = ".ckpttool.residue.pt"
 _FORMAT = "pytorch"
@@ -65,7 +65,8 @@ class Undo:
         def check(temporary: str) -> None:
             self._sha256 = taken.compared(writer.read(temporary)).sha256
 
-        return [Output(beside(target), piece.write, check)]
+        nbytes = sum(leaf.nbytes for _, leaf in self.kept.tensors())
+        return [Output(beside(target), piece.write, check, nbytes=nbytes, follows=True)]
 
 
 def beside(path: str) -> str:

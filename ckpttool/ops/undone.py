@@ -23,6 +23,7 @@ from ckpttool.ops.digest import digest_of
 from ckpttool.ops.undo import beside
 from ckpttool.source import Inline
 from ckpttool.tree import Tree
+from ckpttool.writing.names import coming
 
 _MOST_BYTES = 64 << 20
 
@@ -62,12 +63,14 @@ def _kept(path: str, sha256: object) -> Tree | str:
     file = beside(path)
     if sha256 is None:
         return Tree({})
-    if not os.path.isfile(file):
+    there = [each for each in (file, coming(file)) if os.path.isfile(each)]
+    for each in there:
+        found = cast(WritingFormat, plugins.find("formats", "pytorch").load()).read(each)
+        if digest_of(found).sha256 == sha256:
+            return found.tree
+    if not there:
         return f"{os.path.basename(file)} is not there: what it kept stays away"
-    found = cast(WritingFormat, plugins.find("formats", "pytorch").load()).read(file)
-    if digest_of(found).sha256 != sha256:
-        return f"{os.path.basename(file)} was written for another conversion and is not used"
-    return found.tree
+    return f"{os.path.basename(file)} was written for another conversion and is not used"
 
 
 def _unpacked(text: object) -> Mapping[str, Any]:

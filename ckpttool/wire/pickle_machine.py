@@ -1,7 +1,7 @@
 """The data-only pickle machine: its stack, memo and limits; nothing is imported, nothing is called.
 
 Every opcode takes at least one byte and does work in proportion to what it pushes or pops, so time and
-memory are linear in the input; what no input size bounds is in Limits.
+memory are linear in the input; what no input size bounds has a limit (ckpttool/limits.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from ckpttool import limits
 from ckpttool.errors import FormatError, TruncatedError
-from ckpttool.wire.pickle_values import Builder, Global, Limits, Object, Opaque, Set, Stored, acts
+from ckpttool.wire import pickle_known
+from ckpttool.wire.asked import CODE, PLAIN, Asked, Verdict
+from ckpttool.wire.pickle_values import Builder, Dict, Global, Object, Opaque, Set, Stored
 
 Persistent = Callable[[object], object]
 ATOMS = frozenset((str, int, bool, float, type(None), bytes, complex))
@@ -19,24 +22,52 @@ ATOMS = frozenset((str, int, bool, float, type(None), bytes, complex))
 _COPIED = frozenset((str, bytes, list, tuple, dict, Set, Stored))
 _STOP = 0x2E
 _SHOWN = 100  # Python's messages quote the whole text that is no number
+_LONG_KEY = 1000  # characters of an item of a tuple that is a key: such keys are shown as they are written
+
+
+class Name:
+    """What one name of a pickle is asked for, in the order of the pickle; `worst` is of all its calls.
+
+    `names` is the verdict on the name alone, `builder` what makes data of its calls.
+    """
+
+    __slots__ = ("builder", "calls", "full", "names", "position", "worst")
+
+    def __init__(self, target: Global, builder: Builder | None, position: int) -> None:
+        """Know nothing of calls yet."""
+        self.full = target.full
+        self.builder = builder
+        self.names = pickle_known.named(target, rebuilt=builder is not None)
+        self.position = position
+        self.calls = 0
+        self.worst: Verdict = PLAIN
+
+    def judge(self, found: Verdict) -> None:
+        """Count the verdict on a call."""
+        if self.worst is not CODE and found is not PLAIN:
+            self.worst = found
+
+    def asked(self, base: int) -> Asked:
+        """Return the record; a name that acts is one even where only harmless calls of it were seen not."""
+        return Asked(self.full, self.worst if self.calls else self.names, self.calls, base + self.position)
 
 
 class Machine:
     """One run over one pickle; `position` is where it stands.
 
-    `calls` names what unpickling would call of the standard library that can act, each with the position of
-    the first such call. Nothing is called: they become Objects as all others do.
+    `names` are all that the pickle refers to. Nothing is called: calls become Objects.
     """
 
     __slots__ = (
         "base",
         "builders",
-        "calls",
         "data",
         "end",
         "file",
+        "inline",
         "limits",
         "memo",
+        "names",
         "outer",
         "persistent",
         "position",
@@ -50,15 +81,16 @@ class Machine:
         data: bytes,
         persistent: Persistent | None,
         builders: Mapping[str, Builder],
-        limits: Limits,
+        inline: int,
         file: str | None,
         base: int,
     ) -> None:
-        """Stand at the first opcode."""
+        """Stand at the first opcode; bytes longer than `inline` are given as Stored."""
         self.data = data
         self.persistent = persistent
         self.builders = builders
-        self.limits = limits
+        self.inline = inline
+        self.limits = limits.current()
         self.file = file
         self.base = base
         self.position = 0
@@ -68,11 +100,15 @@ class Machine:
         self.stack: list[Any] = []
         self.outer: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
-        self.calls: dict[str, int] = {}
+        self.names: dict[Global, Name] = {}
 
     def fail(self, message: str, at: int) -> NoReturn:
         """Raise FormatError at this position of the pickle."""
         raise FormatError(message, file=self.file, offset=self.base + at)
+
+    def exceed(self, limit: str, what: str, found: int) -> NoReturn:
+        """Raise LimitError at the opcode that stands here."""
+        raise limits.exceeded(limit, what, found, file=self.file, offset=self.base + self.position)
 
     def cut(self) -> NoReturn:
         """Raise TruncatedError: the bytes end where the pickle goes on."""
@@ -168,7 +204,7 @@ class Machine:
         if not isinstance(value, tuple) or isinstance(value, Global):
             return value
         self.tuple_keys += 1
-        few = self.tuple_keys <= self.limits.tuple_keys
+        few = self.tuple_keys <= self.limits.pickle_tuple_keys
         return value if few and self._shallow(value) else Opaque(value)
 
     def _shallow(self, value: tuple[Any, ...]) -> bool:
@@ -176,44 +212,82 @@ class Machine:
         while todo:
             items = todo.pop()
             seen += len(items)
-            if seen > self.limits.key_items:
+            if seen > self.limits.pickle_key_items:
                 return False
             for item in items:
                 if isinstance(item, tuple):
                     todo.append(item)
-                elif type(item) not in ATOMS:
+                elif type(item) not in ATOMS or (type(item) in (str, bytes) and len(item) > _LONG_KEY):
                     return False
         return True
+
+    def name(self, target: Global) -> Name:
+        """Return what is known of a name; it is new where it was not seen before."""
+        found = self.names.get(target)
+        if found is None:
+            found = Name(target, self.builders.get(target.full), self.position)
+            self.names[target] = found
+        return found
 
     def call(self, function: Any, args: Any, kwargs: Any = None) -> Any:
         """Return the inert result of a call: data where a builder knows it, else an Object."""
         if type(args) is not tuple:
             self.fail("the pickle makes a call whose arguments are no tuple", self.position)
-        if not isinstance(function, Global | Object):
+        if type(function) is Global:
+            name = self.name(function)
+            name.calls += 1
+            if name.builder is not None and not kwargs:
+                self._spend(args)
+                value = self.built(name.builder, args)
+                if value is not NotImplemented:
+                    if type(value) is Object:
+                        self._made(name, function, value)
+                    return value
+            name.judge(pickle_known.called(function, args))
+        elif type(function) is Object:
+            led = pickle_known.led_to(function)
+            if led is not None:
+                self._led(led)
+        else:
             self.fail(f"the pickle calls a {type(function).__name__}", self.position)
-        builder = self.builders.get(function.full) if isinstance(function, Global) and not kwargs else None
-        if builder is not None:
-            self._spend(args)
-            value = self.built(builder, args)
-            if value is not NotImplemented:
-                if isinstance(value, Object):
-                    self._note(value.function, value.args)
-                return value
-        self._note(function, args)
         return Object(function, args, self.base + self.position, kwargs or None)
 
-    def _note(self, function: Any, args: tuple[Any, ...]) -> None:
-        # Once for each name: the pickle may ask for the same call a million times.
-        name = acts(function, args)
-        if name is not None:
-            self.calls.setdefault(name, self.position)
+    def _made(self, name: Name, function: Global, value: Object) -> None:
+        # copyreg's helpers call the class that they are given; other builders keep the name of their own.
+        name.judge(pickle_known.named(function, rebuilt=True))
+        target = value.function
+        if type(target) is Global and target != function:
+            inner = self.name(target)
+            inner.calls += 1
+            inner.judge(pickle_known.called(target, value.args))
+
+    def _led(self, target: Global) -> None:
+        name = self.name(target)
+        name.calls += 1
+        name.judge(CODE)
+
+    def restated(self, target: Any, state: Any) -> Any:
+        """Return the state of what BUILD is done to: attributes are added to those that it has already."""
+        if type(target) not in (Object, Dict) or target.state is None:
+            return state
+        if type(target.state) is not dict or type(state) is not dict:
+            self.fail("the pickle sets the state of an object a second time", self.position)
+        self._spend((target.state, state))
+        return {**target.state, **state}
+
+    def asked(self) -> tuple[Asked, ...]:
+        """Return what the pickle asks for, up to where it was read."""
+        return tuple(name.asked(self.base) for name in self.names.values())
 
     def _spend(self, args: tuple[Any, ...]) -> None:
-        for arg in args:
-            if type(arg) in _COPIED:
-                self.spent += len(arg)
-        if self.spent > self.limits.copies + 4 * len(self.data):
-            self.fail("the pickle copies its values again and again", self.position)
+        self.spent += len(args)
+        most = self.limits.pickle_copies + 4 * len(self.data)
+        if self.spent <= most:
+            for arg in args:
+                if type(arg) in _COPIED:
+                    self.spent += len(arg)
+        if self.spent > most:
+            self.exceed("pickle_copies", "the pickle copies its values again and again", self.spent)
 
     def built(self, build: Callable[[Any], Any], argument: Any) -> Any:
         """Return what a caller's function makes of the argument; its errors get file and offset."""

@@ -19,13 +19,26 @@ def _put(machine: Machine, number: int) -> None:
 
 def _append(machine: Machine, items: list[Any]) -> None:
     target = machine.stack[-1]
-    if type(target) is list or type(target) is Set:
+    if type(target) is list:
         target.extend(items)
     elif isinstance(target, Object):
         target.items = target.items or []
         target.items.extend(items)
     else:
         machine.fail(f"the pickle appends to a {type(target).__name__}", machine.position)
+
+
+def _add(machine: Machine, at: int) -> int:
+    items = machine.since_mark()
+    target = machine.stack[-1]
+    if type(target) is Set and target.name == "builtins.set":
+        target.extend(items)
+    elif isinstance(target, Object):
+        target.items = target.items or []
+        target.items.extend(items)
+    else:
+        machine.fail(f"the pickle adds to a {type(target).__name__}", machine.position)
+    return at
 
 
 def _set_items(machine: Machine, items: list[Any]) -> None:
@@ -114,8 +127,10 @@ def _integer(width: int, *, signed: bool) -> Opcode:
 def _long(width: int) -> Opcode:
     def push(machine: Machine, at: int) -> int:
         size = int.from_bytes(machine.data[at : at + width], "little", signed=width == 4)
-        if not 0 <= size <= machine.limits.integer:
-            machine.fail(f"an integer of {size:,} bytes", at)
+        if size < 0:
+            machine.fail("an integer of negative length", at)
+        if size > machine.limits.pickle_integer:
+            machine.exceed("pickle_integer", "an integer is too long", size)
         at += width
         machine.stack.append(int.from_bytes(machine.data[at : at + size], "little", signed=True))
         return at + size
@@ -159,7 +174,7 @@ def _bytes(width: int) -> Opcode:
     def push(machine: Machine, at: int) -> int:
         start = at + width
         size = int.from_bytes(machine.data[at:start], "little")
-        long = size > machine.limits.inline
+        long = size > machine.inline
         machine.stack.append(
             Stored(machine.data, start, size) if long else machine.data[start : start + size]
         )
@@ -257,9 +272,11 @@ def _set_many(machine: Machine, at: int) -> int:
 def _named(machine: Machine, module: Any, name: Any) -> Global:
     if type(module) is not str or type(name) is not str:
         machine.fail("the pickle names something by other than text", machine.position)
-    if len(module) + len(name) > machine.limits.name:
-        machine.fail(f"a name of {len(module) + len(name):,} characters", machine.position)
-    return Global(RENAMED.get(module, module), name)
+    if len(module) + len(name) > machine.limits.pickle_name:
+        machine.exceed("pickle_name", "a name is too long", len(module) + len(name))
+    found = Global(RENAMED.get(module, module), name)
+    machine.name(found)
+    return found
 
 
 def _global(machine: Machine, at: int) -> int:
@@ -309,8 +326,11 @@ def _build(machine: Machine, at: int) -> int:
     state = machine.stack.pop()
     target = machine.stack[-1]
     if not hasattr(target, "state"):
-        machine.fail(f"the pickle sets the state of a {type(target).__name__}", machine.position)
-    target.state = state
+        what = (
+            f"the class or function {target.full}" if type(target) is Global else f"a {type(target).__name__}"
+        )
+        machine.fail(f"the pickle sets the state of {what}", machine.position)
+    target.state = machine.restated(target, state)
     return at
 
 
@@ -356,6 +376,14 @@ def _memoize(machine: Machine, at: int) -> int:
 def _refused(what: str) -> Opcode:
     def refuse(machine: Machine, at: int) -> int:
         machine.fail(f"the pickle {what}", at - 1)
+
+    return refuse
+
+
+def _registered(width: int) -> Opcode:
+    def refuse(machine: Machine, at: int) -> int:
+        number = machine.number(at, width)
+        machine.fail(f"the pickle names a class by number {number:,} of its writer's registry", at - 1)
 
     return refuse
 
@@ -406,7 +434,7 @@ _OPCODES: dict[bytes, Opcode] = {
     b"\x91": _frozenset,
     b"a": _append_one,
     b"e": _append_many,
-    b"\x90": _append_many,
+    b"\x90": _add,
     b"s": _set_one,
     b"u": _set_many,
     b"c": _global,
@@ -423,9 +451,9 @@ _OPCODES: dict[bytes, Opcode] = {
     b"j": _get_long,
     b"p": _put_text,
     b"\x94": _memoize,
-    b"\x82": _refused("names a class by a number of its writer's registry"),
-    b"\x83": _refused("names a class by a number of its writer's registry"),
-    b"\x84": _refused("names a class by a number of its writer's registry"),
+    b"\x82": _registered(1),
+    b"\x83": _registered(2),
+    b"\x84": _registered(4),
     b"\x97": _refused("keeps data in buffers outside itself"),
     b"\x98": _refused("keeps data in buffers outside itself"),
 }

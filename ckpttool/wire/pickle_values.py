@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 # The names that Python 2 and pickle protocols below 3 use for modules of today (Lib/_compat_pickle.py).
-RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg", "cPickle": "pickle"}
-
-
-class Limits(NamedTuple):
-    """What a pickle may ask for; each guards what no input's own size bounds.
-
-    `integer` is in bytes: Python refuses to print integers of more than 4,300 digits. `key_items` counts
-    what a tuple used as a dict's key may hold (hashing visits shared tuples again and again), `tuple_keys`
-    how many there may be (their hashes can be made to collide). `copies` is what known calls may copy of
-    their arguments, beside four times the pickle's size: one long text can be encoded again and again.
-    Bytes longer than `inline` are not copied out of the pickle but given as Stored. `name` is in characters:
-    a name is put together again for each of its calls.
-    """
-
-    integer: int = 1024
-    key_items: int = 64
-    tuple_keys: int = 4096
-    copies: int = 1 << 20
-    inline: int = sys.maxsize
-    name: int = 4096
+RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg", "cPickle": "pickle", "exceptions": "builtins"}
+# A result may be called, and that one's result again: nobody reads on who made the first of so many.
+_LED = 16
 
 
 class Global(NamedTuple):
@@ -79,7 +61,9 @@ class Object:
     def name(self) -> str:
         """The dotted name of the class or function."""
         target = self.function
-        while isinstance(target, Object):
+        for _ in range(_LED):
+            if not isinstance(target, Object):
+                break
             target = target.function
         return target.full if isinstance(target, Global) else type(target).__name__
 
@@ -113,124 +97,6 @@ class Opaque:
 
 
 Builder = Callable[[tuple[Any, ...]], Any]
-
-# The parts of the standard library whose pickles are data. Whatever else of it a pickle wants to call
-# can act on the world (os, subprocess, builtins.eval, ...): allowing by name has held where deny lists
-# keep losing. Classes outside the standard library are shown, never built.
-_DATA_MODULES = frozenset(
-    (
-        "argparse",
-        "array",
-        "collections",
-        "datetime",
-        "decimal",
-        "fractions",
-        "ipaddress",
-        "itertools",
-        "numbers",
-        "pathlib",
-        "uuid",
-        "zoneinfo",
-    )
-)
-_DATA_NAMES = frozenset(
-    (
-        "_codecs.encode",
-        "_collections._tuplegetter",
-        "_weakrefset.WeakSet",
-        "_io.BytesIO",
-        "_io.StringIO",
-        "builtins.bool",
-        "builtins.bytearray",
-        "builtins.bytes",
-        "builtins.classmethod",
-        "builtins.complex",
-        "builtins.dict",
-        "builtins.float",
-        "builtins.frozenset",
-        "builtins.int",
-        "builtins.list",
-        "builtins.object",
-        "builtins.property",
-        "builtins.range",
-        "builtins.reversed",
-        "builtins.set",
-        "builtins.slice",
-        "builtins.staticmethod",
-        "builtins.str",
-        "builtins.tuple",
-        "copyreg.__newobj__",
-        "copyreg.__newobj_ex__",
-        "copyreg._reconstructor",
-        "dataclasses.Field",
-        "dataclasses._DataclassParams",
-        "dataclasses._MISSING_TYPE",
-        "functools.partial",
-        "io.BytesIO",
-        "io.StringIO",
-        "logging.getLogger",
-        "operator.attrgetter",
-        "operator.itemgetter",
-        "random.Random",
-        "re._compile",
-        "time.struct_time",
-        "types.SimpleNamespace",
-        "_random.Random",
-    )
-)
-# Classes of exceptions are data too; builtins keeps them beside eval and open.
-_BUILTIN_ERRORS = ("Error", "Exception", "Warning", "Interrupt", "Iteration")
-
-
-def acts(target: object, args: tuple[Any, ...]) -> str | None:
-    """Return the name of what a call would run if it is something of the standard library that can act."""
-    if isinstance(target, Object):
-        return _led_to(target)
-    if not isinstance(target, Global) or not _is_standard(target):
-        return None
-    top = target.module.partition(".")[0]
-    if target.full in _DATA_NAMES or (top in _DATA_MODULES and "." not in target.name):
-        return None
-    if target.module == "builtins" and target.name.endswith(_BUILTIN_ERRORS):
-        return None
-    return None if _looks(target.full, args) else target.full
-
-
-def _is_standard(target: Global) -> bool:
-    top = target.module.partition(".")[0]
-    return top in sys.stdlib_module_names or top in RENAMED
-
-
-def _led_to(target: Object) -> str | None:
-    """Return what calling the result of a call of the standard library's would run.
-
-    Such a result is no data any more: `functools.partial(os.system, "...")()`, `attrgetter("system")(...)()`.
-    """
-    made_by = target.function
-    if not isinstance(made_by, Global) or not _is_standard(made_by):
-        return None
-    inner = target.args[0] if made_by.full == "functools.partial" and target.args else None
-    return inner.full if isinstance(inner, Global) and target.state is None else made_by.full
-
-
-def _looks(name: str, args: tuple[Any, ...]) -> bool:
-    """Say whether a call only looks something up, in a way that leads nowhere else.
-
-    Pickler.save_type (Lib/pickle.py) stores the type of None as a call of `type`; cloudpickle stores classes
-    by value, and with them `tuple.__new__` of named tuples and the annotation `Optional[int]` (by getitem).
-    """
-    if not args:
-        return False
-    first = args[0]
-    if name == "builtins.getattr":
-        # How bound methods are stored; of a module or class it would be a way to anything.
-        return isinstance(first, Object) or args in _MAKERS
-    if name == "builtins.type":
-        return len(args) == 1 and (first is None or isinstance(first, Global))
-    return name == "_operator.getitem" and isinstance(first, Global) and first.module == "typing"
-
-
-_MAKERS = tuple((Global("builtins", kind), "__new__") for kind in ("object", "tuple", "int", "str", "float"))
 
 
 def _dict(name: str) -> Builder:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from ckpttool import limits
 from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.wire import crc, varint
 
@@ -22,13 +23,29 @@ _NONE, _SNAPPY = 0, 1  # tsl/lib/io/table_options.h
 # The densest element of snappy copies 64 bytes and takes three (github.com/google/snappy,
 # format_description.txt).
 _SNAPPY_RATIO = 22
-MAX_BLOCK = 64 << 20  # decompressed; tables are written with blocks of 256 KB and single longer entries
 
-# Prefix sharing lets four bytes stand for a key of any length: more than this is an attack, not a table.
+# Prefix sharing lets four bytes stand for a key of any length. Every sixteenth key is stored whole
+# (tsl/lib/io/table_options.h, block_restart_interval): more than that is an attack, not a table.
 _KEY_BYTES_FLOOR = 64 << 20
-_KEY_EXPANSION = 100
+_KEY_EXPANSION = 16
+# An entry of a real table takes more bytes: parts of its key, and a message with a shape and a place.
+_ENTRY = 32
 
 Entry = tuple[bytes, bytes]
+
+
+class Room(NamedTuple):
+    """What a table may ask for: bytes that one block unpacks to, entries, and bytes of all its keys."""
+
+    block: int
+    entries: int
+    keys: int
+
+
+def room(size: int) -> Room:
+    """Return what a table of `size` bytes may ask for under the limits that hold."""
+    here = limits.current()
+    return Room(here.block_bytes, here.entries + size // _ENTRY, max(_KEY_BYTES_FLOOR, _KEY_EXPANSION * size))
 
 
 class Handle(NamedTuple):
@@ -38,33 +55,39 @@ class Handle(NamedTuple):
     size: int
 
 
-def read(data: bytes, most: int = MAX_BLOCK) -> list[Entry]:
+def read(data: bytes) -> list[Entry]:
     """Return every key and value of the table in order; raise FormatError where it breaks a rule.
 
-    Every block's checksum is verified before it is decompressed. A compressed block may hold `most` bytes
-    at the most, else UnsupportedError is raised.
+    Every block's checksum is verified before it is decompressed. No block may be larger than the limit, as it
+    is stored or after decompression.
     """
     meta, index = footer(data)
-    _block(data, meta, most)
-    budget = max(_KEY_BYTES_FLOOR, _KEY_EXPANSION * len(data))
+    left = room(len(data))
+    _small_block(data, meta, left)
     found: list[Entry] = []
     lower: bytes | None = None
     free = 0
-    for bound, value in _block(data, index, most):
+    for bound, value in _small_block(data, index, left):
         handle = _handle(value, 0, len(value))[0]
         if handle.offset < free:
             # Blocks are written one after the other; one that is named again and again would cost its
             # size each time.
             raise FormatError("the blocks of the table overlap", offset=handle.offset)
         free = handle.offset + handle.size + TRAILER
-        entries = _block(data, handle, most)
+        entries = _small_block(data, handle, left)
         _require_between(lower, entries, bound, handle.offset)
         lower = bound
         found += entries
-        budget -= sum(len(key) for key, _ in entries)
-        if budget < 0:
-            raise FormatError("the keys of the table are far longer than the table", offset=handle.offset)
+        left = Room(left.block, left.entries - len(entries), left.keys - sum(len(key) for key, _ in entries))
     return found
+
+
+def _small_block(data: bytes, handle: Handle, left: Room) -> list[Entry]:
+    if left.block < handle.size <= len(data):
+        raise limits.exceeded(
+            "block_bytes", "a block of the table is too large", handle.size, offset=handle.offset
+        )
+    return _block(data, handle, left)
 
 
 def footer(data: bytes) -> tuple[Handle, Handle]:
@@ -96,7 +119,7 @@ def _handle(data: bytes, at: int, stop: int) -> tuple[Handle, int]:
     return Handle(offset, size), at
 
 
-def _block(data: bytes, handle: Handle, most: int) -> list[Entry]:
+def _block(data: bytes, handle: Handle, left: Room) -> list[Entry]:
     offset, size = handle
     room = len(data) - FOOTER - TRAILER - offset
     if size > room:
@@ -122,8 +145,8 @@ def _block(data: bytes, handle: Handle, most: int) -> list[Entry]:
             "a block of the table is compressed in an unknown way", offset=stop, found=f"type {kind}"
         )
     try:
-        contents = data[offset:stop] if kind == _NONE else _decompressed(data[offset:stop], most)
-        return _entries(contents)
+        contents = data[offset:stop] if kind == _NONE else _decompressed(data[offset:stop], left.block)
+        return _entries(contents, left)
     except CkpttoolError as error:
         # Within a compressed block there are no positions in the file, only the block's.
         error.offset = offset + (0 if kind == _SNAPPY else error.offset or 0)
@@ -142,11 +165,7 @@ def _decompressed(data: bytes, most: int) -> bytes:
             found=f"{length:,}",
         )
     if length > most:
-        raise UnsupportedError(
-            "a compressed block of the table is too large",
-            expected=f"at most {most:,} bytes",
-            found=f"{length:,}",
-        )
+        raise limits.exceeded("block_bytes", "a compressed block of the table is too large", length)
     try:
         contents = bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:
@@ -160,14 +179,13 @@ def _decompressed(data: bytes, most: int) -> bytes:
     return contents
 
 
-def _entries(block: bytes) -> list[Entry]:
+def _entries(block: bytes, left: Room) -> list[Entry]:
     restarts, stop = _restarts(block)
     found: list[Entry] = []
     starts = set()
     previous: bytes | None = None
     key = b""
     at = spent = 0
-    budget = max(_KEY_BYTES_FLOOR, _KEY_EXPANSION * len(block))
     while at < stop:
         start = at
         shared, unshared, length, at = _lengths(block, at, stop)
@@ -186,8 +204,10 @@ def _entries(block: bytes) -> list[Entry]:
         found.append((key, block[middle:at]))
         previous = key
         spent += len(key)
-        if spent > budget:
+        if spent > left.keys:
             raise FormatError("the keys of the table are far longer than the table", offset=start)
+        if len(found) > left.entries:
+            raise limits.exceeded("entries", "the table has too many entries", len(found), offset=start)
     if found and not starts.issuperset(restarts):
         raise FormatError("a restart point of a block is not the start of a whole key", offset=stop)
     return found
@@ -223,13 +243,13 @@ def _require_between(lower: bytes | None, entries: list[Entry], bound: bytes, of
         raise FormatError("a block's keys lie outside the range that the index gives it", offset=offset)
 
 
-def block(stored: bytes, most: int = MAX_BLOCK) -> list[Entry]:
+def block(stored: bytes, left: Room) -> list[Entry]:
     """Return the entries of one block, for tables that are not read whole (wire.sstable_file).
 
     `stored` is the block with its trailer and FOOTER bytes more: as many follow every block of a table.
-    Positions in errors count from its start.
+    Positions in errors count from its start. Only what a block unpacks to is limited.
     """
-    return _block(stored, Handle(0, len(stored) - FOOTER - TRAILER), most)
+    return _block(stored, Handle(0, len(stored) - FOOTER - TRAILER), left)
 
 
 def handle(data: bytes) -> Handle:

@@ -14,10 +14,8 @@ from ckpttool.source import File
 from ckpttool.wire import sstable
 from ckpttool.wire.sstable import FOOTER, TRAILER, Handle
 
-# TensorFlow writes no entry of 2 GiB or more (tensor_slice_writer.h, kMaxMessageBytes); a block is 256 KiB
-# and the rest of its last entry (tsl/lib/io/table_options.h).
-MAX_BLOCK = 1 << 31
-# Compressed blocks of this size are kept for a while: thousands of small entries may be in one.
+# Compressed blocks of this size are kept for a while: thousands of small entries may be in one. Of larger
+# ones, the last is.
 _KEPT = 1 << 20
 
 Place = tuple[int, int]  # start and length in the file
@@ -78,8 +76,7 @@ def value(file: File, block: Handle, key: bytes) -> bytes:
     try:
         places = _places(file, block)
         if places is None:
-            entries = _kept(file, block) if block.size <= _KEPT else dict(_entries(file, block))
-            found = entries.get(key)
+            found = _kept(file, block).get(key)
         else:
             place = places.get(key)
             found = None if place is None else file.read(*place)
@@ -116,12 +113,12 @@ def _stored(file: File, handle: Handle) -> bytes:
 
 
 def _entries(file: File, handle: Handle) -> list[sstable.Entry]:
-    return _judged(_stored(file, handle), handle)
+    return _judged(file, _stored(file, handle), handle)
 
 
-def _judged(stored: bytes, handle: Handle) -> list[sstable.Entry]:
+def _judged(file: File, stored: bytes, handle: Handle) -> list[sstable.Entry]:
     try:
-        return sstable.block(stored, MAX_BLOCK)
+        return sstable.block(stored, sstable.room(file.size))
     except CkpttoolError as error:
         error.offset = (error.offset or 0) + handle.offset
         raise
@@ -131,7 +128,7 @@ def _judged(stored: bytes, handle: Handle) -> list[sstable.Entry]:
 def _places(file: File, handle: Handle) -> dict[bytes, Place] | None:
     """Return where the values of a sound block are in the file; None when it is compressed."""
     stored = _stored(file, handle)
-    _judged(stored, handle)
+    _judged(file, stored, handle)
     if stored[handle.size]:
         return None
     contents = stored[: handle.size]
@@ -139,10 +136,15 @@ def _places(file: File, handle: Handle) -> dict[bytes, Place] | None:
 
 
 @functools.lru_cache(maxsize=8)
-def _cached(file: File, handle: Handle) -> dict[bytes, bytes]:
+def _small(file: File, handle: Handle) -> dict[bytes, bytes]:
+    return dict(_entries(file, handle))
+
+
+@functools.lru_cache(maxsize=1)
+def _large(file: File, handle: Handle) -> dict[bytes, bytes]:
     return dict(_entries(file, handle))
 
 
 def _kept(file: File, handle: Handle) -> dict[bytes, bytes]:
     file.read(0, 0)  # the file must still be the one that was listed
-    return _cached(file, handle)
+    return (_small if handle.size <= _KEPT else _large)(file, handle)

@@ -15,12 +15,14 @@ from ckpttool.errors import FormatError, TruncatedError, UnsupportedError
 from ckpttool.source import File, Span
 
 BLOCK = 512
-# Name, size, checksum, type, what it links to, magic; modes, owners, times and devices are passed over.
-_HEADER = struct.Struct("100s24x12s12x8sc100s6s249x")
+# Name, size, checksum, type, what it links to, magic, what stands before the name; modes, owners, times and
+# devices are passed over.
+_HEADER = struct.Struct("100s24x12s12x8sc100s6s82x155s12x")
 _CHECKSUM = slice(148, 156)
 _MAGIC = b"ustar"
 _PLAIN, _PAX = (b"0", b"\0"), b"x"
 _PAX_LIMIT = 1 << 16
+_PIECE = 1 << 20
 
 
 class _Header(NamedTuple):
@@ -66,6 +68,9 @@ def _listed(file: File) -> Iterator[tuple[str, Span]]:
             longer = None
     if _block(file, at + BLOCK) != bytes(BLOCK) or file.size % BLOCK:
         raise TruncatedError("the archive does not end with empty blocks", file=file.path, offset=file.size)
+    for place in range(at, file.size, _PIECE):
+        if file.read(place, min(_PIECE, file.size - place)).strip(b"\0"):
+            _fail(file, "bytes follow the archive's end", place)
 
 
 def _block(file: File, at: int) -> bytes:
@@ -75,7 +80,7 @@ def _block(file: File, at: int) -> bytes:
 
 
 def _header(file: File, block: bytes, at: int) -> _Header:
-    name, size, checksum, kind, _, magic = _HEADER.unpack(block)
+    name, size, checksum, kind, _, magic, before = _HEADER.unpack(block)
     bare = block[: _CHECKSUM.start] + b" " * 8 + block[_CHECKSUM.stop :]
     if not magic.startswith(_MAGIC) or _number(checksum, file, at) != sum(bare):
         _fail(file, "a header of the archive is damaged", at)
@@ -84,6 +89,9 @@ def _header(file: File, block: bytes, at: int) -> _Header:
         raise UnsupportedError(
             f"member {text!r} is no plain file (type {kind.decode('latin-1')!r})", file=file.path, offset=at
         )
+    if any(before):
+        # GNU tar's own headers keep times there, which the library that torch used leaves empty.
+        raise UnsupportedError(f"member {text!r} has a prefix to its name", file=file.path, offset=at)
     return _Header(text, _number(size, file, at), kind)
 
 

@@ -6,7 +6,7 @@ import struct
 from typing import IO, NamedTuple
 
 from ckpttool.source import Buffer
-from ckpttool.wire import zip as reader
+from ckpttool.wire import zip_records as reader
 from ckpttool.wire.crc import crc32
 
 # MS-DOS for 1980-01-01 00:00, the earliest that the format can say: archives carry no time of writing.

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import asdict
 from typing import IO, Any
 
+from ckpttool import limits
 from ckpttool.errors import CkpttoolError, FormatError, MissingExtraError, TruncatedError, UnsupportedError
 
 # The child sees what this process sees, and nothing that its environment adds.
@@ -19,7 +21,11 @@ sys.path += [path for path in json.loads(sys.argv[1]) if path not in sys.path]
 from ckpttool.formats.hdf5.child import main
 main(sys.argv[2:])
 """
-ANSWER = 160 << 20
+# What an object of the file takes in the answer at most, on the average: bytes and values of JSON.
+_BYTES, _VALUES = 256, 16
+_LONGEST = 120
+# By the clock it may be more: others may use the processors.
+_CLOCK = 8
 _ERRORS: dict[str, type[CkpttoolError]] = {
     "format": FormatError,
     "truncated": TruncatedError,
@@ -39,22 +45,23 @@ _ENVIRONMENT = {
 
 
 def seconds(length: int) -> int:
-    """Return how long listing a file of `length` bytes may take."""
-    return min(120, 15 + (length >> 21))
+    """Return how many seconds of a processor listing a file of `length` bytes may take."""
+    base = limits.current().hdf5_seconds
+    return min(max(_LONGEST, base), base + (length >> 20))
 
 
 def listing(descriptor: int, offset: int, length: int, file: str) -> dict[str, Any]:
     """Return what child.py found in `length` bytes from `offset` of an open file; `file` is its name.
 
-    Raise FormatError when the library refuses the file, crashes, hangs, or takes too much memory, and
-    UnsupportedError when the file leads to other files.
+    Raise FormatError when the library refuses the file or crashes, LimitError when it takes too much time or
+    memory, and UnsupportedError when the file leads to other files.
     """
-    allowed = seconds(length)
+    allowed, most = seconds(length), limits.current()
     paths = [_PACKAGE, *(path for path in sys.path if os.path.isabs(path))]
     command = [sys.executable, "-I", "-B", "-c", _START, json.dumps(paths)]
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
     with subprocess.Popen(  # noqa: S603  # our own module, run by our own interpreter
-        [*command, *map(str, (descriptor, offset, length, allowed))],
+        [*command, *map(str, (descriptor, offset, length, allowed)), json.dumps(asdict(most))],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -62,24 +69,25 @@ def listing(descriptor: int, offset: int, length: int, file: str) -> dict[str, A
         pass_fds=(descriptor,),
     ) as process:
         late = threading.Event()
-        watch = threading.Timer(allowed, _stop, (process, late))
+        watch = threading.Timer(_CLOCK * allowed, _stop, (process, late))
         watch.start()
         try:
-            answer = _answer(process)
+            answer = _answer(process, _BYTES * most.hdf5_objects)
         finally:
             watch.cancel()
             process.kill()
     if late.is_set() or process.returncode == -getattr(signal, "SIGXCPU", 0):
-        raise FormatError(
-            f"the HDF5 library did not finish within {allowed} s: the file is damaged", file=file
+        raise limits.exceeded(
+            "hdf5_seconds", f"the HDF5 library did not finish in {allowed} s", None, file=file
         )
     return _judged(answer, process.returncode, file)
 
 
-def _answer(process: subprocess.Popen[bytes]) -> bytes:
+def _answer(process: subprocess.Popen[bytes], most: int) -> bytes:
+    """Return what the process says, a byte more than `most` if it does not stop there."""
     stream: IO[bytes] | None = process.stdout
-    data = stream.read(ANSWER) if stream is not None else b""
-    if len(data) < ANSWER:
+    data = stream.read(most + 1) if stream is not None else b""
+    if len(data) <= most:
         process.wait()
     return data
 
@@ -90,6 +98,9 @@ def _stop(process: subprocess.Popen[bytes], late: threading.Event) -> None:
 
 
 def _judged(answer: bytes, status: int, file: str) -> dict[str, Any]:
+    most = limits.current().hdf5_objects
+    if len(answer) > _BYTES * most or sum(map(answer.count, (b",", b"[", b"{"))) > _VALUES * most:
+        raise limits.exceeded("hdf5_objects", "the list of the file's datasets is too long", None, file=file)
     if status:
         what = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         raise FormatError(f"the process that reads it {what}: the file is damaged", file=file)
@@ -97,11 +108,17 @@ def _judged(answer: bytes, status: int, file: str) -> dict[str, Any]:
         found = json.loads(answer)
         refused = found.get("refused")
         if refused is not None:
-            kind, sentence = refused
-            raise _ERRORS.get(kind, FormatError)(_printable(sentence), file=file)
+            raise _refusal(file, *refused)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError("the HDF5 library gave no answer that can be read", file=file) from error
     return dict(found)
+
+
+def _refusal(file: str, kind: str, sentence: str, limit: str = "", found: int | None = None) -> CkpttoolError:
+    said = _printable(sentence)
+    if kind == "limit" and hasattr(limits.current(), limit):
+        return limits.exceeded(limit, said, found, file=file)
+    return _ERRORS.get(kind, FormatError)(said, file=file)
 
 
 def _printable(sentence: object) -> str:

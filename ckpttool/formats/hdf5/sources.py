@@ -12,13 +12,12 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
-from ckpttool.errors import ChecksumError, FormatError, TruncatedError, UnsupportedError
+from ckpttool import limits
+from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.source import Buffer, Deflated, Shape, Source, Span, Storage
 
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 KNOWN = frozenset((DEFLATE, SHUFFLE, FLETCHER32))
-# Keras has the same rule with a floor of 4 GiB (keras/src/saving/saving_lib.py, safe_get_h5_dataset).
-BOMB_BYTES, BOMB_RATIO = 256 << 20, 1000
 _STEP = 1 << 20
 _KEPT = 64 << 20
 _WORDS = 1 << 20
@@ -50,6 +49,18 @@ def unpacked(base: Storage) -> Iterator[bytes]:
         _damaged(base, "a compressed member is not as long as declared")
 
 
+def _require_plausible(declared: int, stored: int, base: Storage) -> None:
+    # Keras has the same rule with a floor of 4 GiB (keras/src/saving/saving_lib.py, safe_get_h5_dataset).
+    most = limits.current()
+    if declared > max(most.expanded_bytes, most.expanded_ratio * stored):
+        raise _excess("a dataset declares", declared, stored, base)
+
+
+def _excess(who: str, declared: int, stored: int, base: Storage) -> CkpttoolError:
+    what = f"{who} {declared:,} bytes and store{'s' * who.startswith('a ')} {stored:,}"
+    return limits.exceeded("expanded_bytes", what, declared, file=place(base).file.path)
+
+
 def _damaged(base: Storage, sentence: str) -> NoReturn:
     where = place(base)
     raise FormatError(sentence, file=where.file.path, offset=where.offset)
@@ -66,6 +77,12 @@ def verify(base: Storage) -> None:
         total += len(data)
     where = place(base)
     base.checksum.require(found, total, where.file.path, where.offset)
+
+
+def is_checked(source: Source) -> bool:
+    """Say whether reading a dataset's source looks at the checksum of the member that it lies in."""
+    raw = source.base if isinstance(source, Turned) else source
+    return isinstance(raw, Within) or (isinstance(raw, Chunked) and bool(raw.chunks))
 
 
 @functools.lru_cache(maxsize=1)
@@ -148,13 +165,15 @@ class Chunked(NamedTuple):
 
         element = np.dtype(f"V{len(self.fill)}")
         declared = math.prod(self.shape) * len(self.fill)
-        self._require_plausible(declared, sum(chunk.size for chunk in self.chunks), self.base)
+        _require_plausible(declared, sum(chunk.size for chunk in self.chunks), self.base)
         size = math.prod(self.chunk) * len(self.fill)
+        large = size > limits.current().expanded_bytes
         array = np.empty(self.shape, element)
         if len(self.chunks) < math.prod(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True)):
             array[...] = np.frombuffer(self.fill, element)[0]
         for chunk in self.chunks:
-            self._require_plausible(size, chunk.size, self.base)
+            if large:
+                _require_plausible(size, chunk.size, self.base)
             block = np.frombuffer(self._unfiltered(chunk, size), element).reshape(self.chunk)
             place = tuple(
                 slice(at, min(at + c, n)) for at, c, n in zip(chunk.at, self.chunk, self.shape, strict=True)
@@ -163,11 +182,6 @@ class Chunked(NamedTuple):
                 continue  # a dataset that shrank keeps chunks beyond its end
             array[place] = block[tuple(slice(0, part.stop - part.start) for part in place)]
         return array.reshape(-1).view(np.uint8).data
-
-    @staticmethod
-    def _require_plausible(declared: int, stored: int, base: Storage) -> None:
-        if declared > BOMB_BYTES and declared > BOMB_RATIO * stored:
-            _damaged(base, f"a dataset declares {declared:,} bytes and stores {stored:,}")
 
     def _unfiltered(self, chunk: Chunk, size: int) -> bytes:
         data = bytes(run(self.base, chunk.offset, chunk.size).read())
@@ -196,6 +210,8 @@ class Chunked(NamedTuple):
             self._fail(chunk, f"a chunk cannot be decompressed: {error}")
         if not engine.eof and len(found) <= most:
             self._fail(chunk, "a compressed chunk is cut off")
+        if engine.unused_data:
+            self._fail(chunk, "a compressed chunk is followed by other bytes")
         return found
 
     def _checked(self, data: bytes, chunk: Chunk) -> bytes:
@@ -262,18 +278,27 @@ def _folded(total: int) -> int:
 
 
 class Filled(NamedTuple):
-    """A dataset of which nothing is stored: `elements` times the fill value."""
+    """A dataset of which nothing is stored: the fill value (one element) repeated to `length` bytes."""
 
     base: Storage
     fill: bytes
-    elements: int
+    length: int
 
     def read(self) -> bytes:
-        """Return the elements; raise FormatError if they would be implausibly many."""
-        declared = len(self.fill) * self.elements
-        if declared > BOMB_BYTES:
-            _damaged(self.base, f"a dataset declares {declared:,} bytes and stores none")
-        return self.fill * self.elements
+        """Return the elements; raise LimitError if they would be implausibly many."""
+        _require_plausible(self.length, 0, self.base)
+        return self.fill * (self.length // len(self.fill))
+
+
+class Excess(NamedTuple):
+    """A dataset of a file whose datasets together declare far more (`declared` bytes) than it holds."""
+
+    base: Storage
+    declared: int
+
+    def read(self) -> NoReturn:
+        """Raise LimitError."""
+        raise _excess("the file's datasets declare", self.declared, self.base.length, self.base)
 
 
 class Turned(NamedTuple):

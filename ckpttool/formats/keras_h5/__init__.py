@@ -20,7 +20,7 @@ WRITES = True
 FRAMEWORK = "tensorflow"
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-_BLOCKS = (512, 1024, 2048)
+_BLOCK = 512
 
 
 def claims(probe: Probe) -> str | None:
@@ -39,13 +39,21 @@ def _suffixed(name: str) -> bool:
 
 
 def _behind_block(probe: Probe) -> bool:
-    """Say whether the file begins with a user block (HDF5 File Format Specification 3.0, II.A)."""
+    """Say whether the file begins with a user block, of 512 bytes or twice, four times ... that.
+
+    Source: HDF5 File Format Specification 3.0, II.A.
+    """
+    block = _BLOCK
     try:
         with open(probe.path, "rb") as stream:
-            data = stream.read(_BLOCKS[-1] + len(MAGIC))
+            while block < probe.size:
+                stream.seek(block)
+                if stream.read(len(MAGIC)) == MAGIC:
+                    return True
+                block *= 2
     except OSError:
         return False
-    return any(data.startswith(MAGIC, block) for block in _BLOCKS)
+    return False
 
 
 def read(location: str) -> Checkpoint:
@@ -64,7 +72,7 @@ def read(location: str) -> Checkpoint:
     version = found.details.get("keras_version")
     writer = f"Keras {version}" if isinstance(version, str) else None
     return Checkpoint(
-        location, NAME, found.tree, files, writer, notes=found.notes, details=dict(found.details)
+        location, NAME, found.tree, files, writer, "none", found.notes, dict(found.details), found.asks
     )
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from ckpttool.errors import CkpttoolError, FormatError
 from ckpttool.formats.hdf5 import Index
-from ckpttool.formats.keras_tree import counted, legacy, modules, optimizers, pairs
+from ckpttool.formats.keras_tree import asking, counted, legacy, modules, optimizers, pairs
 from ckpttool.formats.keras_tree.config import NOTHING, Config, config_of, lambdas, parse
 from ckpttool.leaf import Leaf, Path, attr
 from ckpttool.tree import Alias, Container, Tree
+from ckpttool.wire.asked import Asked
 
 OPTIMIZER: Path = (attr("optimizer"),)
 
@@ -28,6 +29,7 @@ class Model:
     tree: Tree
     notes: tuple[str, ...]
     details: Mapping[str, Any] = field(default_factory=dict)
+    asks: tuple[Asked, ...] = ()
 
 
 def model(index: Index, config: Config = NOTHING, optimizer: Config = NOTHING) -> Model:
@@ -116,7 +118,9 @@ def _legacy(index: Index) -> Model:
         notes = (*notes, "optimizer: the file does not say which variable each of its slots belongs to")
     details = {"layout": "h5", "model": config.cls, "name": config.name, "optimizer": optimizer.cls}
     versions = {key: about.get(key) or top.get(key) for key in ("keras_version", "backend")}
-    return Model(Tree(leaves, _aliases(index, leaves), containers), notes, {**details, **versions})
+    asks = (*asking.asks(found, "model_config"), *asking.asks(trained, "training_config"))
+    tree = Tree(leaves, _aliases(index, leaves), containers)
+    return Model(tree, notes, {**details, **versions}, asks)
 
 
 def _weights(index: Index, config: Config) -> tuple[dict[Path, Leaf], dict[Path, Container], dict[str, Path]]:
@@ -129,7 +133,7 @@ def _weights(index: Index, config: Config) -> tuple[dict[Path, Leaf], dict[Path,
         siblings.setdefault(weight.layer, set()).add(weight.name)
     settings = legacy.Settings(config)
     for weight in weights:
-        path = legacy.path_of(weight, frozenset(siblings[weight.layer]))
+        path = legacy.path_of(weight, siblings[weight.layer])
         if path in leaves:
             path = tuple(map(attr, weight.dataset.path.split("/")))
         if path in leaves:

@@ -7,15 +7,15 @@ is a list).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ckpttool import documents
+from ckpttool.errors import FormatError, LimitError
 from ckpttool.formats.keras_facts import MAX_TEXT, class_of, facts
 from ckpttool.formats.keras_tree.classes import ATTENTION, CELLS, snake
 
-LIMIT = 16 << 20
 _NOTES = 64
 
 
@@ -51,18 +51,18 @@ NOTHING = Config()
 
 
 def parse(data: bytes | str | None, what: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the JSON object, or nothing and a note that says why there is none."""
+    """Return the JSON object, or nothing and a note that says why there is none: weights do without it.
+
+    Raise LimitError for one that asks for more than a reader gives: it is no damage.
+    """
     if data is None:
         return {}, ()
-    if len(data) > LIMIT:
-        return {}, (f"{what} is larger than {LIMIT:,} bytes and is not read",)
     try:
-        found = json.loads(data)
-    except RecursionError:
-        return {}, (f"{what} is nested too deeply and is not read",)
-    except ValueError:
-        return {}, (f"{what} is not JSON",)
-    return (found, ()) if isinstance(found, dict) else ({}, (f"{what} is not a JSON object",))
+        return documents.parse(data.encode() if isinstance(data, str) else data, what), ()
+    except LimitError:
+        raise
+    except FormatError as error:
+        return {}, (f"{error.message}: nothing is said about layers",)
 
 
 def config_of(found: Any) -> Config:

@@ -7,7 +7,7 @@ tf_keras/src/saving/legacy/hdf5_format.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from ckpttool.errors import FormatError
@@ -87,7 +87,7 @@ def _dataset(index: Index, path: str) -> Dataset:
     return found
 
 
-def path_of(weight: Weight, siblings: frozenset[str]) -> Path:
+def path_of(weight: Weight, siblings: Set[str]) -> Path:
     """Return a weight's path: the layer, then its name without the layer's own and without `:0`.
 
     `siblings` are the names of the layer's weights.

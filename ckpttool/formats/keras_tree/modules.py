@@ -29,7 +29,8 @@ UNPLACED = 1 << 30
 class Node:
     """One stored object or container: its group, its variables, what is below it.
 
-    `slots` is what the file says of an optimizer's variables (keras_tree.optimizers, listed_leaves).
+    `slots` is what the file says of an optimizer's variables (keras_tree.optimizers, listed_leaves), `holds`
+    whether there is a variable in it or below it.
     """
 
     group: str
@@ -39,6 +40,7 @@ class Node:
     variables: list[Dataset] = field(default_factory=list)
     below: dict[str, Node] = field(default_factory=dict)
     slots: list[str] = field(default_factory=list)
+    holds: bool = False
 
 
 def is_modules(found: Index) -> bool:
@@ -73,6 +75,10 @@ def nodes(found: Index) -> tuple[Node, list[Dataset]]:
             strays.append(dataset)
     for node in made.values():
         node.variables.sort(key=lambda each: _number(each.path.rpartition("/")[2]))
+        above: Node | None = node if node.variables else None
+        while above is not None and not above.holds:
+            above.holds = True
+            above = made[above.group.rpartition("/")[0]] if above.group else None
     return made[""], strays
 
 
@@ -199,7 +205,7 @@ class Walk:
             return sorted(
                 members, key=lambda each: classes.PARTS.get(str(each.steps[-1].value), len(classes.PARTS))
             )
-        holders = [m for m in members if _holds(m.node) and not self._is_apart(m.node)]
+        holders = [m for m in members if m.node.holds and not self._is_apart(m.node)]
         if len(holders) < 2 or (configured and all(m.place < UNPLACED for m in holders)):
             return members
         if len({m.container for m in holders}) == 1 and holders[0].container is not None:
@@ -259,16 +265,6 @@ def _known(config: Config, node: Node, name: str, *, stored: bool = False) -> Co
         if classes.variables(cls, {}, [each.shape for each in node.variables]) is None:
             cls = None
     return Config(cls, config.settings)
-
-
-def _holds(node: Node) -> bool:
-    stack = [node]
-    while stack:
-        one = stack.pop()
-        if one.variables:
-            return True
-        stack += one.below.values()
-    return False
 
 
 def _numbers_agree(members: Iterable[Member]) -> bool:

@@ -16,15 +16,13 @@ from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Dataset, Group, Index
 from ckpttool.source import File
 
-LIMIT = 16 << 20
-
 
 def read(file: File) -> tuple[tuple[File, ...], Index]:
     """Return the map and its shards, which lie in the same folder, and what they hold together."""
-    found = documents.load(file.path, "the map of a sharded .weights.h5", LIMIT)
+    found = documents.load(file.path, "the map of a sharded .weights.h5")
     names = shard_names(found, file.path)
     folder = os.path.dirname(file.path)
-    shards = [File.stamp(os.path.join(folder, name)) for name in names]
+    shards = [File.beside(os.path.join(folder, name), file.path) for name in names]
     return (file, *shards), merged([hdf5.index(hdf5.whole(shard)) for shard in shards], file.path)
 
 

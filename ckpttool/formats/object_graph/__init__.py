@@ -7,9 +7,10 @@ say about them in `roles`, and the tree that comes of it in `leaves`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from ckpttool import limits
 from ckpttool.errors import FormatError
 from ckpttool.leaf import Key
 from ckpttool.wire import protobuf
@@ -55,19 +56,41 @@ Graph = list[Node]
 
 
 def parse(data: bytes) -> Graph:
-    """Decode a TrackableObjectGraph; node 0 is the root. Raise FormatError when an id names no node."""
-    messages = [protobuf.message(value) for number, value in protobuf.fields(data) if number == 1]
-    return [_node(message, len(messages)) for message in messages]
+    """Decode a TrackableObjectGraph; node 0 is the root.
+
+    Raise FormatError when an id names no node, LimitError for more objects, edges and values than are kept.
+    """
+    left = limits.current().graph_parts
+    messages = [protobuf.message(value) for number, value in _fields(data, left) if number == 1]
+    left -= len(messages)
+    graph = []
+    for message in messages:
+        node = _node(message, len(messages), left)
+        left -= len(node.children) + len(node.attributes) + len(node.slots)
+        graph.append(node)
+    return graph
 
 
-def _node(data: bytes, count: int) -> Node:
+def _fields(data: bytes, most: int) -> Iterable[tuple[int, int | bytes]]:
+    # A field takes two bytes at the least.
+    return protobuf.fields(data) if len(data) <= 2 * most else _first(data, most)
+
+
+def _first(data: bytes, most: int) -> Iterator[tuple[int, int | bytes]]:
+    for count, field in enumerate(protobuf.each(data)):
+        if count > most:
+            raise limits.exceeded("graph_parts", "the object graph has too many parts", count)
+        yield field
+
+
+def _node(data: bytes, count: int, left: int) -> Node:
     if not data:
         return _EMPTY
     children: dict[str, int] = {}
     saver = ""
     attributes: list[Attribute] = []
     slots: list[Slot] = []
-    for number, value in protobuf.fields(data):
+    for number, value in _fields(data, left):
         if number == 1:
             target, name = _child(protobuf.message(value), count)
             if name in children:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
+from ckpttool import limits
 from ckpttool.formats.object_graph import Graph, step
-from ckpttool.formats.object_graph.paths import MAX_DEPTH, Tree
+from ckpttool.formats.object_graph.paths import Tree
 from ckpttool.leaf import Key, Path
 
 # Limits on hostile graphs: real ones give an object a handful of paths.
@@ -93,11 +94,12 @@ class _Walk:
     def extend(self) -> bool:
         """Follow the routes, shortest first; say whether all were followed before the limit."""
         limit = self._found + MAX_ROUTES + 8 * len(self._graph)
+        deepest = limits.current().graph_depth
         while self._heap and self._found < limit:
             route = heapq.heappop(self._heap)
             known = self.routes.setdefault(route.node, [])
             known.append(route)
-            if len(known) > MAX_ALIASES or route.length >= MAX_DEPTH:
+            if len(known) > MAX_ALIASES or route.length >= deepest:
                 continue
             node = self._graph[route.node]
             for edge, child in node.children.items():

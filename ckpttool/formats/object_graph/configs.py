@@ -14,7 +14,6 @@ from ckpttool.formats.keras_facts import class_of, facts
 from ckpttool.tree import Container
 
 ATTRIBUTE = "OBJECT_CONFIG_JSON"
-MAX_BYTES = 1 << 20  # of one configuration
 
 
 def container(data: bytes) -> Container | None:
@@ -22,6 +21,6 @@ def container(data: bytes) -> Container | None:
 
     Raise FormatError when it is not a JSON object.
     """
-    found = documents.parse(data, "the configuration", MAX_BYTES)
+    found = documents.parse(data, "the configuration")
     name, config = class_of(found.get("class_name")), found.get("config")
     return Container("module", name, facts(config)) if name and isinstance(config, dict) else None

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ckpttool import limits
 from ckpttool.errors import some
 from ckpttool.formats import object_graph
 from ckpttool.formats.object_graph import Graph
@@ -205,7 +206,8 @@ def _notes(
     if absent:
         yield f"{some(absent, SHOWN)}: named by the object graph, not in the index"
     if chosen.deep:
-        yield f"what lies more than {graph_paths.MAX_DEPTH} edges deep in the object graph is listed by key"
+        most = limits.current().graph_depth
+        yield f"what lies more than {most} edges deep in the object graph is listed by key"
     if aliases.capped or not aliases.complete:
         most = graph_aliases.MAX_ALIASES
         yield f"some variables have more paths than are listed (at most {most} besides the first)"

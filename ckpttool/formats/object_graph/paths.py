@@ -25,13 +25,11 @@ import re
 from collections import deque
 from typing import NamedTuple
 
+from ckpttool import limits
 from ckpttool.formats.object_graph import Graph, Node, step
 from ckpttool.leaf import Path
 
 OWN, CONTAINER, ODD, PRIVATE, OPTIMIZER, LIST = range(6)
-
-# A limit on hostile graphs; real ones are a few dozen edges deep.
-MAX_DEPTH = 100
 
 _CONTAINER = re.compile(r"_functional|_operations|_layers|layer-\d+|layer_with_weights-\d+")
 _BOOKKEEPING = frozenset(
@@ -44,7 +42,7 @@ class Tree(NamedTuple):
     """The canonical tree of the objects that can be reached from the root.
 
     `parents` holds each one's parent and edge; `paths` its path, in the tree's preorder with children as
-    stored; `deep` counts the objects just below MAX_DEPTH, which have no path.
+    stored; `deep` counts the objects just below the limit on depth, which have no path.
     """
 
     parents: dict[int, tuple[int, str]]
@@ -206,13 +204,13 @@ def _spell(graph: Graph, parents: dict[int, tuple[int, str]]) -> tuple[dict[int,
     """Return the canonical paths in the order of the canonical tree, children as stored."""
     waiting: list[tuple[int, Path]] = [(0, ())]
     paths: dict[int, Path] = {}
-    deep = 0
+    deep, most = 0, limits.current().graph_depth
     while waiting:
         number, path = waiting.pop()
         paths[number] = path
         node = graph[number]
         chosen = [(edge, child) for edge, child in node.children.items() if parents[child] == (number, edge)]
-        if len(path) < MAX_DEPTH:
+        if len(path) < most:
             waiting += [(child, (*path, step(node, edge))) for edge, child in reversed(chosen)]
         else:
             deep += len(chosen)

@@ -11,6 +11,7 @@ from ckpttool.wire.pickle_reader import Global, Object, Opaque, Stored
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 KEYS = frozenset((str, int, float, bool, type(None)))
 _SUMMARY = 200
+_SHOWN = 32  # arguments of a call that are shown in its line
 
 
 def step_of(name: Any, position: int) -> Key:
@@ -20,7 +21,7 @@ def step_of(name: Any, position: int) -> Key:
     if isinstance(name, Global):
         return key(name.full)
     if isinstance(name, bytes | tuple):
-        text = repr(name)
+        text = repr(name[: _SUMMARY + 1])
         # Two long keys may begin alike.
         return key(text if len(text) <= _SUMMARY else f"{text[:_SUMMARY]}... {position}")
     inner = name.value if isinstance(name, Opaque) else name
@@ -30,6 +31,8 @@ def step_of(name: Any, position: int) -> Key:
 def is_leaf(value: Object) -> bool:
     """Say whether nothing of the object needs a line of its own."""
     if value.state or value.items or value.entries or value.kwargs:
+        return False
+    if len(value.args) > _SHOWN:
         return False
     return is_code(value) or all(type(arg) in PLAIN or isinstance(arg, Global) for arg in value.args)
 
@@ -45,10 +48,10 @@ def record(value: Any) -> Record:
     if isinstance(value, Global):
         return Record(value.full)
     if isinstance(value, Object) and is_code(value):
-        texts = [arg for arg in value.args if type(arg) is str]
-        return Record("types.CodeType", ", ".join(reversed(texts[:2]))[:_SUMMARY])
+        texts = [arg for arg in value.args[:_SHOWN] if type(arg) is str]
+        return Record("types.CodeType", ", ".join(text[:_SUMMARY] for text in reversed(texts[:2]))[:_SUMMARY])
     if isinstance(value, Object):
-        return Record(value.name, ", ".join(_shown(arg) for arg in value.args)[:_SUMMARY])
+        return Record(value.name, ", ".join(_shown(arg) for arg in value.args[:_SHOWN])[:_SUMMARY])
     if isinstance(value, Type):
         return Record("numpy.dtype", value.code)
     if isinstance(value, Stored):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.source import File, Inline, Source, Span
 from ckpttool.wire import npy, pickle_numpy, pickle_reader
+from ckpttool.wire.asked import Asked
 from ckpttool.wire.pickle_numpy import Array, Parts, Type
-from ckpttool.wire.pickle_reader import CONTAINERS, Builder, Limits, Object, Stored
+from ckpttool.wire.pickle_reader import CONTAINERS, Builder, Object, Stored
 
 # Shorter arrays are kept in the tree: a span would take as much memory.
 _INLINE = 64
@@ -60,15 +63,14 @@ BUILDERS: Mapping[str, Builder] = {
 class Pickled(NamedTuple):
     """A pickle's value and where the pickle lies; `file` is None if it lies in no file as it is.
 
-    `calls` names what unpickling would call that can act on the world; whoever lists the value tells of them
-    (calls.py).
+    `asked` is what unpickling would import and call; whoever lists the value tells of it.
     """
 
     value: Any
     size: int
     file: File | None
     base: int
-    calls: tuple[str, ...] = ()
+    asked: tuple[Asked, ...] = ()
 
 
 def load_file(file: File, more: Mapping[str, Builder] = MappingProxyType({})) -> Pickled:
@@ -99,16 +101,17 @@ def load(
 
     Raise FormatError, naming the file (`name` where there is no `file`), when the pickle is damaged.
     """
-    limits = Limits(inline=_INLINE) if file else Limits()
+    inline = _INLINE if file else sys.maxsize
     path = file.path if file else name
     try:
-        found = pickle_reader.read(data, builders=builders, limits=limits, file=path, base=base)
+        found = pickle_reader.read(data, builders=builders, inline=inline, file=path, base=base)
     except FormatError as error:
         if file is None:
             # An offset into what the file encodes would name the wrong byte of the file.
             error.offset = None
         raise
-    return Pickled(found.value, len(data), file, base, tuple(found.calls))
+    asked = found.asked if file else tuple(replace(each, offset=None) for each in found.asked)
+    return Pickled(found.value, len(data), file, base, asked)
 
 
 def array_source(parts: Parts, pickled: Pickled) -> Source:

@@ -13,6 +13,7 @@ from typing import Any
 from ckpttool.errors import FormatError
 from ckpttool.formats.pickled.load import load
 from ckpttool.source import Storage
+from ckpttool.wire.asked import Asked, standing
 
 SERIALIZED = ":serialized:"
 _JSON_BYTES = 64 << 20
@@ -28,10 +29,10 @@ def parsed(source: Storage, name: str) -> Any:
         raise FormatError(f"member {name!r} is not JSON: {error}") from error
 
 
-def settings(source: Storage, name: str, file: str, told: list[str]) -> dict[str, Any]:
+def settings(source: Storage, name: str, file: str, told: list[Asked]) -> dict[str, Any]:
     """Return the settings in member `name` of `file`, serialized objects as their pickles' inert values.
 
-    `told` gets the names of what unpickling these would call.
+    `told` gets what unpickling these would import and call.
     """
     data = parsed(source, name)
     if not isinstance(data, dict):
@@ -39,7 +40,7 @@ def settings(source: Storage, name: str, file: str, told: list[str]) -> dict[str
     return {setting: _setting(value, setting, name, file, told) for setting, value in data.items()}
 
 
-def _setting(value: Any, setting: str, name: str, file: str, told: list[str]) -> Any:
+def _setting(value: Any, setting: str, name: str, file: str, told: list[Asked]) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get(SERIALIZED), str):
         return value
     try:
@@ -50,5 +51,5 @@ def _setting(value: Any, setting: str, name: str, file: str, told: list[str]) ->
         found = load(pickled, None, name=file)
     except FormatError as error:
         raise error.located(path=f"{name}/{setting}") from error.__cause__
-    told += found.calls
+    told += standing(found.asked, f"{name}/{setting}")
     return found.value

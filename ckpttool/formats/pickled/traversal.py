@@ -6,16 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Literal, TypeVar
 
-from ckpttool.errors import FormatError
+from ckpttool import limits
 from ckpttool.formats.pickled.inert import KEYS, is_leaf, record, step_of
 from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf, attr, index
 from ckpttool.tree import Alias, Container
 from ckpttool.wire.pickle_reader import Dict, Object, Set
 
-DEPTH = 200
-# A list may be reached by many paths, and lists of lists by exponentially many: this often per byte.
-REVISITS = 16
-SPARE = 10_000
+# What a small pickle may have: values reached again, and letters of their names.
+_SPARE, _SPARE_LETTERS = 10_000, 1 << 24
+_LETTERS = 64  # of names, per byte: what is deep in modules has long names for a few bytes each
+_NUMBER = 4  # letters of a step that is no text
 
 # How a container holds a value: as a dict's entry, a list's item, an object's attribute, or as what an
 # object was made from.
@@ -24,19 +24,46 @@ Place = TypeVar("Place")
 Below = Callable[[Key, Via], Place]
 
 
+class _Frame(Generic[Place]):
+    """A container whose entries are added: where it stands, and what is left of it."""
+
+    __slots__ = ("below", "children", "kind", "letters", "path", "place", "value")
+
+    def __init__(self, value: Any, path: Path, place: Place, kind: Container | None, letters: int) -> None:
+        self.value = value
+        self.path = path
+        self.place = place
+        self.kind = kind
+        self.letters = letters
+        self.below: Any = None
+        self.children: Iterator[tuple[Key, Any, Via]] | None = None
+
+
 class Traversal(ABC, Generic[Place]):
     """Collects a tree's entries; a subclass says what each value is, and where in its format it stands."""
 
     whole = "file"
 
-    def __init__(self, visits: int) -> None:
-        """Visit at most about `visits` values."""
-        self.left = visits
+    def __init__(self, size: int) -> None:
+        """Go through what a pickle of `size` bytes holds.
+
+        A list may be reached by many paths, and lists of lists by exponentially many; and a long name may
+        stand in all of them.
+        """
+        self._limits = limits.current()
+        self._allow(size)
         self.leaves: dict[Path, Leaf | ValueLeaf] = {}
         self.containers: dict[Path, Container] = {}
         self._aliases: dict[Path, list[Alias]] = {}
         self._open: dict[int, Path] = {}
         self._seen: dict[int, Path] = {}
+        # The letters of the path at which a value is added.
+        self._named = 0
+        self._waiting: list[_Frame[Place]] = []
+
+    def _allow(self, size: int) -> None:
+        self.left = self._limits.pickle_revisits * size + _SPARE
+        self._letters = _LETTERS * self._limits.pickle_revisits * size + _SPARE_LETTERS
 
     @abstractmethod
     def value(self, value: Any, path: Path, place: Place) -> None:
@@ -73,18 +100,58 @@ class Traversal(ABC, Generic[Place]):
             first = self.native(where if where is not None else self._seen[id(value)])
             self.leaves[path] = ValueLeaf(Record("the same object as", first or f"the whole {self.whole}"))
             return
-        if len(path) > DEPTH:
-            raise FormatError(f"values are nested more than {DEPTH} deep")
+        if len(path) > self._limits.pickle_depth:
+            raise limits.exceeded("pickle_depth", "values are nested too deep", len(path))
         if isinstance(value, Object) and is_leaf(value):
             self.leaves[path] = ValueLeaf(record(value))
             return
+        outermost = not self._waiting
+        self._waiting.append(_Frame(value, path, place, kind, self._named))
+        if outermost:
+            self._go_through()
+
+    def _go_through(self) -> None:
+        # In the order of the file and without recursion: the depth is the file's.
+        waiting = self._waiting
+        while waiting:
+            at = len(waiting)
+            frame = waiting[-1]
+            if frame.children is None:
+                self._begin(frame)
+            if self._go_on(frame):
+                del self._open[id(frame.value)]
+                waiting.pop()
+            elif len(waiting) > at + 1:
+                waiting[at:] = waiting[: at - 1 : -1]
+
+    def _begin(self, frame: _Frame[Place]) -> None:
+        value, path = frame.value, frame.path
         self._seen.setdefault(id(value), path)
         self._open[id(value)] = path
-        self.containers[path] = kind or self.kind(value)
-        below = self.below(value, place)
-        for step, child, via in _children(value):
+        self.containers[path] = frame.kind or self.kind(value)
+        frame.below = self.below(value, frame.place)
+        frame.children = _children(value)
+
+    def _go_on(self, frame: _Frame[Place]) -> bool:
+        """Add entries up to the next container, which waits then; say whether that were all."""
+        waiting, at = self._waiting, len(self._waiting)
+        path, below, letters, left = frame.path, frame.below, frame.letters, self._letters
+        assert frame.children is not None  # noqa: S101 - it has begun
+        for step, child, via in frame.children:
+            name, kind = step.value, type(child)
+            self._named = letters + (len(name) if type(name) is str else _NUMBER)
+            left -= self._named
+            if kind is str or kind is bytes:
+                left -= len(child)
+            if left < 0:
+                what = "names and texts that values share are repeated too often"
+                raise limits.exceeded("pickle_revisits", what, self._limits.pickle_revisits + 1)
             self.value(child, (*path, *self.steps(path, step)), below(step, via))
-        del self._open[id(value)]
+            if len(waiting) > at:
+                self._letters = left
+                return False
+        self._letters = left
+        return True
 
     @property
     def aliases(self) -> dict[Path, tuple[Alias, ...]]:
@@ -95,9 +162,10 @@ class Traversal(ABC, Generic[Place]):
         """Add a path, with the name that it has there, to an entry that stands at its first path."""
         self._aliases.setdefault(first, []).append(Alias(path, name))
 
-    def forget(self, visits: int) -> None:
-        """Begin with another pickle, whose values have identities of their own."""
-        self.left = visits
+    def forget(self, size: int) -> None:
+        """Begin with another pickle, of `size` bytes, whose values have identities of their own."""
+        self._allow(size)
+        self._named = 0
         self._seen.clear()
 
     def _again(self, value: Any) -> bool:

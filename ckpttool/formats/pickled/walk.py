@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from ckpttool.formats.pickled.inert import PLAIN, record
 from ckpttool.formats.pickled.load import Pickled, array_source
-from ckpttool.formats.pickled.traversal import REVISITS, SPARE, Below, Traversal
+from ckpttool.formats.pickled.traversal import Below, Traversal
 from ckpttool.formats.variables import role_by_name
 from ckpttool.leaf import Leaf, Path, Record, Role, ValueLeaf, exact
 from ckpttool.tree import Container, Tree
+from ckpttool.wire.asked import Asked, merged
 from ckpttool.wire.pickle_numpy import Array
 from ckpttool.wire.pickle_reader import Global, Object
 
@@ -40,7 +41,7 @@ def native(path: Path) -> str:
 class Walk(Traversal[None]):
     """Goes once through the values of pickles and collects a tree's entries.
 
-    `calls` are the names of what unpickling them would call that can act.
+    `asks` is what unpickling them would import and call.
     """
 
     def __init__(self, uses: Uses) -> None:
@@ -48,16 +49,16 @@ class Walk(Traversal[None]):
         super().__init__(0)
         self.uses = uses
         self.keys: set[str] = set()
-        self.calls: dict[str, None] = {}
+        self.asks: tuple[Asked, ...] = ()
         self._pickled = Pickled(None, 0, None, 0)
         self._arrays: dict[int, Path] = {}
 
     def add(self, pickled: Pickled, path: Path = ()) -> None:
         """Add a pickle's value at the path."""
         self._pickled = pickled
-        self.calls.update(dict.fromkeys(pickled.calls))
+        self.asks = merged(self.asks, pickled.asked)
         self._arrays.clear()
-        self.forget(REVISITS * pickled.size + SPARE)
+        self.forget(pickled.size)
         self.value(pickled.value, path, None)
 
     def tree(self) -> Tree:

@@ -13,7 +13,6 @@ from ckpttool import dtypes
 from ckpttool.checkpoint import Integrity
 from ckpttool.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, some
 from ckpttool.formats.listed import Listed
-from ckpttool.formats.pickled import calls
 from ckpttool.formats.pytorch_dcp import metadata, nesting
 from ckpttool.formats.pytorch_dcp.metadata import Item, Metadata, Tensor
 from ckpttool.formats.pytorch_dcp.sources import Missing, SavedTensor
@@ -22,6 +21,7 @@ from ckpttool.formats.torch_pickle import embedded, owners, roles
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf
 from ckpttool.source import File, Inline, Source
 from ckpttool.tree import Alias, Container, Tree
+from ckpttool.wire.asked import merged, standing
 
 
 class Found(NamedTuple):
@@ -43,7 +43,7 @@ def read(folder: str, names: Sequence[str]) -> Found:
     notes = (*listing.notes(), *found.notes)
     shards = (shard for shard in listing.shards.values() if shard is not None)
     return Found(
-        Listed(found.tree, writer, listing.integrity(), notes, calls.details(listing.calls)),
+        Listed(found.tree, writer, listing.integrity(), notes, asks=listing.asks),
         (*files, *shards),
     )
 
@@ -65,8 +65,8 @@ class _Listing:
         self.leaves: dict[Path, Leaf | ValueLeaf] = {}
         self.aliases: dict[Path, tuple[Alias, ...]] = {}
         self.containers: dict[Path, Container] = {}
-        self.calls = dict.fromkeys(told.calls)
-        self._said = dict.fromkeys(calls.notes(told.calls))
+        self.asks = standing(told.asked, ".metadata")
+        self._said: dict[str, None] = {}
         self._recorded: dict[str, Integrity] = {}
 
     def tree(self) -> Tree:
@@ -110,12 +110,10 @@ class _Listing:
     def _source(self, name: str, entry: Tensor, row: dtypes.DType) -> Source:
         parts: list[tuple[Box, Source]] = []
         files: dict[str, int] = {}
-        for chunk in dict.fromkeys(entry.chunks):
+        for chunk in entry.chunks:
             if len(chunk.offsets) != len(chunk.sizes):
                 raise FormatError("a chunk's offset and size have different ranks")
             box = box_of(tuple(zip(chunk.offsets, chunk.sizes, strict=True)), entry.shape)
-            if 0 in chunk.sizes:
-                continue  # a rank that has nothing of the tensor
             item = self._item(name, chunk.offsets, single=len(entry.chunks) == 1)
             shard = self._shard(item)
             files[item.file] = shard.size if shard else 0
@@ -157,7 +155,7 @@ class _Listing:
             return
         held = embedded.listed(shard, item.offset, item.length)
         self._said |= dict.fromkeys(held.notes)
-        self.calls |= dict.fromkeys(held.details.get("calls", ()))
+        self.asks = merged(self.asks, standing(held.asks, item.file))
         for at, leaf in held.tree.items():
             full = _name(name, at)
             of = (*path, *leaf.of) if isinstance(leaf, Leaf) and leaf.of is not None else None
@@ -198,7 +196,7 @@ class _Listing:
             return None
         if not regular:
             raise FormatError("a shard is not a file", file=path)
-        return File.stamp(path)
+        return File.beside(path, os.path.join(self.folder, ".metadata"))
 
 
 def _name(name: str, below: Path) -> str:

@@ -7,14 +7,17 @@ added fields (`storage_meta`, `version`, `transform_descriptors`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
+from ckpttool import limits
 from ckpttool.errors import FormatError
-from ckpttool.formats.pickled.traversal import DEPTH
 from ckpttool.formats.torch_pickle.tensors import BUILDERS, RANK
 from ckpttool.source import File, Shape
 from ckpttool.wire import pickle_reader
+from ckpttool.wire.asked import Asked
+from ckpttool.wire.asked import merged as merged_asks
 from ckpttool.wire.pickle_reader import Global, Object
 
 _LARGEST = (1 << 63) - 1
@@ -53,28 +56,28 @@ class Item(NamedTuple):
 class Metadata(NamedTuple):
     """All that the metadata say. An entry of None is a value that torch.save wrote; `paths` may lack names.
 
-    `calls` names what unpickling the metadata would call (see pickle_reader.Read).
+    `asked` is what unpickling the metadata would import and call (see pickle_reader.Read).
     """
 
     entries: Mapping[str, Tensor | None]
     paths: Mapping[str, Steps]
     items: Mapping[tuple[str, Shape | None], Item]
     version: str | None
-    calls: tuple[str, ...] = ()
+    asked: tuple[Asked, ...] = ()
 
 
 def read(file: File) -> Metadata:
     """Return what the file says; raise FormatError when it is no metadata of torch's."""
     pickled = pickle_reader.read(file.read(0, file.size), builders=BUILDERS, file=file.path)
     found = _fields(pickled.value, "Metadata")
-    entries = {_text(n): _entry(v) for n, v in _dict(found.get("state_dict_metadata")).items()}
+    once = _Once()
+    entries = {_text(n): once.entry(v) for n, v in _dict(found.get("state_dict_metadata")).items()}
     planned = found.get("planner_data")
     paths = {_text(n): _steps(v) for n, v in planned.items()} if isinstance(planned, dict) else {}
     items = {_index(at): _item(where) for at, where in _dict(found.get("storage_data")).items()}
+    _require_apart(items)
     version = found.get("version")
-    return Metadata(
-        entries, paths, items, version if isinstance(version, str) else None, tuple(pickled.calls)
-    )
+    return Metadata(entries, paths, items, version if isinstance(version, str) else None, pickled.asked)
 
 
 def merged(parts: list[Metadata]) -> Metadata:
@@ -85,8 +88,7 @@ def merged(parts: list[Metadata]) -> Metadata:
             entries[name] = _both(name, entries.get(name), entry) if name in entries else entry
     paths = {name: steps for part in parts for name, steps in part.paths.items()}
     items = {at: item for part in reversed(parts) for at, item in part.items.items()}
-    calls = dict.fromkeys(name for part in parts for name in part.calls)
-    return Metadata(entries, paths, items, parts[0].version, tuple(calls))
+    return Metadata(entries, paths, items, parts[0].version, merged_asks(*(part.asked for part in parts)))
 
 
 def _both(name: str, one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -99,20 +101,37 @@ def _both(name: str, one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one._replace(chunks=tuple(dict.fromkeys((*one.chunks, *other.chunks))))
 
 
-def _entry(value: Any) -> Tensor | None:
-    if _is(value, "BytesStorageMetadata"):
-        return None
-    found = _fields(value, "TensorStorageMetadata")
-    properties = found.get("properties")
-    # TensorProperties.__getstate__: a tuple that begins with the element type.
-    state = properties.state if isinstance(properties, Object) else None
-    dtype = state[0] if isinstance(state, tuple) and state else None
-    if not isinstance(dtype, Global) or dtype.module != "torch":
-        _bad("a tensor's properties do not say its element type")
-    chunks = found.get("chunks")
-    if not isinstance(chunks, list):
-        _bad("a tensor's chunks are no list")
-    return Tensor(dtype.name, _shape(found.get("size")), tuple(map(_chunk, chunks)))
+class _Once:
+    """Reads entries and lists of chunks; one that a pickle names thousands of times is read once."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Tensor | None] = {}
+        self.chunks: dict[int, tuple[Chunk, ...]] = {}
+
+    def entry(self, value: Any) -> Tensor | None:
+        """Return what is said of a tensor, None for a value that is none."""
+        if id(value) not in self.entries:
+            self.entries[id(value)] = self._entry(value)
+        return self.entries[id(value)]
+
+    def _entry(self, value: Any) -> Tensor | None:
+        if _is(value, "BytesStorageMetadata"):
+            return None
+        found = _fields(value, "TensorStorageMetadata")
+        properties = found.get("properties")
+        # TensorProperties.__getstate__: a tuple that begins with the element type.
+        state = properties.state if isinstance(properties, Object) else None
+        dtype = state[0] if isinstance(state, tuple) and state else None
+        if not isinstance(dtype, Global) or dtype.module != "torch":
+            _bad("a tensor's properties do not say its element type")
+        chunks = found.get("chunks")
+        if not isinstance(chunks, list):
+            _bad("a tensor's chunks are no list")
+        if id(chunks) not in self.chunks:
+            # A rank that has nothing of the tensor says so by an empty chunk.
+            filled = (chunk for chunk in map(_chunk, chunks) if 0 not in chunk.sizes)
+            self.chunks[id(chunks)] = tuple(dict.fromkeys(filled))
+        return Tensor(dtype.name, _shape(found.get("size")), self.chunks[id(chunks)])
 
 
 def _chunk(value: Any) -> Chunk:
@@ -141,11 +160,20 @@ def _item(value: Any) -> Item:
     return Item(name, offset, length, tuple(transforms))
 
 
+def _require_apart(items: Mapping[tuple[str, Shape | None], Item]) -> None:
+    """Raise FormatError when two items share bytes: each is written by itself."""
+    filled = ((item.file, item.offset, item.length, name) for (name, _), item in items.items() if item.length)
+    for one, other in itertools.pairwise(sorted(filled)):
+        if one[0] == other[0] and one[1] + one[2] > other[1]:
+            names = f"{one[3][:80]!r} and {other[3][:80]!r}"
+            _bad(f"two items overlap in a shard: {names}", found=repr(one[0][:80]))
+
+
 def _steps(value: Any) -> Steps:
     if not isinstance(value, tuple) or not value or not all(type(s) is str or _count(s) for s in value):
         _bad("a name's path is not made of texts and list indices")
-    if len(value) > DEPTH:
-        _bad(f"values are nested more than {DEPTH} deep")
+    if len(value) > limits.current().pickle_depth:
+        raise limits.exceeded("pickle_depth", "values are nested too deep", len(value))
     return value
 
 

@@ -29,7 +29,9 @@ def restored(text: bytes, arrays: Mapping[str, Leaf], untyped: Mapping[str, int]
     DamagedError unless every array has one place in the tree, or repeats a value.
     """
     try:
-        return _Restored(arrays, untyped or {}).tree(documents.strict(text, "the recorded tree", len(text)))
+        return _Restored(arrays, untyped or {}).tree(
+            documents.strict(text, "the recorded tree", "header_bytes")
+        )
     except (FormatError, RecursionError) as error:
         reason = error.message if isinstance(error, FormatError) else "the recorded tree is nested too deeply"
         raise DamagedError(reason) from error

@@ -14,16 +14,15 @@ from typing import Any, NamedTuple
 from ckpttool import documents
 from ckpttool.errors import FormatError, NotFoundError, UnsupportedError
 from ckpttool.formats.listed import Listed
-from ckpttool.formats.pickled import calls
 from ckpttool.formats.pickled.load import Pickled, load, load_file
 from ckpttool.formats.pickled.walk import Walk
 from ckpttool.formats.rllib.uses import slots, use
 from ckpttool.leaf import Key, Path, attr, key
 from ckpttool.source import File
+from ckpttool.wire.asked import standing
 from ckpttool.wire.pickle_reader import Stored
 
 _JSON = "rllib_checkpoint.json"
-_JSON_BYTES = 1 << 20
 _STATES = frozenset(("algorithm_state.pkl", "policy_state.pkl", "module_state.pkl", "state.pkl"))
 _OTHERS = {
     ".msgpck": "msgpack, which is not read: RLlib can save it again as a pickle",
@@ -60,14 +59,18 @@ def of_file(location: str) -> Found:
     files: tuple[File, ...] = (file,)
     if os.path.isfile(beside):
         more = File.stamp(beside)
-        walk.add(load_file(more), (attr("tune_metadata"),))
+        walk.add(_loaded(more, os.path.basename(beside)), (attr("tune_metadata"),))
         files = (file, more)
     return Found(_listed(walk, "RLlib (one file)"), files)
 
 
+def _loaded(file: File, where: str) -> Pickled:
+    found = load_file(file)
+    return found._replace(asked=standing(found.asked, where))
+
+
 def _listed(walk: Walk, writer: str, notes: tuple[str, ...] = ()) -> Listed:
-    told = (*notes, *calls.notes(walk.calls))
-    return Listed(slots(walk.tree()), writer, notes=told, details=calls.details(walk.calls))
+    return Listed(slots(walk.tree()), writer, notes=notes, asks=walk.asks)
 
 
 def _add(walk: Walk, pickled: Pickled, path: Path) -> None:
@@ -79,7 +82,7 @@ def _add(walk: Walk, pickled: Pickled, path: Path) -> None:
         return
     base = pickled.base + worker.at if isinstance(worker, Stored) else 0
     inner = load(bytes(worker), pickled.file if isinstance(worker, Stored) else None, base)
-    walk.add(inner, (*path, key("worker")))
+    walk.add(inner._replace(asked=standing(inner.asked, "worker")), (*path, key("worker")))
     walk.add(pickled._replace(value={k: v for k, v in value.items() if k != "worker"}), path)
 
 
@@ -90,13 +93,13 @@ def of_folder(location: str) -> Found:
     about = os.path.join(location, _JSON)
     if os.path.isfile(about):
         files.append(File.stamp(about))
-        facts = documents.load(about, "RLlib's description of a checkpoint", _JSON_BYTES)
+        facts = documents.load(about, "RLlib's description of a checkpoint")
     walk = _Walk(use)
     others: list[str] = []
     states = 0
     for name, path in _states(location, others):
         file = File.stamp(name)
-        _add(walk, load_file(file), path)
+        _add(walk, _loaded(file, os.path.relpath(name, location)), path)
         files.append(file)
         states += 1
     if not states:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckpttool import limits
 from ckpttool.formats.probe import Piece, Probe
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ WRITES = True
 FRAMEWORK = "torch"
 
 SUFFIX = ".safetensors"
-# safetensors/src/tensor.rs, MAX_HEADER_SIZE.
-LARGEST = 100_000_000
 LENGTH = 8
 
 
@@ -40,7 +39,8 @@ def claims(probe: Probe) -> str | None:
     if opened and 0 < size <= probe.size - LENGTH:
         return probe.path
     named = probe.name.endswith(SUFFIX)
-    return probe.path if named and (opened or probe.size <= LENGTH or size <= LARGEST) else None
+    short = probe.size <= LENGTH or size <= limits.current().header_bytes
+    return probe.path if named and (opened or short) else None
 
 
 def read(location: str) -> Checkpoint:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from ckpttool import documents, dtypes
+from ckpttool import documents, dtypes, limits
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
-from ckpttool.formats.safetensors import LARGEST, LENGTH
+from ckpttool.formats.safetensors import LENGTH
 from ckpttool.source import File, Shape
 
 METADATA = "__metadata__"
@@ -45,7 +45,7 @@ def read(file: File) -> Header:
     """Return the header of a file; raise FormatError when it breaks a rule, or the tensors leave a gap."""
     text = _text(file)
     try:
-        found = documents.strict(text, "the header", LARGEST)
+        found = documents.strict(text, "the header", "header_bytes")
     except CkpttoolError as error:
         error.offset = LENGTH
         raise error.located(file=file.path) from error.__cause__
@@ -67,14 +67,16 @@ def _text(file: File) -> bytes:
             found=f"{file.size}",
         )
     size = int.from_bytes(file.read(0, LENGTH), "little")
-    if not 2 <= size <= LARGEST:
-        raise FormatError(
+    if not 2 <= size <= file.size - LENGTH:
+        raise (FormatError if size < 2 else TruncatedError)(
             "the header cannot be as long as the file says",
             file=file.path,
             offset=0,
-            expected=f"2 to {LARGEST:,} bytes",
+            expected=f"2 to {file.size - LENGTH:,} bytes",
             found=f"{size:,}",
         )
+    if size > limits.current().header_bytes:
+        raise limits.exceeded("header_bytes", "the header is too long", size, file=file.path, offset=0)
     text = file.read(LENGTH, size)
     if text[:1] != b"{":
         _fail(file, "the header does not begin with {", repr(text[:8]))

@@ -15,12 +15,14 @@ from ckpttool import dtypes
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats import recorded, whole
 from ckpttool.formats.probe import Piece
-from ckpttool.formats.safetensors import LARGEST, LENGTH, header
+from ckpttool.formats.safetensors import LENGTH, header
 from ckpttool.formats.safetensors.listing import FORMAT, RESERVED, bare, tensor
 from ckpttool.formats.torch_pickle.tree import native
 from ckpttool.leaf import Leaf, Path, display
 from ckpttool.tree import Tree
 
+# What every reader takes (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
+LARGEST = 100_000_000
 # What transformers asks a file for before it loads it into a torch module.
 _FRAMEWORK = "pt"
 # The order in which tensor.rs lists types of one size, the last ones first in a file.

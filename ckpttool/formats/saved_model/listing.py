@@ -7,18 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttool import limits
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
 from ckpttool.formats import saved_model, tensor_bundle
-from ckpttool.formats.saved_model import assets, join, messages, modules, nodes, objects
+from ckpttool.formats.saved_model import asking, assets, join, messages, modules, nodes, objects
 from ckpttool.formats.saved_model.details import Details
 from ckpttool.formats.saved_model.messages import MetaGraph, Meter
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.source import File
 from ckpttool.tree import Container, Tree
 
-# The largest graph that is read whole. protobuf itself ends at 2 GiB.
-MAX_GRAPH = 512 << 20
 _EMPTY = "the SavedModel holds no variables; constants are part of its graph"
 
 
@@ -40,10 +39,8 @@ class _Folder:
         file = File.stamp(path)
         if not os.path.isfile(path):
             raise FormatError("it is not a regular file")
-        if file.size > MAX_GRAPH:
-            raise UnsupportedError(
-                "it is too large", expected=f"at most {MAX_GRAPH:,} bytes", found=f"{file.size:,}"
-            )
+        if file.size > limits.current().graph_bytes:
+            raise limits.exceeded("graph_bytes", "it is too large", file.size)
         data = file.read(0, file.size)
         self.files.append(file)
         if data.startswith(b"version https://git-lfs"):
@@ -85,6 +82,7 @@ def read(location: str) -> Checkpoint:
         "crc32c" if bundle is not None else "none",
         (*folder.notes, *(bundle.notes if bundle is not None else ())),
         details,
+        asking.asks((data for graph in graphs for data in graph.meta.nodes), saved_model.GRAPH),
     )
 
 
@@ -141,6 +139,7 @@ def _keras(folder: _Folder, graphs: list[_Graph]) -> None:
 def _variables(folder: _Folder, graphs: list[_Graph]) -> Checkpoint | None:
     prefix = folder.inside(saved_model.VARIABLES)
     if os.path.lexists(f"{prefix}.index"):
+        File.beside(f"{prefix}.index", folder.inside(saved_model.GRAPH))
         bundle = tensor_bundle.read(prefix)
         if not bundle.tree:
             folder.notes.append(_EMPTY if graphs else "variables/ holds no variables")

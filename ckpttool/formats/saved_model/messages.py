@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ckpttool import dtypes
-from ckpttool.errors import UnsupportedError
+from ckpttool import dtypes, limits
+from ckpttool.errors import LimitError
 from ckpttool.wire import protobuf
 
 # Signatures that TensorFlow adds for itself (tensorflow/python/saved_model/constants.py).
@@ -20,19 +20,20 @@ _COLLECTIONS = frozenset(("variables", "trainable_variables", "local_variables",
 _ASSET_COLLECTION = "saved_model_assets"
 _SMALL = 4096
 # A graph of 100,000 nodes has about a million fields, of which some 400,000 are kept.
-MAX_SEEN, MAX_KEPT = 8_000_000, 2_000_000
+_FIELDS = 4  # that are looked at for each part that may be kept
 _REFERENCE = 100  # types.proto: DT_FLOAT_REF is DT_FLOAT + 100
 
 
 class Meter:
     """Counts fields looked at and parts kept, so that no file can ask for more time or memory than that."""
 
-    def __init__(self, seen: int = MAX_SEEN, kept: int = MAX_KEPT) -> None:
-        self._seen = seen
-        self._kept = kept
+    def __init__(self) -> None:
+        """Begin with the limits that hold."""
+        self._kept = limits.current().graph_parts
+        self._seen = _FIELDS * self._kept
 
     def fields(self, data: memoryview) -> Iterable[tuple[int, int | memoryview]]:
-        """Go through a message's fields; raise UnsupportedError when the file has had too many."""
+        """Go through a message's fields; raise LimitError when the file has had too many."""
         if len(data) > _SMALL:
             return self._each(data)
         found = protobuf.fields(data)
@@ -40,10 +41,10 @@ class Meter:
         return found
 
     def keep(self, count: int = 1) -> None:
-        """Count things that stay in memory; raise UnsupportedError when there are too many."""
+        """Count things that stay in memory; raise LimitError when there are too many."""
         self._kept -= count
         if self._kept < 0:
-            raise UnsupportedError("it has too many parts", expected=f"at most {MAX_KEPT:,}")
+            raise _too_many("parts", 1, self._kept)
 
     def _each(self, data: memoryview) -> Iterable[tuple[int, int | memoryview]]:
         for field in protobuf.each(data):
@@ -53,7 +54,12 @@ class Meter:
     def _look(self, count: int) -> None:
         self._seen -= count
         if self._seen < 0:
-            raise UnsupportedError("it has too many fields", expected=f"at most {MAX_SEEN:,}")
+            raise _too_many("fields", _FIELDS, self._seen)
+
+
+def _too_many(what: str, times: int, left: int) -> LimitError:
+    found = times * limits.current().graph_parts - left
+    return limits.exceeded("graph_parts", f"it has too many {what}", found)
 
 
 class TensorInfo(NamedTuple):

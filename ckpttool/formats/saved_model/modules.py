@@ -19,7 +19,6 @@ from ckpttool.tree import Container, Tree
 from ckpttool.wire import protobuf
 
 METADATA = "keras_metadata.pb"
-MAX_JSON = 4 << 20  # bytes of one description; a whole model's configuration is in that of the model
 MAX_MODULES = 20_000
 _KERAS = "_tf_keras_"
 
@@ -89,7 +88,7 @@ def _module(user: objects.User) -> Container | None:
 
 def _object(data: bytes) -> dict[str, Any]:
     try:
-        return documents.parse(data, METADATA, MAX_JSON)
+        return documents.parse(data, METADATA)
     except CkpttoolError:
         return {}
 

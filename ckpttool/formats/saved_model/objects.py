@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ckpttool import limits
 from ckpttool.errors import FormatError
 from ckpttool.formats.saved_model.messages import Meter, entry, partial_shape, type_name
 from ckpttool.leaf import Path
 from ckpttool.wire import protobuf
 
-MAX_DEPTH = 100  # edges in a path that is spelled
 _KINDS = {
     4: "user_object",
     5: "asset",
@@ -219,11 +219,12 @@ def spell(graph: Objects) -> dict[int, tuple[int, str]]:
 def steps(parents: Mapping[int, tuple[int, str]], number: int) -> tuple[str, ...] | None:
     """Return the edges from the root to an object; None if there is no way, or one that is too long."""
     found: list[str] = []
+    most = limits.current().graph_depth
     while number in parents:
         parent, edge = parents[number]
         if parent < 0:
             return tuple(reversed(found))
-        if len(found) == MAX_DEPTH:
+        if len(found) == most:
             return None
         found.append(edge)
         number = parent

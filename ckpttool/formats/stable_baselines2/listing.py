@@ -9,7 +9,6 @@ from typing import Any
 from ckpttool.checkpoint import Integrity
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.listed import Listed
-from ckpttool.formats.pickled import calls
 from ckpttool.formats.pickled.load import Pickled, array_source, load_file
 from ckpttool.formats.pickled.settings import parsed, settings
 from ckpttool.formats.pickled.walk import Use, Walk
@@ -18,6 +17,7 @@ from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, attr
 from ckpttool.source import File, Shape, Span
 from ckpttool.tree import Tree
 from ckpttool.wire import npy, zip  # noqa: A004 - the module is named by its format
+from ckpttool.wire.asked import Asked
 from ckpttool.wire.pickle_numpy import Array
 from ckpttool.wire.pickle_reader import Global
 
@@ -34,7 +34,7 @@ def from_zip(file: File) -> Listed:
     archive = zip.read(file)
     inner = _inner(archive)
     tensors, others, notes = _arrays(archive, inner)
-    told: list[str] = []
+    told: list[Asked] = []
     named = _DATA in archive.members
     data = settings(archive.source(_DATA), _DATA, file.path, told) if named else {}
     size = archive.members[_DATA].size if _DATA in archive.members else 0
@@ -42,9 +42,9 @@ def from_zip(file: File) -> Listed:
     walk.add(Pickled(data, size, None, 0, tuple(told)), DATA)
     if others:
         walk.add(Pickled(others, len(others), None, 0), PARAMS)
-    notes = (*_policy(data), *notes, *calls.notes(walk.calls))
+    notes = (*_policy(data), *notes)
     integrity: Integrity = "crc32" if inner.recorded else "none"
-    return Listed(_joined(tensors, walk), f"{_WRITER} (zip)", integrity, notes, calls.details(walk.calls))
+    return Listed(_joined(tensors, walk), f"{_WRITER} (zip)", integrity, notes, asks=walk.asks)
 
 
 def _inner(archive: zip.Archive) -> zip.Archive:
@@ -99,13 +99,11 @@ def from_pickle(file: File) -> Listed:
         else:
             notes = ("the file does not name its variables: they stand in the order of the agent's graph",)
         if parameters:
-            walk.add(pickled._replace(value=parameters), PARAMS)
+            walk.add(pickled._replace(value=parameters, asked=()), PARAMS)
         notes = (*_policy(data), *notes)
     else:
         walk.add(pickled)
-    notes = (*notes, *calls.notes(walk.calls))
-    writer, details = f"{_WRITER} (cloudpickle)", calls.details(walk.calls)
-    return Listed(_joined(tensors, walk), writer, notes=notes, details=details)
+    return Listed(_joined(tensors, walk), f"{_WRITER} (cloudpickle)", notes=notes, asks=walk.asks)
 
 
 def _is_agent(value: Any) -> bool:

@@ -50,7 +50,7 @@ def read(location: str) -> Checkpoint:
         writer=found.writer,
         integrity=found.integrity,
         notes=found.notes,
-        details=found.details,
+        asks=found.asks,
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from ckpttool.checkpoint import Integrity
 from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError, some
 from ckpttool.formats.listed import Listed, joined
-from ckpttool.formats.pickled import calls
 from ckpttool.formats.pickled.load import Pickled
 from ckpttool.formats.pickled.settings import settings
 from ckpttool.formats.pickled.walk import Use, Walk
@@ -22,6 +21,7 @@ from ckpttool.formats.torch_pickle import embedded
 from ckpttool.leaf import Key, Path, ValueLeaf, attr, key
 from ckpttool.source import File, Shape, Span, Storage
 from ckpttool.tree import Container, Tree
+from ckpttool.wire.asked import Asked, merged, standing
 from ckpttool.wire.pickle_reader import Global, Object
 
 DATA, SYSTEM = attr("data"), attr("system_info")
@@ -46,13 +46,13 @@ class Found(NamedTuple):
     writer: str
     integrity: Integrity
     notes: tuple[str, ...]
-    details: Mapping[str, Any]
+    asks: tuple[Asked, ...]
 
 
 def listed(members: Members) -> Found:
     """Return what the members hold."""
     states = {name: _state(name, source) for name, source in members.sources.items() if _is_state(name)}
-    told: list[str] = []
+    told: list[Asked] = []
     data = _settings(members, told)
     walk = Walk(_use)
     if data is not None:
@@ -66,7 +66,6 @@ def listed(members: Members) -> Found:
         *_policy(data or {}),
         *((f"members that are not listed: {some(others, 5)}",) if others else ()),
         *(f"{name}: {note}" for name, found in states.items() for note in found.notes),
-        *calls.notes(walk.calls),
     )
     return Found(
         tree,
@@ -76,7 +75,7 @@ def listed(members: Members) -> Found:
         if all(found.integrity == "crc32" for found in states.values()) and members.packed
         else "none",
         notes,
-        calls.details(dict.fromkeys((*walk.calls, *_calls(states)))),
+        merged(walk.asks, *(standing(found.asks, name) for name, found in states.items())),
     )
 
 
@@ -101,11 +100,7 @@ def _native(step: Key, name: str) -> str:
     return f"{step.value}{_STATE}.{name}"
 
 
-def _calls(states: Mapping[str, Listed]) -> list[str]:
-    return [str(name) for found in states.values() for name in found.details.get("calls", ())]
-
-
-def _settings(members: Members, told: list[str]) -> dict[str, Any] | None:
+def _settings(members: Members, told: list[Asked]) -> dict[str, Any] | None:
     if _DATA not in members.sources:
         return None
     return settings(members.sources[_DATA], _DATA, members.files[0].path, told)

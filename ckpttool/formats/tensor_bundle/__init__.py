@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats import saver_paths
 from ckpttool.formats.probe import Piece, Probe
 from ckpttool.formats.tensor_bundle import locations
 
@@ -20,6 +21,11 @@ FRAMEWORK = "tensorflow"
 def claims(probe: Probe) -> str | None:
     """Return the prefix of the checkpoint that the path means, if it means one of ours."""
     return locations.prefix(probe)
+
+
+def redirected(probe: Probe, location: str) -> str | None:
+    """Return a note if the location is not the place that the state file at the path names."""
+    return saver_paths.redirected(probe, location)
 
 
 def read(location: str) -> Checkpoint:

@@ -7,11 +7,12 @@ The format is that of tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The i
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from ckpttool import dtypes
-from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool import dtypes, limits
+from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, some
 from ckpttool.formats import tensor_protos
 from ckpttool.formats.object_graph import KEY as GRAPH
 from ckpttool.formats.object_graph import configs, leaves
@@ -29,10 +30,7 @@ from ckpttool.source import Checksum, File, Source, Span, Swapped
 from ckpttool.tree import Container, Tree
 from ckpttool.wire import protobuf, sstable
 
-# The largest index that is read whole; a million variables take some 150 MB.
-MAX_INDEX = 512 << 20
-# The largest object graph that is read whole; ten thousand variables take a megabyte.
-MAX_GRAPH = 256 << 20
+SHOWN = 3  # names in a note
 
 
 class Found(NamedTuple):
@@ -62,13 +60,8 @@ def _index_file(path: str) -> File:
     file = File.stamp(path)
     if not os.path.isfile(path):
         raise FormatError("the index is not a regular file", file=path)
-    if file.size > MAX_INDEX:
-        raise UnsupportedError(
-            "the index is too large",
-            file=path,
-            expected=f"at most {MAX_INDEX:,} bytes",
-            found=f"{file.size:,}",
-        )
+    if file.size > limits.current().index_bytes:
+        raise limits.exceeded("index_bytes", "the index is too large", file.size, file=path)
     return file
 
 
@@ -90,19 +83,17 @@ def _tree(tensors: dict[str, Tensor], index: str) -> tuple[Tree, tuple[str, ...]
     if graph.dtype != "string" or graph.shape:
         raise FormatError("the object graph is not one string", file=index, path=GRAPH)
     try:
-        tree, notes = leaves.by_graph(_text(graph.source, MAX_GRAPH), tensors)
+        tree, notes = leaves.by_graph(_text(graph.source, "graph_bytes"), tensors)
     except CkpttoolError as error:
         raise error.located(file=index, path=GRAPH) from error.__cause__
     containers, refused = _modules(tree)
     return replace(tree, containers=containers) if containers else tree, (*notes, *refused)
 
 
-def _text(source: Source, most: int) -> bytes:
+def _text(source: Source, limit: str) -> bytes:
     # A scalar's bytes are one length and the string itself (see leaf.Leaf.read).
-    if isinstance(source, TensorFlowStrings) and source.span.length > most:
-        raise UnsupportedError(
-            "the text is too large", expected=f"at most {most:,} bytes", found=f"{source.span.length:,}"
-        )
+    if isinstance(source, TensorFlowStrings) and source.span.length > getattr(limits.current(), limit):
+        raise limits.exceeded(limit, "the text is too large", source.span.length)
     return bytes(source.read())[8:]
 
 
@@ -114,7 +105,7 @@ def _modules(tree: Tree) -> tuple[dict[Path, Container], list[str]]:
         if leaf.dtype != "string" or leaf.shape or not path or path[-1].value != configs.ATTRIBUTE:
             continue
         try:
-            container = configs.container(_text(leaf.source, configs.MAX_BYTES))
+            container = configs.container(_text(leaf.source, "json_bytes"))
         except CkpttoolError:
             refused.append(leaf.key)
             continue
@@ -137,6 +128,8 @@ class _Listing:
         self._raw = entries[1:]
         self._slices = {key: value for key, value in self._raw if key[:1] == b"\0"}
         self._shards: dict[int, File | None] = {}
+        # What lies where, by shard: offset, size, and the key of the tensor.
+        self._placed: dict[int, list[tuple[int, int, bytes]]] = {}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by key, in the order of the index; slices belong to their tensors."""
@@ -148,6 +141,7 @@ class _Listing:
                     found[name] = self._tensor(key, records.entry(value))
                 except CkpttoolError as error:
                     raise error.located(path=name) from error.__cause__
+        self._require_held()
         return found
 
     def files(self) -> list[File]:
@@ -155,21 +149,52 @@ class _Listing:
         return [file for _, file in sorted(self._shards.items()) if file is not None]
 
     def notes(self) -> list[str]:
-        """Name the shards that are not there."""
+        """Say which shards are absent, and which are not as TensorFlow writes them."""
         missing = sorted(shard for shard, file in self._shards.items() if file is None)
         names = [os.path.basename(self._shard_path(shard)) for shard in missing]
-        return [f"shard {name} is missing: its tensors are listed, not readable" for name in names]
+        verb = "is" if len(names) == 1 else "are"
+        notes = [f"shard {some(names, SHOWN)} {verb} missing: its tensors are listed, not readable"]
+        for shard, file in sorted(self._shards.items()):
+            if file is not None:
+                notes += self._odd(shard, file)
+        return notes if missing else notes[1:]
+
+    def _odd(self, shard: int, file: File) -> Iterator[str]:
+        """Say what BundleWriter (tensor_bundle.cc) never does: it writes one tensor behind the other."""
+        name = os.path.basename(file.path)
+        reach, own, shared = 0, 0, []
+        for offset, size, key in sorted(self._placed.get(shard, ())):
+            if offset < reach:
+                shared.append(protobuf.text(key))
+            own += max(0, offset + size - max(offset, reach))
+            reach = max(reach, offset + size)
+        if shared:
+            yield f"{some(shared, SHOWN)}: over bytes of {name} that another tensor has too"
+        if own < file.size:
+            yield f"{file.size - own:,} bytes of {name} belong to no tensor"
+
+    def _require_held(self) -> None:
+        """Raise LimitError where tensors that share bytes are far larger together than their shard."""
+        most = limits.current().expanded_bytes
+        for shard, placed in self._placed.items():
+            file = self._shards[shard]
+            beyond = 0 if file is None else sum(size for _, size, _ in placed) - file.size
+            if file is not None and beyond > most:
+                what = "the tensors of a shard share its bytes, and together are larger by more than is read"
+                raise limits.exceeded("expanded_bytes", what, beyond, file=file.path)
 
     def _tensor(self, key: bytes, entry: records.Entry) -> Tensor:
         dtype = _dtype(entry.dtype)
         elements = elements_of(entry.shape)
         if entry.slices:
             return Tensor(dtype.name, entry.shape, self._sliced(key, entry, dtype))
-        return Tensor(dtype.name, entry.shape, self._source(entry, dtype, elements))
+        return Tensor(dtype.name, entry.shape, self._source(key, entry, dtype, elements))
 
-    def _source(self, entry: records.Entry, dtype: dtypes.DType, elements: int) -> Source:
+    def _source(self, key: bytes, entry: records.Entry, dtype: dtypes.DType, elements: int) -> Source:
         _check_size(entry, dtype, elements)
         file = self._shard(entry)
+        if entry.size:
+            self._placed.setdefault(entry.shard, []).append((entry.offset, entry.size, key))
         checksum = Checksum("crc32c", entry.checksum)
         if file is None:
             return Missing(self._shard_path(entry.shard))
@@ -195,7 +220,7 @@ class _Listing:
             shape = tuple(length for _, length in box)
             if entry.dtype != whole.dtype or entry.shape != shape or entry.slices:
                 raise FormatError("a slice does not fit into its tensor", found=f"{entry.shape} at {box}")
-            parts.append((box, self._source(entry, dtype, elements_of(shape))))
+            parts.append((box, self._source(key, entry, dtype, elements_of(shape))))
         return assembled(dtype.name, whole.shape, parts, f"{self._prefix}.index")
 
     def _shard(self, entry: records.Entry) -> File | None:
@@ -225,7 +250,7 @@ class _Listing:
             return None
         if not os.path.isfile(path):
             raise FormatError("the shard is not a regular file", file=path)
-        return File.stamp(path)
+        return File.beside(path, f"{self._prefix}.index")
 
     def _shard_path(self, number: int) -> str:
         return f"{self._prefix}.data-{number:05d}-of-{self.header.shards:05d}"

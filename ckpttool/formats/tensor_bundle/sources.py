@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+from array import array
 from typing import Literal, NamedTuple
 
+from ckpttool import limits
 from ckpttool.errors import FormatError, TruncatedError
 from ckpttool.source import Checksum, Span
 from ckpttool.wire import crc, varint
@@ -36,25 +39,29 @@ class TensorFlowStrings(NamedTuple):
 
     def read(self) -> bytes:
         """Return each element's length as u64 LE followed by its bytes."""
+        if self.elements > limits.current().strings:
+            raise limits.exceeded(
+                "strings", "the tensor has too many strings", self.elements, file=self.span.file.path
+            )
         data = bytes(self.span.read())
-        lengths, at = [], 0
+        lengths, at = array("Q"), 0
         for _ in range(self.elements):
             length, at = varint.read(data, at, len(data))
             lengths.append(length)
         if len(data) - at - 4 != sum(lengths):
             raise _broken(self.span, "the lengths of the strings do not add up to the tensor's size")
         order: Order = "big" if self.big_endian else "little"
-        fixed = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths)
-        running = crc.crc32c(fixed)
+        running = crc.crc32c(_fixed(lengths, order))
         stored = data[at : at + 4]
         _require(crc.unmask(int.from_bytes(stored, order)), running, self.span)
         _require(self.checksum, crc.crc32c(data[at + 4 :], crc.crc32c(stored, running)), self.span)
         at += 4
-        pieces: list[bytes] = []
+        found = bytearray()
         for length in lengths:
-            pieces += (length.to_bytes(8, "little"), data[at : at + length])
+            found += length.to_bytes(8, "little")
+            found += data[at : at + length]
             at += length
-        return b"".join(pieces)
+        return bytes(found)
 
 
 class TensorFlowVariants(NamedTuple):
@@ -88,6 +95,16 @@ class TensorFlowVariants(NamedTuple):
             raise _broken(self.span, "bytes follow the last variant of a tensor")
         _require(self.checksum, running, self.span)
         return data
+
+
+def _fixed(lengths: array[int], order: Order) -> bytes:
+    """Return the lengths as their checksum takes them: u32, or u64 for one of 4 GiB and more."""
+    if max(lengths, default=0) >= 1 << 32:
+        return b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths)
+    small = array("I", lengths)
+    if order != sys.byteorder:
+        small.byteswap()
+    return small.tobytes()
 
 
 def _require(expected: int, found: int, span: Span) -> None:

@@ -31,6 +31,7 @@ SHARD_BYTES = 2 << 30
 MAX_SHARDS = 99_999  # a shard's name has five digits
 _COUNTER: Path = (attr("save_counter"),)
 _CHUNK = 1 << 20
+_INDEX = ".index"
 
 
 class _Item(NamedTuple):
@@ -48,6 +49,7 @@ def pieces(
     shards: int | None = None,
     shard_bytes: int | None = None,
     counter: int | None = None,
+    between: bool = False,
 ) -> tuple[Piece, ...]:
     """Return the shards and the index that hold the tree; the shards must be filled before the index.
 
@@ -55,7 +57,8 @@ def pieces(
     the value of the `save_counter` that a tree gets which has none and does not come from TensorFlow's
     objects; without it, variables by name as TensorFlow 1 does (see names). A shard is closed before it
     exceeds `shard_bytes` (2 GiB if nothing is said), one tensor never being cut; `shards` asks for that many
-    of about equal size.
+    of about equal size. `between` adds what a set of the same names is replaced by way of: an index
+    that knows the shards as those of a set which has an empty one more (see writing.publishing).
 
     Raise UnsupportedError, before anything is written, for values that are no tensors, for types that
     TensorFlow lacks, and for two tensors with one name.
@@ -64,11 +67,25 @@ def pieces(
     dealt = _dealt(items, shards, shard_bytes or SHARD_BYTES)
     # What the index will say of each shard's tensors, once that shard is filled.
     entries: list[dict[bytes, bytes]] = [{} for _ in dealt]
+    count = len(dealt)
     made = [
-        Piece(f".data-{number:05d}-of-{len(dealt):05d}", partial(_write_shard, number, part, entries))
+        Piece(
+            _shard(number, count),
+            partial(_write_shard, number, part, entries),
+            meanwhile=_shard(number, count + 1),
+        )
         for number, part in enumerate(dealt)
     ]
-    return (*made, Piece(".index", partial(_write_index, entries)))
+    one_more = _shard(count, count + 1)
+    extra = (
+        Piece(one_more, _write_nothing, meanwhile=one_more, extra=True),
+        Piece(_INDEX, partial(_write_index, entries, count + 1), meanwhile=_INDEX, extra=True),
+    )
+    return (
+        *made,
+        *(extra if between else ()),
+        Piece(_INDEX, partial(_write_index, entries, count), indexes=True),
+    )
 
 
 def stored(tree: Tree, *, graph: bool = True, counter: int | None = None) -> Tree:
@@ -171,8 +188,16 @@ def _write_shard(
     entries[number] = found
 
 
-def _write_index(entries: list[dict[bytes, bytes]], stream: IO[bytes]) -> None:
-    header = proto.number(1, len(entries)) + proto.message(3, proto.number(1, records.VERSION))
+def _shard(number: int, count: int) -> str:
+    return f".data-{number:05d}-of-{count:05d}"
+
+
+def _write_nothing(stream: IO[bytes]) -> None:
+    stream.write(b"")
+
+
+def _write_index(entries: list[dict[bytes, bytes]], count: int, stream: IO[bytes]) -> None:
+    header = proto.number(1, count) + proto.message(3, proto.number(1, records.VERSION))
     found = sorted(entry for part in entries for entry in part.items())
     sstable_writer.write([(b"", header), *found], stream)
 

@@ -28,6 +28,11 @@ def claims(probe: Probe) -> str | None:
     return _of_file(probe) if probe.kind == "file" else None
 
 
+def redirected(probe: Probe, location: str) -> str | None:
+    """Return a note if the location is not the place that the state file at the path names."""
+    return saver_paths.redirected(probe, location)
+
+
 def read(location: str) -> Checkpoint:
     """List the file, or all shards of the pattern; indexes and names are read, values are not.
 

@@ -8,9 +8,11 @@ tensor_slice_reader.h) asks for exactly as many values as the slice has elements
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool import dtypes
+from ckpttool import dtypes, limits
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
 from ckpttool.source import Buffer, File
 from ckpttool.wire import protobuf, sstable_file
@@ -73,10 +75,9 @@ def _tensor(stored: bytes) -> memoryview:
 
 def _decoded(proto: memoryview, dtype: str, elements: int) -> Buffer:
     field = FIELDS[dtype]
-    runs = [value for number, value in protobuf.each(proto) if number == field]
+    runs = (value for number, value in protobuf.each(proto) if number == field)
     if field == _STRING:
-        _require_count(len(runs), elements)
-        return b"".join(_string(run) for run in runs)
+        return _strings(runs, elements)
     if field in _FIXED:
         found = _fixed(runs, _FIXED[field])
         _require_count(len(found), elements * dtypes.BY_NAME[dtype].itemsize)
@@ -91,29 +92,48 @@ def _require_count(found: int, expected: int) -> None:
         raise FormatError("the tensor has too many values", expected=f"{expected:,}", found=f"{found:,}")
 
 
-def _string(run: int | memoryview) -> bytes:
-    text = protobuf.message(run)
-    return len(text).to_bytes(8, "little") + text
+def _strings(runs: Iterable[int | memoryview], elements: int) -> Buffer:
+    if elements > limits.current().strings:
+        raise limits.exceeded("strings", "the tensor has too many strings", elements)
+    found, count = bytearray(), 0
+    for run in runs:
+        text = protobuf.message(run)
+        found += len(text).to_bytes(8, "little")
+        found += text
+        count += 1
+    _require_count(count, elements)
+    return found
 
 
-def _fixed(runs: list[int | memoryview], width: int) -> Buffer:
-    if len(runs) == 1 and isinstance(runs[0], memoryview):
-        return runs[0]
+def _fixed(runs: Iterable[int | memoryview], width: int) -> Buffer:
+    first = next(iter(runs), b"")
+    found: bytearray | None = None
     try:
-        return b"".join(run.to_bytes(width, "little") if isinstance(run, int) else run for run in runs)
+        for run in runs:
+            found = bytearray(_number(first, width)) if found is None else found
+            found += _number(run, width)
+        return _number(first, width) if found is None else found
     except OverflowError as error:
         raise FormatError("a number is wider than its field") from error
 
 
-def _integers(runs: list[int | memoryview], dtype: str, elements: int) -> Buffer:
+def _number(run: int | Buffer, width: int) -> Buffer:
+    return run.to_bytes(width, "little") if isinstance(run, int) else run
+
+
+def _integers(runs: Iterable[int | memoryview], dtype: str, elements: int) -> Buffer:
     import numpy as np
 
-    packed = [_varints(run) for run in runs if not isinstance(run, int)]
-    single = [run for run in runs if isinstance(run, int)]
-    if single:
-        # Repeated fields are packed or not as the writer likes, one after the other too.
-        packed = [np.array([run], np.uint64) if isinstance(run, int) else _varints(run) for run in runs]
-    found = np.concatenate(packed) if packed else np.zeros(0, np.uint64)
+    # Repeated fields are packed or not as the writer likes, one after the other too.
+    packed: list[np.ndarray] = []
+    single = array("Q")
+    for run in runs:
+        if isinstance(run, int):
+            single.append(run)
+        else:
+            packed += (np.array(single, np.uint64), _varints(run))
+            single = array("Q")
+    found = np.concatenate([*packed, np.array(single, np.uint64)])
     _require_count(len(found), elements)
     target = np.dtype("<u2") if dtype == "float16" else dtypes.numpy_dtype(dtype)
     if target.itemsize == 8:

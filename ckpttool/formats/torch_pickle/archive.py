@@ -5,20 +5,20 @@ Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.listed import Listed
-from ckpttool.formats.torch_pickle import listing, script
+from ckpttool.formats.torch_pickle import listing, names, script
 from ckpttool.formats.torch_pickle.storages import Storages
 from ckpttool.formats.torch_pickle.tensors import BUILDERS
 from ckpttool.formats.torch_pickle.tree import Members
 from ckpttool.source import Deflated, File, Storage
 from ckpttool.wire import pickle_reader
+from ckpttool.wire.asked import standing
 
-PICKLE = re.compile(r"[^/]+/data\.pkl")
 _SMALL = 64
 
 
@@ -50,23 +50,28 @@ def listed(archive: Archive) -> Listed:
 
     Raise FormatError when archive, pickle and storages do not fit together.
     """
-    top = _top(archive)
-    if script.is_script(archive.members, top):
-        return _script(archive, top)
-    return _listed(archive, top)
+    top = names.top(archive.members, archive.file.path)
+    _require_small(archive, top)
+    used: set[str] = set()
+    found = (_script if script.is_script(archive.members, top) else _listed)(archive, top, used)
+    return replace(found, notes=(*found.notes, *names.notes(archive.members, top, used)))
 
 
 def _listed(
     archive: Archive,
     top: str,
+    used: set[str],
     name: str = "data",
     *,
     notes: tuple[str, ...] = (),
     details: Mapping[str, Any] | None = None,
     classes: Mapping[str, Members] | None = None,
 ) -> Listed:
+    storages = Storages(lambda key, nbytes: _place(archive, f"{top}/{name}", key, nbytes))
+    pickled = _unpickled(archive, top, name, storages)
+    used.update(f"{top}/{name}/{key}" for key in storages.known)
     return listing.listed(
-        _unpickled(archive, top, name),
+        pickled,
         _writer(archive, top),
         big=_big(archive, top),
         integrity="crc32" if archive.recorded else "none",
@@ -76,39 +81,38 @@ def _listed(
     )
 
 
-def _script(archive: Archive, top: str) -> Listed:
+def _script(archive: Archive, top: str, used: set[str]) -> Listed:
     members = archive.members
     module = _listed(
         archive,
         top,
+        used,
         notes=script.notes(members, top),
         details=script.facts(members, top, archive.source),
         classes=script.classes(members, top, archive.source),
     )
-    return script.joined(module, _listed(archive, top, "constants"))
+    found = script.joined(module, _listed(archive, top, used, "constants"))
+    return replace(found, asks=(*script.asks(members, top), *found.asks))
 
 
-def _top(archive: Archive) -> str:
-    found = [name for name in archive.members if PICKLE.fullmatch(name)]
-    if len(found) != 1:
-        raise FormatError(
-            "the archive does not hold one data.pkl",
-            file=archive.file.path,
-            found=", ".join(found[:3]) or "none",
-        )
-    return found[0].removesuffix("/data.pkl")
+def _require_small(archive: Archive, top: str) -> None:
+    """Read the small members that say how the archive was written: a checksum tells of damage there, too."""
+    for name in names.beside(archive.members, top) if archive.recorded else ():
+        if archive.source(name).length <= _SMALL:
+            archive.source(name).read()
 
 
-def _unpickled(archive: Archive, top: str, name: str) -> pickle_reader.Read:
+def _unpickled(archive: Archive, top: str, name: str, storages: Storages) -> pickle_reader.Read:
     # TorchScript has two pickles, each with a folder of its own for its storages.
     source = archive.source(f"{top}/{name}.pkl")
-    return pickle_reader.read(
+    found = pickle_reader.read(
         bytes(source.read()),
-        persistent=Storages(lambda key, nbytes: _place(archive, f"{top}/{name}", key, nbytes)).persistent,
+        persistent=storages.persistent,
         builders=BUILDERS,
         file=archive.file.path,
         base=(source.base if isinstance(source, Deflated) else source).offset,
     )
+    return found._replace(asked=standing(found.asked, f"{top}/{name}.pkl"))
 
 
 def _place(archive: Archive, folder: str, key: str, nbytes: int) -> Storage:
@@ -133,8 +137,9 @@ def _small(archive: Archive, name: str) -> str | None:
 
 
 def _big(archive: Archive, top: str) -> bool:
-    order = _small(archive, f"{top}/byteorder")
-    if order not in (None, "little", "big"):
+    name = f"{top}/byteorder"
+    order = _small(archive, name)
+    if order not in ("little", "big") and name in archive.members:
         raise FormatError(
             "the byte order is not one that torch writes", file=archive.file.path, found=repr(order)
         )

@@ -13,17 +13,18 @@ from ckpttool.formats.torch_pickle import legacy, tensors
 from ckpttool.formats.torch_pickle.stream import Held
 from ckpttool.formats.torch_pickle.views import Storage
 from ckpttool.source import File, Inline, Span
+from ckpttool.wire.asked import Asked
 from ckpttool.wire.pickle_reader import Builder, Stored
 
 
 class Inner:
-    """The storages within one file; `found` counts them, `calls` is what unpickling them would call."""
+    """The storages within one file; `found` counts them, `asked` is what unpickling them would ask for."""
 
     def __init__(self, file: File) -> None:
         """Look for storages in this file, which is one pickle."""
         self.file = file
         self.found = 0
-        self.calls: dict[str, int] = {}
+        self.asked: list[Asked] = []
 
     @property
     def builders(self) -> Mapping[str, Builder]:
@@ -33,7 +34,7 @@ class Inner:
     def _storage(self, args: tuple[Any, ...]) -> object:
         data = args[0] if len(args) == 1 else None
         if isinstance(data, Stored):
-            made = legacy.storage(self.file, data.at, data.length, self.calls)
+            made = legacy.storage(self.file, data.at, data.length, self.asked)
         elif isinstance(data, bytes):
             made = self._held(data)
         else:
@@ -48,7 +49,7 @@ class Inner:
         stream = Held(self.file.path, len(data), 0, 0)
         stream.data = data
         try:
-            made = legacy.storage(stream, 0, len(data), self.calls)
+            made = legacy.storage(stream, 0, len(data), self.asked)
         except FormatError as error:
             # A place in the text's bytes would name the wrong byte of the file.
             error.offset = None

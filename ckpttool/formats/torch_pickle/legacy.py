@@ -16,6 +16,7 @@ from ckpttool.formats.torch_pickle.storages import Storages, itemsize
 from ckpttool.formats.torch_pickle.stream import LONG, SHORT, Stream
 from ckpttool.formats.torch_pickle.tensors import Storage
 from ckpttool.source import File, Span
+from ckpttool.wire.asked import Asked
 
 PROTOCOL = 1001
 
@@ -31,7 +32,7 @@ def listed(file: File, offset: int, length: int) -> Listed:
     pickled = stream.pickle(LONG, names.persistent)
     names.place(stream, stream.pickle(LONG).value)
     # Each of the five pickles may ask for calls.
-    pickled = pickled._replace(calls=stream.calls)
+    pickled = pickled._replace(asked=stream.asked)
     rest = stream.end - stream.at
     beyond = (f"{rest:,} bytes follow the last storage, which nobody reads",) if rest else ()
     return listing.listed(
@@ -42,17 +43,17 @@ def listed(file: File, offset: int, length: int) -> Listed:
     )
 
 
-def storage(file: File, offset: int, length: int, calls: dict[str, int]) -> Storage:
+def storage(file: File, offset: int, length: int, asked: list[Asked]) -> Storage:
     """Return the one storage that a stream holds: what torch/storage.py, _load_from_bytes, is called with.
 
-    `calls` gathers what unpickling would call. Raise FormatError when the stream holds something else.
+    `asked` gathers what unpickling would import and call. Raise FormatError when it holds something else.
     """
     stream = Stream(file, offset, offset + length)
     _check_start(stream)
     names = _Names(file)
     found = stream.pickle(LONG, names.persistent).value
     names.place(stream, stream.pickle(LONG).value)
-    calls.update(stream.calls)
+    asked += stream.asked
     if not isinstance(found, Storage):
         raise FormatError("a storage's own bytes hold something else", file=file.path, offset=offset)
     return found
@@ -106,7 +107,8 @@ class _Names:
         width = itemsize(root.dtype)
         if offset < 0 or count < 0 or (offset + count) * width > root.nbytes:
             raise FormatError(f"storage {key!r} reaches beyond storage {root.key!r}, of which it is a part")
-        made = _View(Storage(key, root.dtype, count * width, root.bytes), root, offset * width)
+        part = Storage(key, root.dtype, count * width, root.bytes, part=True)
+        made = _View(part, root, offset * width)
         known = self.views.setdefault(key, made)
         if (known.root, known.start, known.storage.nbytes) != (root, made.start, made.storage.nbytes):
             raise FormatError(f"storage {key!r} is two different parts of others")

@@ -7,8 +7,6 @@ from typing import Any
 
 from ckpttool.checkpoint import Integrity
 from ckpttool.formats.listed import Listed
-from ckpttool.formats.pickled import calls
-from ckpttool.formats.pickled.traversal import REVISITS, SPARE
 from ckpttool.formats.torch_pickle import owners
 from ckpttool.formats.torch_pickle.tree import Members, Usage, Walk
 from ckpttool.wire.pickle_reader import Read
@@ -28,13 +26,13 @@ def listed(
 
     `big` says that the storages are big-endian, `classes` what the attributes of some classes are.
     """
-    walk = Walk(big=big, visits=REVISITS * pickled.end + SPARE, classes=classes)
+    walk = Walk(big=big, size=pickled.end, classes=classes)
     found = owners.joined(walk.tree(pickled.value))
-    told = (*calls.notes(pickled.calls), *_notes(walk), *found.notes, *notes)
-    facts = {**calls.details(pickled.calls), **(details or {})}
+    told = (*_notes(walk), *found.notes, *notes)
+    facts = dict(details or {})
     if walk.attributes:
         facts["attributes"] = walk.attributes
-    return Listed(found.tree, writer, integrity, told, facts)
+    return Listed(found.tree, writer, integrity, told, facts, pickled.asked)
 
 
 def _notes(walk: Walk) -> tuple[str, ...]:

@@ -62,6 +62,8 @@ def _quantised(args: tuple[Any, ...]) -> object:
     if not scheme or not isinstance(scheme[0], Global) or len(scheme) not in (3, 4):
         bad("a quantised tensor's scheme is not one that torch writes")
     whole = view(storage, storage.dtype or "uint8", offset, size, stride, requires_grad)
+    if len(scheme) == 3 and not all(type(each) in (int, float) for each in scheme[1:]):
+        bad("a quantised tensor's scale and zero point are no numbers")
     names = ("scale", "zero_point") if len(scheme) == 3 else ("scales", "zero_points", "axis")
     parts = {"int_repr": whole, **dict(zip(names, scheme[1:], strict=True))}
     if len(scheme) == 4:
@@ -75,13 +77,18 @@ def _check_axis(whole: Tensor, parts: Mapping[str, Any]) -> None:
         bad("a quantised tensor's axis is none of its dimensions")
     for name in ("scales", "zero_points"):
         each = parts[name]
-        count = each.count if isinstance(each, Tensor) else len(each) if isinstance(each, list) else -1
+        count = each.count if isinstance(each, Tensor) else len(each) if _is_numbers(each) else -1
         if count != whole.shape[axis]:
             bad(
                 f"a quantised tensor has not as many {name} as its axis is long",
                 expected=f"{whole.shape[axis]:,}",
-                found=f"{count:,}" if count >= 0 else "neither tensor nor list",
+                found=f"{count:,}" if count >= 0 else "neither tensor nor numbers",
             )
+
+
+def _is_numbers(value: object) -> bool:
+    """Say whether the value is a list or a tuple of numbers, which is all that a part may be but a tensor."""
+    return isinstance(value, list | tuple) and all(type(each) in (int, float, bool) for each in value)
 
 
 # What each layout stores, in the order of the pickle.
@@ -107,6 +114,8 @@ def _sparse(args: tuple[Any, ...]) -> object:
     parts = dict(zip(names, args[1], strict=False))
     if not all(isinstance(each, Tensor) for name, each in parts.items() if name not in _PLAIN):
         bad("a sparse tensor's indices and values are not tensors")
+    if not _is_numbers(parts["size"]) or parts.get("is_coalesced") not in (None, True, False):
+        bad("a sparse tensor's size is not made of numbers")
     return Parts(args[0].full, "values", parts)
 
 
@@ -121,6 +130,8 @@ def _nested(args: tuple[Any, ...]) -> object:
     names = ("values", "sizes", "strides", "storage_offsets")
     if len(args) != 4 or not all(isinstance(each, Tensor) for each in (args[0], args[1], args[2])):
         return NotImplemented
+    if not isinstance(args[3], Tensor) and not _is_numbers(args[3]):
+        bad("a nested tensor's offsets are no numbers")
     return Parts("torch.nested", "values", dict(zip(names, args, strict=True)))
 
 

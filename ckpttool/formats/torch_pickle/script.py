@@ -7,7 +7,7 @@ Sources: torch/csrc/jit/serialization/export_module.cpp (ScriptModuleSerializer:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from ckpttool.formats.torch_pickle.tree import Members
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, attr
 from ckpttool.source import Storage
 from ckpttool.tree import Alias, Container, Tree
+from ckpttool.wire import asked
+from ckpttool.wire.asked import CODE, Asked
 
 _CLASS = re.compile(r"class (\w+)\(Module\):")
 _NAMES = re.compile(r"  __(parameters|buffers)__ = \[(.*)\]")
@@ -111,14 +113,14 @@ def joined(module: Listed, constants: Listed) -> Listed:
     containers = {placed(p): c for p, c in tree.containers.items() if p}
     containers[_CONSTANTS,] = Container("record", "CONSTANTS")
     merged = Tree({**whole, **leaves}, {**whole.aliases, **aliases}, {**whole.containers, **containers})
-    calls = {**module.details, **_calls(module.details, constants.details)}
-    return replace(module, tree=merged, notes=(*module.notes, *constants.notes), details=calls)
+    asks = asked.merged(module.asks, constants.asks)
+    return replace(module, tree=merged, notes=(*module.notes, *constants.notes), asks=asks)
 
 
 def _native(path: Path) -> str:
     return ".".join(str(step.value) for step in path)
 
 
-def _calls(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict.fromkeys([*one.get("calls", ()), *other.get("calls", ())])
-    return {"calls": list(found)} if found else {}
+def asks(members: Collection[str], top: str) -> tuple[Asked, ...]:
+    """Return the files of code, which torch.jit.load compiles; it runs their `__setstate__`."""
+    return tuple(Asked(name.removeprefix(f"{top}/"), CODE, by="torchscript") for name in _code(members, top))

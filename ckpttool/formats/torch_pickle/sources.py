@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ckpttool import dtypes
+from ckpttool import dtypes, limits
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.torch_pickle.views import Tensor
 from ckpttool.source import Buffer, Deflated, Inline, Shape, Source, Span, Strided, Swapped, Transformed
 from ckpttool.wire import pickle_numpy
-from ckpttool.wire.zip import BOMB_BYTES, BOMB_RATIO
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,15 +58,56 @@ class Unreadable(NamedTuple):
 
     file: str | None
     reason: str
+    hint: str | None = None
 
     def read(self) -> Buffer:
         """Raise UnsupportedError."""
-        raise UnsupportedError(self.reason, file=self.file)
+        raise UnsupportedError(self.reason, file=self.file, hint=self.hint)
 
 
-def source(tensor: Tensor, *, big: bool) -> Source:
-    """Return where the tensor's bytes are; `big` says that the writer's machine was big-endian."""
-    found = _stored(tensor, dtypes.component_size(tensor.dtype) if big else 0)
+class Budget:
+    """What the tensors of one pickle may be expanded to when all are read, by what is stored for them.
+
+    Views may show a few bytes many times, each less often than the limit on one tensor allows; and a
+    compressed storage is unpacked again for a view of a part of it, unless the one before was of the same.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is stored and nothing shown yet."""
+        self.allowed = limits.current()
+        self.stored = self.shown = 0
+        self.last: object = None
+
+    def source(self, tensor: Tensor, nbytes: int, *, big: bool, first: bool) -> Source:
+        """Return where the tensor's `nbytes` bytes are; `first` says that its storage is a new one.
+
+        `big` says that the writer's machine was big-endian.
+        """
+        data, whole = tensor.storage.bytes, tensor.storage.nbytes
+        if first and not tensor.storage.part:
+            self.stored += data.base.length if isinstance(data, Deflated) else whole
+        again = isinstance(data, Deflated) and self.last is not data
+        self.shown += max(nbytes, whole if again else 0)
+        self.last = data
+        if self._beyond(self.shown, self.stored):
+            return _unreadable(tensor, f"tensors would expand {self.stored:,} stored bytes to {self.shown:,}")
+        if self._beyond(nbytes, whole):
+            return _unreadable(tensor, f"a view would expand {whole:,} stored bytes to {nbytes:,}")
+        return _source(tensor, nbytes, big=big)
+
+    def _beyond(self, nbytes: int, stored: int) -> bool:
+        return nbytes > self.allowed.expanded_bytes and nbytes > self.allowed.expanded_ratio * stored
+
+
+def _unreadable(tensor: Tensor, reason: str) -> Unreadable:
+    data = tensor.storage.bytes
+    base = data.base if isinstance(data, Deflated) else data
+    hint = "ckpttool --limit expanded_bytes=N ... allows more, for a file that you trust"
+    return Unreadable(None if isinstance(base, Inline) else base.file.path, reason, hint)
+
+
+def _source(tensor: Tensor, nbytes: int, *, big: bool) -> Source:
+    found = _stored(tensor, nbytes, dtypes.component_size(tensor.dtype) if big else 0)
     dtype, shape = tensor.dtype, tensor.shape
     halves = dtype == "complex32"
     if halves:
@@ -79,9 +119,8 @@ def source(tensor: Tensor, *, big: bool) -> Source:
     return found
 
 
-def _stored(tensor: Tensor, width: int) -> Source:
+def _stored(tensor: Tensor, nbytes: int, width: int) -> Source:
     data, itemsize = tensor.storage.bytes, dtypes.BY_NAME[tensor.dtype].itemsize
-    nbytes = tensor.count * itemsize
     if not nbytes:
         return Inline(b"")
     view = Strided(data, itemsize, tensor.shape, tensor.strides, tensor.offset, width if width > 1 else 0)
@@ -89,11 +128,6 @@ def _stored(tensor: Tensor, width: int) -> Source:
         if width <= 1:
             return data
         return Swapped(data, width) if isinstance(data, Span) else view
-    if nbytes > BOMB_BYTES and nbytes > BOMB_RATIO * tensor.storage.nbytes:
-        base = data.base if isinstance(data, Deflated) else data
-        path = None if isinstance(base, Inline) else base.file.path
-        what = f"a view would expand {tensor.storage.nbytes:,} stored bytes to {nbytes:,}"
-        return Unreadable(path, what)
     return view
 
 

@@ -9,6 +9,7 @@ from ckpttool.errors import FormatError, TruncatedError
 from ckpttool.formats.torch_pickle.tensors import BUILDERS
 from ckpttool.source import File, Span
 from ckpttool.wire import pickle_reader
+from ckpttool.wire.asked import Asked, merged
 from ckpttool.wire.pickle_machine import Persistent
 from ckpttool.wire.pickle_reader import Builder, Read
 
@@ -31,12 +32,12 @@ class Held(File):
 class Stream:
     """Bytes `at` to `end` of a file; what is taken moves `at`.
 
-    `calls` names what unpickling any of the pickles taken would call that can act (see pickle_reader.Read).
+    `asked` is what unpickling any of the pickles taken would import and call (see pickle_reader.Read).
     """
 
     def __init__(self, file: File, at: int, end: int) -> None:
         """Stand at the first byte."""
-        self.calls: dict[str, int] = {}
+        self.asked: tuple[Asked, ...] = ()
         self.file = file
         self.at = at
         self.end = end
@@ -70,8 +71,8 @@ class Stream:
                 window *= _GROWTH
             else:
                 self.at += found.end
-                for name, position in found.calls.items():
-                    self.calls.setdefault(name, position)
+                if found.asked:
+                    self.asked = merged(self.asked, found.asked)
                 return found
 
     def numbers(self, count: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from ckpttool.formats.torch_pickle.tensors import BUILDERS, RANK, Storage, Tenso
 from ckpttool.formats.torch_pickle.views import view
 from ckpttool.source import File, Span
 from ckpttool.wire import tar
+from ckpttool.wire.asked import merged, standing
 from ckpttool.wire.pickle_reader import Global
 
 PROTOCOL = 1000
@@ -40,9 +41,9 @@ def listed(file: File) -> Listed:
         names.add_tensors(members["tensors"])
     builders = {**BUILDERS, _REBUILD: names.rebuilt}
     pickled = members["pickle"].pickle(LONG, names.persistent, builders)
-    asked = {name: at for member in members.values() for name, at in member.calls.items()}
+    asked = merged(*(standing(member.asked, name) for name, member in members.items()))
     return listing.listed(
-        pickled._replace(calls=asked),
+        pickled._replace(asked=asked),
         f"torch tar archive protocol {PROTOCOL}",
         notes=names.classes.notes(),
         details=names.classes.details(),
@@ -99,7 +100,7 @@ class _Names:
         if offset < 0 or count < 0 or start + nbytes > root.nbytes:
             _fail(f"storage {key!r} reaches beyond storage {root.key!r}, of which it is a part", stream)
         place = Span(self.file, _span(root).offset + start, nbytes)
-        self.storages[key] = Storage(key, root.dtype, nbytes, place)
+        self.storages[key] = Storage(key, root.dtype, nbytes, place, part=True)
 
     def add_tensors(self, stream: Stream) -> None:
         """Take the tensors: each names its storage, then come rank, sizes, strides and offset."""

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpttool.formats.torch_pickle import parts, views
-from ckpttool.formats.torch_pickle.sources import array_source, source
+from ckpttool.formats.torch_pickle.sources import array_source
 from ckpttool.formats.torch_pickle.views import RANK, Size, Storage, Tensor
 from ckpttool.wire import pickle_numpy
 from ckpttool.wire.pickle_reader import CONTAINERS, Builder, Global, Object
 
-__all__ = ["BUILDERS", "RANK", "REBUILD", "Size", "Storage", "Tensor", "array_source", "source"]
+__all__ = ["BUILDERS", "RANK", "REBUILD", "Size", "Storage", "Tensor", "array_source"]
 
 
 def _first(args: tuple[Any, ...]) -> object:

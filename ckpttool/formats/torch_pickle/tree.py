@@ -6,12 +6,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ckpttool import dtypes
+from ckpttool import dtypes, limits
 from ckpttool.formats.pickled.inert import PLAIN, record
 from ckpttool.formats.pickled.traversal import Below, Traversal, Via
 from ckpttool.formats.torch_pickle import optimizers, roles
 from ckpttool.formats.torch_pickle.parts import Backed, Parts
-from ckpttool.formats.torch_pickle.sources import array_source, cast, source
+from ckpttool.formats.torch_pickle.sources import Budget, array_source, cast
 from ckpttool.formats.torch_pickle.views import Size, Storage, Tensor, view
 from ckpttool.leaf import Key, Leaf, Path, Record, Role, ValueLeaf, attr
 from ckpttool.tree import Container, Tree
@@ -53,15 +53,18 @@ class Walk(Traversal[Place]):
 
     whole = "checkpoint"
 
-    def __init__(self, *, big: bool, visits: int, classes: Mapping[str, Members] | None = None) -> None:
-        """Take storages as big-endian if `big`; visit at most about `visits` values.
+    def __init__(self, *, big: bool, size: int, classes: Mapping[str, Members] | None = None) -> None:
+        """Take storages as big-endian if `big`; `size` is that of the pickle in bytes.
 
         `classes` are those of which the file says what their attributes are. `attributes` will hold, by the
         native names of tensors, the plain values that the file sets on them.
         """
-        super().__init__(visits)
+        super().__init__(size)
         self.big = big
         self.usage: dict[str, Usage] = {}
+        self._budget = Budget()
+        self._plain = _Plain(self.left)
+        self._owners = 0
         self.attributes: dict[str, dict[str, Any]] = {}
         self._classes = classes or {}
         self._states: set[int] = set()
@@ -81,7 +84,7 @@ class Walk(Traversal[Place]):
         if isinstance(value, Size):
             return Container("tuple", "torch.Size")
         kind = super().kind(value)
-        return kind._replace(state=plain(value.state)) if kind.kind == "OrderedDict" else kind
+        return kind._replace(state=self._plain.of(value.state)) if kind.kind == "OrderedDict" else kind
 
     def below(self, value: Any, place: Place) -> Below[Place]:
         """Return what says where entries stand: in an optimizer's state_dict, among a module's buffers."""
@@ -153,12 +156,13 @@ class Walk(Traversal[Place]):
         count = tensor.count
         if count and self._again_at(tensor.view, path, named):
             return
-        self._use(tensor.storage, count * row.itemsize)
+        nbytes = count * row.itemsize
+        first = self._use(tensor.storage, nbytes)
         role, slot = _tensor_role(named, place)
         self.leaves[path] = Leaf(
             dtype=tensor.dtype,
             shape=tensor.shape,
-            source=source(tensor, big=self.big),
+            source=self._budget.source(tensor, nbytes, big=self.big, first=first),
             key=native(named),
             role=role,
             slot=slot,
@@ -211,16 +215,22 @@ class Walk(Traversal[Place]):
             state = {k: v for part in state if isinstance(part, dict) for k, v in part.items()}
         if not isinstance(state, dict):
             return
+        self._owners += 1
+        if self._owners > self._limits.pickle_depth:
+            raise limits.exceeded("pickle_depth", "tensors are nested as attributes of tensors", self._owners)
         for name, child in state.items():
             if type(child) in PLAIN or not path:
                 shown = child if type(child) in (type(None), bool, int, float, str) else _text(child)
                 self.attributes.setdefault(native(named), {})[str(name)] = shown
             else:
                 self.value(child, (*path[:-1], attr(f"{path[-1].value}.{name}")), "settings")
+        self._owners -= 1
 
-    def _use(self, storage: Storage, nbytes: int) -> None:
+    def _use(self, storage: Storage, nbytes: int) -> bool:
+        """Count what a tensor shows of its storage; say whether it is the first that does."""
         usage = self.usage.get(storage.key)
         self.usage[storage.key] = Usage(storage.nbytes, nbytes + (usage.used if usage else 0))
+        return usage is None
 
     def _storage(self, storage: Storage, path: Path) -> None:
         dtype = storage.dtype or "uint8"
@@ -288,12 +298,21 @@ def _tensor_role(path: Path, place: Place) -> tuple[Role, str | None]:
     return roles.by_name(path) or ("buffer" if place == "buffers" else "parameter"), None
 
 
-def plain(value: Any, depth: int = 8) -> Any:
-    """Return a container's own state (OrderedDict's `_metadata`) as plain data; what is not is left out."""
-    if depth and isinstance(value, Dict | dict):
-        made: dict[Any, Any] = OrderedDict() if getattr(value, "name", "").endswith("OrderedDict") else {}
-        made.update((k, plain(v, depth - 1)) for k, v in value.items() if type(k) in PLAIN)
-        return made
-    if depth and type(value) in (list, tuple):
-        return type(value)(plain(item, depth - 1) for item in value)
-    return value if type(value) in PLAIN else None
+class _Plain:
+    """Makes containers' own states (OrderedDict's `_metadata`) plain data; what is not is left out."""
+
+    def __init__(self, most: int) -> None:
+        """Go through at most about `most` values: lists of lists may be shared, and are copied."""
+        self.left = most
+
+    def of(self, value: Any, depth: int = 8) -> Any:
+        """Return the value as plain data, at most `depth` levels of it."""
+        if isinstance(value, list | tuple | dict):
+            self.left -= 1 + len(value)
+        if depth and self.left > 0 and isinstance(value, Dict | dict):
+            made: dict[Any, Any] = OrderedDict() if getattr(value, "name", "").endswith("OrderedDict") else {}
+            made.update((k, self.of(v, depth - 1)) for k, v in value.items() if type(k) in PLAIN)
+            return made
+        if depth and self.left > 0 and type(value) in (list, tuple):
+            return type(value)(self.of(item, depth - 1) for item in value)
+        return value if type(value) in PLAIN else None

@@ -5,6 +5,7 @@ Source: torch/_utils.py (_rebuild_tensor, _rebuild_tensor_v2, _rebuild_tensor_v3
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -22,13 +23,15 @@ _LARGEST = (1 << 63) - 1
 class Storage:
     """A flat buffer; `dtype` is None for an untyped one.
 
-    `bytes` is set later where a file tells only behind its pickles where its storages lie.
+    `bytes` is set later where a file tells only behind its pickles where its storages lie; `part` says that
+    they are those of another storage, too.
     """
 
     key: str
     dtype: str | None
     nbytes: int
     bytes: Bytes | Inline
+    part: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +100,8 @@ def _fits(tensor: Tensor) -> None:
     if row is None or not row.itemsize:
         return
     count = tensor.count
-    if count * row.itemsize > _LARGEST:
+    # NumPy counts without the empty dimensions.
+    if (count or math.prod(extent or 1 for extent in tensor.shape)) * row.itemsize > _LARGEST:
         bad("a tensor has more elements than can be counted")
     last = tensor.offset
     for extent, stride in zip(tensor.shape, tensor.strides, strict=True):

@@ -1,0 +1,106 @@
+"""The commands that read all numbers: `stats` and `doctor` of one checkpoint, `diff` of two."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ckpttool.cli import output
+from ckpttool.cli.options import AsJson, Glob, LayoutOption, PathArgument, Quiet
+from ckpttool.cli.progress import progress
+from ckpttool.errors import UsageError, choice
+
+_ORDERS = ("file", "name", "size", "norm")
+
+
+def stats(
+    path: PathArgument,
+    glob: Glob = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="A line for each module down to level N instead.")
+    ] = None,
+    sort: Annotated[str, typer.Option(metavar="ORDER", help="file, name, size or norm.")] = "file",
+    layout: LayoutOption = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Show what the numbers are like: range, mean, spread, zeros, NaN, dead units, vanished moments.
+
+    Exits with 1 if a number is NaN or infinite.
+    """
+    from ckpttool.ops import stats as op
+
+    if sort not in _ORDERS:
+        raise UsageError(f"there is no order {sort!r}", hint=choice(sort, _ORDERS))
+    with progress("stats", quiet=quiet or as_json) as moving:
+        found = op.stats(path, glob, layout, moving)
+    if as_json:
+        output.write(output.document(found.document()))
+    else:
+        from ckpttool.cli import measures
+
+        output.write(measures.stats(found, depth, sort))
+    return 0 if found.finite else 1
+
+
+def diff(
+    left: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
+    right: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
+    glob: Glob = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="path, or agent: what means the same, across frameworks. auto: agent where both are agents, "
+            "of different formats or layouts.",
+        ),
+    ] = "auto",
+    sort: Annotated[str, typer.Option(metavar="ORDER", help="abs, rel or cosine: biggest first.")] = "abs",
+    whole: Annotated[bool, typer.Option("--all", help="Show every change, not the first twenty.")] = False,
+    layout: LayoutOption = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Compare two checkpoints: entries that one has alone, other shapes and types, values and where.
+
+    Exits with 1 if they differ.
+    """
+    from ckpttool.ops import diff as op
+
+    with progress("diff", quiet=quiet or as_json) as moving:
+        found = op.diff(left, right, glob=glob, by=by, sort=sort, layout=layout, progress=moving)
+    if as_json:
+        output.write(output.document(found.document()))
+    else:
+        from ckpttool.cli import measures
+
+        output.write(measures.diff(found, whole=whole))
+    return 0 if found.identical else 1
+
+
+def doctor(
+    path: PathArgument,
+    env: Annotated[
+        str | None, typer.Option(metavar="ID", help="The environment it is for. Default: its own files'.")
+    ] = None,
+    layout: LayoutOption = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Say what is wrong with a checkpoint, or will be when it is used, and what mends it.
+
+    Exits with 1 on a finding: names that would run code, NaN, dead units, vanished moments, facts that
+    nothing tells, an environment that does not fit.
+    """
+    from ckpttool.ops import doctor as op
+
+    with progress("doctor", quiet=quiet or as_json) as moving:
+        found = op.diagnose(path, env, layout, moving)
+    if as_json:
+        output.write(output.document(found.document()))
+    else:
+        from ckpttool.cli import measures
+
+        output.write(measures.diagnosis(found, quiet=quiet))
+    return 1 if found.findings else 0

@@ -1,0 +1,173 @@
+"""`doctor`: what is wrong with a checkpoint, or will be when it is used, and the command that mends it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import ChecksumError, CkpttoolError, MissingExtraError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts.recognise import recognise
+from ckpttool.ops import evaluate, knowledge
+from ckpttool.ops.evaluation import Protocol
+from ckpttool.ops.progress import Progress, silent
+from ckpttool.ops.restore import Agent, Own, agent_of, own_sidecar
+from ckpttool.ops.stats import stats_of
+from ckpttool.wire import asked
+
+Topic = Literal["loading", "numbers", "optimizer", "agent", "environment"]
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong; `fix` is a command or what else helps, None where nothing is known to."""
+
+    topic: Topic
+    sentence: str
+    fix: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"topic": self.topic, "sentence": self.sentence, "fix": self.fix}
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All findings of a checkpoint; `notes` say what could not be looked at, or is only good to know."""
+
+    path: str
+    format: str
+    layout: str | None
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "layout": self.layout,
+            "healthy": not self.findings,
+            "findings": [each.document() for each in self.findings],
+            "notes": list(self.notes),
+        }
+
+
+def diagnose(
+    path: str, env: str | None = None, layout: str | None = None, progress: Progress = silent
+) -> Diagnosis:
+    """Look at everything that can be looked at without playing: pickles, numbers, facts, the environment.
+
+    `env` is the environment that the agent is meant for; without it the one that its files name. Raise what
+    opening and reading raise: a damaged file is no finding, it is an error.
+    """
+    checkpoint = open_checkpoint(path)
+    notes: list[str] = []
+    findings = [
+        *_loading(checkpoint, notes),
+        *_numbers(checkpoint, progress),
+        *_orphans(checkpoint, layout),
+        *_agent(checkpoint, env, layout, notes),
+    ]
+    if checkpoint.integrity == "none":
+        notes.append("the format has no checksums: `ckpttool digest PATH --json` saves some")
+    binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
+    named = None if binding is None else binding.layout
+    return Diagnosis(checkpoint.path, checkpoint.format, named, tuple(findings), tuple(notes))
+
+
+def _loading(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
+    """Give what would run if the framework loaded the file."""
+    acting = asked.of(checkpoint.asks, asked.CODE)
+    for each in acting[:_SHOWN]:
+        what = "call" if each.calls else "import"
+        yield Finding("loading", f"loading it would {what} {each.name}", _data_alone(checkpoint))
+    if len(acting) > _SHOWN:
+        yield Finding("loading", f"and {len(acting) - _SHOWN:,} more names that act", _data_alone(checkpoint))
+    classes = asked.of(checkpoint.asks, asked.CLASSES)
+    if classes:
+        notes.append(f"loading it imports {len(classes):,} names from outside of the standard library")
+
+
+def _data_alone(checkpoint: Checkpoint) -> str:
+    return f"ckpttool convert {checkpoint.path} safe.npz --allow-missing"
+
+
+def _numbers(checkpoint: Checkpoint, progress: Progress) -> Iterator[Finding]:
+    """Give what `stats` calls no good sign, the same sign of many tensors once."""
+    tensors: dict[str, list[str]] = {}
+    for each in stats_of(checkpoint, progress=progress).tensors:
+        for sign in each.signs:
+            tensors.setdefault(sign, []).append(each.path)
+    for sign, paths in tensors.items():
+        more = f" and {len(paths) - 1:,} others" if len(paths) > 1 else ""
+        fix = "an earlier checkpoint of the run" if sign.endswith(("NaN", "infinite")) else None
+        yield Finding("numbers", f"{paths[0]}{more}: {sign}", fix)
+
+
+def _orphans(checkpoint: Checkpoint, layout: str | None) -> Iterator[Finding]:
+    """Give the moments of weights that are not there: no restore has a variable for them."""
+    binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
+    owners = {} if binding is None else binding.of
+    tree = checkpoint.tree
+    alone = [
+        tree.names[path]
+        for path, leaf in tree.tensors()
+        if leaf.role == "slot" and leaf.of is None and path not in owners
+    ]
+    if alone:
+        yield Finding(
+            "optimizer",
+            f"{len(alone):,} moments belong to no weight of the file, such as {alone[0]}",
+            f"ckpttool inspect {checkpoint.path} shows which have an owner",
+        )
+
+
+def _agent(
+    checkpoint: Checkpoint, env: str | None, layout: str | None, notes: list[str]
+) -> Iterator[Finding]:
+    """Give what running the checkpoint as an agent would lack."""
+    try:
+        agent = agent_of(checkpoint, own_sidecar, layout)
+    except ChecksumError as error:
+        yield Finding("agent", error.message, error.hint)
+        agent = agent_of(checkpoint, lambda _: Own(), layout)
+    if agent is None:
+        notes.append("no layout recognises an agent: bounds, statistics and environment were not looked at")
+        return
+    for what in agent.binding.facts.lacks if agent.sidecar is None else ():
+        if what == knowledge.ACTION_BOUNDS and env is not None:
+            continue
+        fix = f"ckpttool eval {checkpoint.path} --env ID takes them from the environment"
+        yield Finding("agent", f"nothing tells {what}", fix if what == knowledge.ACTION_BOUNDS else None)
+    yield from _environment(agent, env, notes)
+
+
+def _environment(agent: Agent, env: str | None, notes: list[str]) -> Iterator[Finding]:
+    """Give what keeps the agent from playing, or has changed since it was trained."""
+    known = agent.known.env or {}
+    if env is None and not known.get("id"):
+        notes.append("nothing names the environment: --env ID has the agent looked at beside it")
+        return
+    try:
+        how = Protocol()
+        place = evaluate.place_of(agent, env, how)
+        with place.make(1, how.engine) as vector:
+            entrant = evaluate.enter(agent, place, how, vector.spec)
+    except MissingExtraError as error:
+        notes.append(f"the environment was not looked at: {error.message}")
+        return
+    except CkpttoolError as error:
+        yield Finding("environment", error.message + _facts(error), error.hint)
+        return
+    yield from (Finding("environment", note) for note in entrant.notes if note not in agent.notes)
+
+
+def _facts(error: CkpttoolError) -> str:
+    told = (("expected", error.expected), ("found", error.found))
+    facts = [f"{word} {value}" for word, value in told if value]
+    return f" ({', '.join(facts)})" if facts else ""

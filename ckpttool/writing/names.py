@@ -1,0 +1,188 @@
+"""Temporary names, and how a whole file gets its own: by a link that fails if it is taken, or a rename."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ckpttool import behind
+from ckpttool.errors import TargetExistsError
+from ckpttool.writing.outputs import Output
+
+TEMPORARY = ".ckpttool-tmp-"
+KEPT = ".ckpttool-old-"
+# The name of a file system has 255 bytes, and ours begin and end with more.
+_LONGEST = 180
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def hidden(name: str) -> bool:
+    """Say whether a name is one that only a conversion, or one that was cut short, leaves."""
+    return TEMPORARY in name or KEPT in name
+
+
+def beside(file: str, mark: str, end: str) -> str:
+    """Return a hidden name in the file's folder that tells what it belongs to."""
+    folder, name = os.path.split(os.path.abspath(file))
+    short = os.fsdecode(os.fsencode(name)[:_LONGEST])
+    return os.path.join(folder, f".{short}{mark}{end}")
+
+
+def temporary(target: str) -> str:
+    """Return a name that nobody else has for what will be the target."""
+    return beside(target, TEMPORARY, os.urandom(6).hex())
+
+
+def coming(file: str) -> str:
+    """Return where a file that is known by others' digest waits until these have their names."""
+    return beside(file, TEMPORARY, "next")
+
+
+@dataclass(slots=True)
+class Written:
+    """An output and the stem of its temporary name; what has been filled is known by its inode."""
+
+    output: Output
+    stem: str
+    _inode: tuple[int, int] = field(default=(0, 0), init=False)
+
+    @property
+    def temporary(self) -> str:
+        """The name under which it is filled."""
+        return self.stem + self.output.suffix
+
+    @property
+    def whole(self) -> tuple[str, str]:
+        """What is renamed, and to what: the file, or the folder that it lies in."""
+        return (self.stem, self.output.target) if self.output.inside else (self.temporary, self.output.file)
+
+    @property
+    def folder(self) -> str:
+        """The folder in which it gets its name."""
+        return os.path.dirname(os.path.abspath(self.whole[1]))
+
+    def fill(self, disk: behind.Lane | None) -> None:
+        """Write the file and check it; `disk` is the lane that takes it to the disk."""
+        if self.output.inside:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.stem)  # not its parents: if these are gone, nobody wants them back
+            os.makedirs(os.path.dirname(self.temporary), exist_ok=True)
+        with behind.new_file(self.temporary, disk) as stream:
+            self.output.write(stream)
+        if self.output.check is not None:
+            self.output.check(self.stem)
+
+    def name(self, *, force: bool) -> None:
+        """Give the file, or its folder, its name; raise TargetExistsError if it is taken, without `force`."""
+        self.known()
+        temporary, target = self.whole
+        if self.output.inside:
+            # Never replaced, for what else it holds; `rename` would take an empty one's name.
+            require_free(target, "take another name")
+            os.rename(temporary, target)
+        elif force or self.output.replaces:
+            keep_mode(temporary, target)
+            os.replace(temporary, target)
+        else:
+            _link(temporary, target)
+
+    def known(self) -> None:
+        """Note by what the file is known, whatever its name."""
+        with contextlib.suppress(FileNotFoundError):
+            self._inode = _inode(self.whole[0])
+
+    def stands(self, name: str | None = None) -> bool:
+        """Say whether the file has its name, or the other one that is asked for."""
+        with contextlib.suppress(OSError):
+            return _inode(name or self.whole[1]) == self._inode
+        return False
+
+    def take_back(self) -> None:
+        """Remove what this file has got as a name; another's file of that name stays."""
+        remove(name for name in (self.whole[1], coming(self.output.file)) if self.stands(name))
+
+
+def _inode(file: str) -> tuple[int, int]:
+    found = os.lstat(file)
+    return found.st_dev, found.st_ino
+
+
+def require_free(target: str, hint: str = "--force replaces it") -> None:
+    """Raise TargetExistsError if the name is taken, by a link that leads nowhere too."""
+    if os.path.lexists(target):
+        raise TargetExistsError("the target exists already", file=target, hint=hint)
+
+
+def keep_mode(temporary: str, target: str) -> None:
+    """Give the new file the permissions of the one that it replaces, as `cp` leaves them."""
+    with contextlib.suppress(OSError):
+        mode = os.lstat(target).st_mode
+        if stat.S_ISREG(mode):
+            os.chmod(temporary, stat.S_IMODE(mode) & 0o777)
+
+
+def _link(temporary: str, target: str) -> None:
+    try:
+        # A hard link fails if the name is taken: of two writers exactly one wins.
+        os.link(temporary, target)
+    except FileExistsError:
+        require_free(target)
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # No hard links on this filesystem: look, then rename.
+        require_free(target)
+        os.replace(temporary, target)
+
+
+def linked(file: str, name: str) -> bool:
+    """Give a file a second name; return False where the file system has no hard links."""
+    try:
+        os.link(file, name, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def alone(folders: Iterable[str]) -> Iterator[None]:
+    """Be the only one who gives names in these folders; the lock ends with the process, however that ends.
+
+    Where a file system locks no folders (NFS), each name is still given whole, but two conversions onto one
+    set of files are not kept apart.
+    """
+    with contextlib.ExitStack() as opened:
+        for folder in sorted(set(folders)):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, descriptor)
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
+def remove(files: Iterable[str]) -> None:
+    """Remove files and folders as far as they are there; a second Ctrl-C does not stop that."""
+    left = list(files)
+    try:
+        _remove(left)
+    except BaseException:
+        _remove(left)
+        raise
+
+
+def _remove(files: list[str]) -> None:
+    for file in files:
+        if os.path.isdir(file) and not os.path.islink(file):
+            shutil.rmtree(file, ignore_errors=True)
+            continue
+        with contextlib.suppress(OSError):
+            os.unlink(file)

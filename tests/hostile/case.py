@@ -1,0 +1,147 @@
+"""The contract of a crafted file: how it is made, which line of the list it covers, what must happen."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.hostile import watched
+from tests.hostile.watched import Seen
+
+# What hostile files point at, outside of their own folder.
+BAIT = "bait.bin"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A crafted file.
+
+    `make` writes it into an empty folder, beside which BAIT lies (`../bait.bin`), and returns what the
+    commands are given.
+    `inspect`, `digest`, `convert`, `eval` and `strict` (inspect --strict) are the statuses that the commands
+    must have (None: not run); `says` is a part of what is said, the same for all that refuse, and of what
+    inspect prints where it does not.
+    """
+
+    name: str
+    line: str
+    make: Callable[[Path], Path]
+    inspect: int = 2
+    digest: int | None = 2
+    convert: int | None = 2
+    strict: int | None = None
+    says: str = ""
+    options: tuple[str, ...] = ()
+    eval: int | None = None
+
+
+def examine(case: Case, folder: Path) -> list[str]:
+    """Run the commands on the case; return what was not as it must be, a sentence each."""
+    home, out = folder / "case", folder / "out"
+    home.mkdir()
+    out.mkdir()
+    (folder / BAIT).write_bytes(b"\x11" * 4096)
+    path = case.make(home)
+    before = _state(home)
+    wrong: list[str] = []
+    commands = _commands(case, path, out)
+    runs = watched.run([(*case.options, *words) for words, _ in commands], folder)
+    for (words, wanted), seen in zip(commands, runs, strict=True):
+        wrong += [f"{words[0]} {words[-1]}: {what}" for what in faults(seen, wanted, home, out)]
+        told = wanted == 2 or words[0] == "inspect"
+        if told and words[-1] != "--json" and case.says not in seen.err + seen.out:
+            wrong.append(f"{words[0]} does not say {case.says!r}: {seen.err.strip() or seen.out[:300]}")
+    if _state(home) != before:
+        wrong.append("the input is not what it was")
+    left = sorted(found.name for found in out.iterdir())
+    if left and (case.convert == 2 or left not in (["made.npz", "made.npz.ckpttool.json"], ["made.npz"])):
+        wrong.append(f"left behind: {left}")
+    return wrong
+
+
+def _commands(case: Case, path: Path, out: Path) -> list[tuple[tuple[object, ...], int]]:
+    """Return the commands to run with the statuses wanted.
+
+    What refuses to list a file refuses it alike whatever the command: such a file is given to one more, and
+    one that lists is shown as JSON too in one of three cases, as their names fall. CKPTTOOL_HOSTILE=whole has
+    all commands run on all.
+    """
+    look: tuple[object, ...] = ("inspect", path)
+    every = [
+        (look, case.inspect),
+        ((*look, "--strict"), case.strict),
+        ((*look, "--json"), case.inspect),
+        (("digest", path), case.digest),
+        (("convert", path, out / "made.npz", "--allow-missing"), case.convert),
+        (("eval", path, "--episodes", "1"), case.eval),
+    ]
+    chance = zlib.crc32(case.name.encode()) % 3
+    if os.environ.get("CKPTTOOL_HOSTILE") != "whole":
+        if case.inspect == 2:
+            every = [every[0], every[1], every[2 + chance], every[5]]
+        elif chance:
+            del every[2]
+    return [(words, wanted) for words, wanted in every if wanted is not None]
+
+
+def faults(seen: Seen, wanted: int, home: Path, out: Path) -> list[str]:
+    """Return what a command did that no command may do, or that it did not end as it must."""
+    said = seen.out + seen.err
+    wrong = []
+    if seen.status != wanted:
+        wrong.append(f"status {seen.status} instead of {wanted}: {seen.err.strip()[:300] or seen.out[:300]}")
+    if "Traceback" in said or "unexpected" in seen.err.partition("\n")[0]:
+        wrong.append(f"a traceback: {said[-600:]}")
+    if seen.seconds > watched.SECONDS - 1:
+        wrong.append(f"took {seen.seconds:.1f} s")
+    if seen.memory > watched.MEMORY:
+        wrong.append(f"took {seen.memory >> 20:,} MiB")
+    if not said.replace("\n", "").isprintable():
+        wrong.append(f"prints {sorted({letter for letter in said if not letter.isprintable()} - {chr(10)})}")
+    if seen.status == 2 and not seen.out.startswith("{") and (seen.out or seen.err.count("\n") > 2):
+        wrong.append(f"more than a sentence: {said[:400]}")
+    wrong += [f"opened {path}" for path in seen.read if _foreign(path, home, out)]
+    wrong += [f"wrote {path}" for path in seen.written if not _below(path, out) and path != os.devnull]
+    wrong += [f"{event} {first}" for event, first in seen.acts if not _own(event, first, out)]
+    return wrong
+
+
+def _below(path: str, folder: Path) -> bool:
+    return Path(path) == folder or folder in Path(path).parents
+
+
+def _foreign(path: str, home: Path, out: Path) -> bool:
+    """Say whether a path belongs neither to the case nor to Python."""
+    # A link may lead out of the folder.
+    path = os.path.realpath(path)
+    if _below(path, home) or _below(path, out):
+        return False
+    own = ("/proc/self/", "/proc/mounts", "/sys/", "/dev/null", "/dev/urandom", "/etc/localtime", "/usr/")
+    return _below(path, home.parent) or path.startswith("/etc/") or not path.startswith((*own, *_PYTHON))
+
+
+_PYTHON = tuple(
+    {str(watched.ROOT), os.path.realpath(os.sys.prefix), os.sys.prefix, os.sys.base_prefix}  # type: ignore[attr-defined]
+)
+
+
+def _own(event: str, first: str, out: Path) -> bool:
+    """Say whether an event is the writer's work beside the target, or the process that reads HDF5."""
+    if event in ("subprocess.Popen", "os.posix_spawn", "os.fork"):
+        return "python" in first
+    return event in ("os.remove", "os.rename", "os.link", "os.mkdir") and f"{out}" in first
+
+
+def _state(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Return what tells whether anything in the folder changed: sizes, times, bytes, names."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(folder.rglob("*")):
+        known = path.lstat()
+        whole = path.is_file() and os.access(path, os.R_OK) and known.st_size < 64 << 20
+        data = hashlib.sha256(path.read_bytes()).hexdigest() if whole else ""
+        found[str(path)] = (known.st_mode, known.st_size, known.st_mtime_ns, data)
+    return found

@@ -1,0 +1,154 @@
+"""SavedModels: graphs that are damaged, that would act if they were run, that name files elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.bundle_writer import entry, field, shape, varint
+from tests.hostile.bundles import CRC, GOOD, SHARD, Make, index_of
+from tests.hostile.bundles import file as bundle
+from tests.hostile.case import BAIT, Case
+
+_LINE = "SavedModel"
+
+
+def _meta(more: bytes = b"") -> bytes:
+    """A SavedModel of one graph: its tag and TensorFlow's version, then `more` (meta_graph.proto)."""
+    return field(1, 1) + field(2, field(1, field(4, "serve") + field(5, "2.15.0")) + more)
+
+
+def _variable(name: str) -> bytes:
+    return field(7, field(1, 1) + field(2, shape(4)) + field(3, 1) + field(6, name))
+
+
+def _root(*children: int) -> bytes:
+    return b"".join(field(1, field(1, child) + field(2, "w")) for child in children) + field(
+        4, field(1, "root")
+    )
+
+
+_OBJECTS = field(7, field(1, _root(1)) + field(1, _variable("w")))
+_GOOD = _meta(_OBJECTS)
+
+
+def _model(
+    pb: bytes | None, index: bytes | None = None, change: Callable[[Path], object] = lambda _: None
+) -> Make:
+    """Return the maker of a SavedModel with this graph, a bundle of `w`, and a change after that."""
+
+    def make(folder: Path) -> Path:
+        if index != b"":
+            (folder / "variables").mkdir()
+            bundle(index or index_of({b"w": GOOD}))(folder / "variables")
+            for name in ("x.index", SHARD):
+                (folder / "variables" / name).rename(folder / "variables" / name.replace("x", "variables", 1))
+        if pb is not None:
+            (folder / "saved_model.pb").write_bytes(pb)
+        change(folder)
+        return folder
+
+    return make
+
+
+def _noted(name: str, pb: bytes, says: str, change: Callable[[Path], object] = lambda _: None) -> Case:
+    """A case whose variables are read, and whose graph is not or not all."""
+    return Case(f"saved-{name}", _LINE, _model(pb, None, change), 0, 0, 0, says=says)
+
+
+def _refused(name: str, make: Make, says: str) -> Case:
+    return Case(f"saved-{name}", _LINE, make, says=says)
+
+
+def _node(op: str, name: str, *attributes: bytes) -> bytes:
+    return field(1, field(1, name) + field(2, op) + b"".join(attributes))
+
+
+def _text(key: str, value: str) -> bytes:
+    return field(5, field(1, key) + field(2, field(2, value)))
+
+
+# What would act if TensorFlow ran it: code of Python, a file read, a file written.
+_ACTING = b"".join(
+    (
+        _node("PyFunc", "py", _text("token", "os.getcwd")),
+        _node("ReadFile", "read", _text("filename", f"../{BAIT}")),
+        _node("WriteFile", "write", _text("filename", f"../{BAIT}")),
+    )
+)
+_FUNCTION = field(2, field(1, field(1, field(1, "__inference_call_1")) + field(3, _ACTING[2:])))
+
+
+def _asset(name: str) -> bytes:
+    return _meta(field(6, field(1, field(1, "asset:0")) + field(2, name)) + _OBJECTS)
+
+
+def _nested(levels: int) -> bytes:
+    """Messages of field 1 in one another, as many as a parser by recursion would die of."""
+    found = b""
+    for _ in range(levels):
+        found = b"\x0a" + varint(len(found)) + found
+    return found
+
+
+def _fifo(folder: Path) -> None:
+    (folder / "saved_model.pb").unlink()
+    os.mkfifo(folder / "saved_model.pb")
+
+
+def _elsewhere(folder: Path) -> None:
+    (folder / "variables").rename(folder.parent / "elsewhere")
+    (folder / "variables").symlink_to(folder.parent / "elsewhere")
+
+
+def _shard_out(folder: Path) -> None:
+    shard = folder / "variables" / SHARD.replace("x", "variables", 1)
+    shard.unlink()
+    shard.symlink_to(folder.parent / BAIT)
+
+
+def _assets_out(folder: Path) -> None:
+    (folder / "assets").symlink_to(folder.parent)
+
+
+def _huge(folder: Path) -> None:
+    os.truncate(folder / "saved_model.pb", 600 << 20)
+
+
+CASES = (
+    _noted("good", _GOOD, "w"),
+    _noted("empty", b"", "saved_model.pb cannot be read: it is empty"),
+    _noted("cut", _GOOD[:-5], "saved_model.pb cannot be read"),
+    _noted("garbage", b"\xff" * 100, "saved_model.pb cannot be read"),
+    _noted("html", b"<!DOCTYPE html><html></html>", "saved_model.pb cannot be read"),
+    _noted("lfs", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    _noted("field-2-gib", field(1, 1) + b"\x12" + varint(2 << 30) + b"abc", "longer than its message"),
+    _noted("field-2-63", field(1, 1) + b"\x12" + varint(1 << 63) + b"abc", "longer than its message"),
+    _noted("groups", _meta(b"\x13" * 5000), "wire type"),
+    _noted("nested", _meta(field(2, _nested(3000)) + _OBJECTS), "w"),
+    _noted("nested-objects", _meta(field(7, _nested(3000))), "w"),
+    _noted("object-77", _meta(field(7, field(1, _root(77)))), "an object that it does not have"),
+    _noted("object-minus-1", _meta(field(7, field(1, _root(-1)))), "an object that it does not have"),
+    _noted("cycle", _meta(field(7, field(1, _root(0)) + field(1, _variable("w")))), "w"),
+    _noted("acting-nodes", _meta(field(2, _ACTING) + _OBJECTS), "w"),
+    _noted("acting-function", _meta(field(2, _FUNCTION) + _OBJECTS), "w"),
+    _noted("asset-absolute", _asset("/etc/passwd"), "outside of the folder"),
+    _noted("asset-up", _asset(f"../{BAIT}"), "outside of the folder"),
+    _noted("asset-nul", _asset("a\0b"), "outside of the folder"),
+    _noted("assets-out", _asset("words.txt"), "is not followed", _assets_out),
+    _noted("fifo", _GOOD, "not a regular file", _fifo),
+    _noted("600-mib", _GOOD, "it is too large", _huge),
+    _noted("escape", _meta(field(6, field(2, "\x1b]0;owned\a"))), "owned"),
+    Case(
+        *("saved-parts", _LINE, _model(_meta(field(7, b"\x0a\x00" * 3000))), 0, 0, 0),
+        says="it has too many parts",
+        options=("--limit", "graph_parts=2000"),
+    ),
+    _refused("only-garbage", _model(b"\xff" * 100, b""), "no variables beside it"),
+    _refused("no-variables", _model(_GOOD, b""), "the index is missing"),
+    _refused("index-cut", _model(_GOOD, index_of({b"w": GOOD})[:-8]), "magic number"),
+    _refused("entry", _model(_GOOD, index_of({b"w": entry(1, shape(-4), 0, 16, CRC)})), "negative dimension"),
+    _refused("variables-out", _model(_GOOD, None, _elsewhere), "is not followed"),
+    _refused("shard-out", _model(_GOOD, None, _shard_out), "is not followed"),
+)

@@ -1,0 +1,237 @@
+"""Checkpoints of torch whose pickles and storages do not fit together, or ask for more than there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ckpttool.wire.pickle_reader import Dict, Global, Object
+from ckpttool.wire.pickle_writer import Persistent, dumps
+from tests.hostile.case import Case
+from tests.hostile.torch_files import (
+    FLOATS,
+    ONE,
+    called,
+    members,
+    storage,
+    tensor,
+    torch_file,
+    zipped,
+)
+from tests.hostile.zips import Made, deflated
+
+_LINE = "torch tensor records"
+_HUGE = 1 << 62
+
+
+def _case(
+    name: str, says: str, value: object = None, storages: dict[str, bytes] | None = None, **more: Any
+) -> Case:
+    made = torch_file({"w": value} if value is not None else None, storages)
+    return Case(f"torch-{name}", _LINE, made, says=says, **more)
+
+
+def _quick(name: str, says: str, value: object, storages: dict[str, bytes] | None = None) -> Case:
+    return _case(name, says, value, storages, digest=None, convert=None)
+
+
+def _listed(
+    name: str, says: str, value: object, storages: dict[str, bytes] | None = None, **more: Any
+) -> Case:
+    """Return a case that is listed, and cannot be read."""
+    return _case(name, says, value, storages, **{"inspect": 0, "digest": 2, "convert": 2, **more})
+
+
+def _fine(
+    name: str, value: object, storages: dict[str, bytes] | None = None, says: str = "", **more: Any
+) -> Case:
+    return _case(name, says, value, storages, **{"inspect": 0, "digest": 0, "convert": 0, **more})
+
+
+_DOUBLES = Global("torch", "DoubleStorage")
+_STORAGES = (
+    _case("storage-missing", "not in the archive", tensor(storage("7"))),
+    _case("storage-shorter", "size that the pickle says", tensor(storage(count=5))),
+    _case("storage-longer", "size that the pickle says", tensor(storage(count=3), shape=(3,))),
+    _quick("numel-huge", "size that the pickle says", tensor(storage(count=_HUGE))),
+    _quick("numel-wraps", "size that the pickle says", tensor(storage(count=(1 << 64) + 4))),
+    _quick("numel-negative", "persistent id", tensor(storage(count=-4))),
+    _quick("numel-of-true", "persistent id", tensor(storage(count=True))),
+    _quick("numel-a-float", "persistent id", tensor(storage(count=4.0))),
+    _quick("key-an-integer", "persistent id", tensor(storage(0))),
+    _quick("key-two-dtypes", "two types", [tensor(), tensor(storage(count=2, kind=_DOUBLES), shape=(2,))]),
+    _quick("class-unknown", "not known", tensor(storage(kind=Global("torch", "StringStorage")))),
+    _quick("class-of-another-module", "not known", tensor(storage(kind=Global("evil", "FloatStorage")))),
+    _quick("id-no-tuple", "persistent id", tensor(Persistent("storage"))),
+    _quick("id-too-short", "persistent id", tensor(Persistent(("storage", FLOATS, "0")))),
+    _quick("id-of-another-kind", "persistent id", tensor(Persistent(("module", FLOATS, "0", "cpu", 4)))),
+    _fine("device-unknown", tensor(Persistent(("storage", FLOATS, "0", "warp:9", 4)))),
+    _fine("device-a-list", tensor(Persistent(("storage", FLOATS, "0", [1], 4)))),
+)
+
+_VIEWS = (
+    _case("view-beyond-its-storage", "reaches beyond", tensor(shape=(5,))),
+    _quick("offset-beyond", "reaches beyond", tensor(offset=1)),
+    _quick("stride-beyond", "reaches beyond", tensor(strides=(2,))),
+    _quick("offset-negative", "negative", tensor(offset=-1)),
+    _quick("stride-negative", "negative", tensor(strides=(-1,))),
+    _quick("size-negative", "negative", tensor(shape=(-4,))),
+    _quick("sizes-negative-twice", "negative", tensor(shape=(-2, -2), strides=(2, 1))),
+    _quick("rank-mismatch", "as many strides", tensor(shape=(2, 2))),
+    _quick("rank-100", "dimensions", tensor(shape=(1,) * 100, strides=(1,) * 100)),
+    _quick("size-no-tuple", "two tuples", tensor(shape=4)),
+    _quick("size-a-float", "no integer", tensor(shape=(4.0,))),
+    _quick("numel-overflows", "more elements", tensor(shape=(1 << 40, 1 << 40), strides=(0, 0))),
+    _quick("numel-wraps-to-four", "more elements", tensor(shape=(1 << 62, 4, 4), strides=(0, 0, 1))),
+    _quick("stride-overflows", "reaches beyond", tensor(shape=(2, 2), strides=(1 << 63, 1))),
+    _quick("stride-times-size-wraps", "reaches beyond", tensor(shape=(5, 1), strides=(1 << 62, 1))),
+    _quick("overflow-with-an-empty-dimension", "more elements", tensor(shape=(_HUGE, 0), strides=(1, 1))),
+    _fine("empty", tensor(shape=(0, 3), strides=(3, 1))),
+    _fine("scalar-in-a-larger-storage", tensor(offset=3, shape=(), strides=()), says="larger storage"),
+    _listed("expanded-2-40", "", tensor(shape=(1 << 40,), strides=(0,))),
+    _listed("expanded-2-60", "", tensor(shape=(1 << 30, 1 << 30), strides=(0, 0))),
+    _listed(
+        "expanded-many-times",
+        "",
+        [tensor(offset=number % 4, shape=(1 << 25, 1 + number // 4), strides=(0, 0)) for number in range(8)],
+    ),
+    _fine("expanded-a-little", tensor(shape=(1000, 4), strides=(0, 1))),
+)
+
+
+def _packed_twice(folder: Path) -> Path:
+    # Two storages that unpack to 64 MB each, of which a thousand views show four bytes in turn.
+    count = 1 << 24
+    views = [tensor(storage("ab"[n % 2], count), n, (1,)) for n in range(1000)]
+    packed = [deflated(f"archive/data/{key}", bytes(4 * count)) for key in "ab"]
+    return zipped([*members(dumps(views))[:2], *packed])(folder)
+
+
+def _chain(count: int) -> Callable[[Path], Path]:
+    """Return the maker of a tensor that is an attribute of a tensor, and so on, each of another view."""
+
+    def make(folder: Path) -> Path:
+        place = dumps(storage("0", count), 2)[2:-1]
+        # _rebuild_from_type_v2(function, type, arguments, state): the last one is in the memo as number 1000.
+        step = (
+            b"0ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_tensor_v2\nctorch\nTensor\n"
+            b"(%bJ%b(K\x01t(K\x01t\x89}t}X\x01\x00\x00\x00mj\xe8\x03\x00\x00stRr\xe8\x03\x00\x00"
+        )
+        steps = b"".join(step % (place, number.to_bytes(4, "little")) for number in range(count))
+        pickled = b"\x80\x02Nr\xe8\x03\x00\x00" + steps + b"0}X\x01\x00\x00\x00wj\xe8\x03\x00\x00s."
+        return torch_file(pickled, {"0": bytes(4 * count)})(folder)
+
+    return make
+
+
+_QUANTISED = Global("torch", "per_tensor_affine")
+
+
+def _quantised(scheme: object) -> Object:
+    whole = Persistent(("storage", Global("torch", "QInt8Storage"), "0", "cpu", 16))
+    return called("_rebuild_qtensor", whole, 0, (16,), (1,), scheme, False, Dict("collections.OrderedDict"))
+
+
+def _nested(depth: int) -> Object:
+    made = _quantised((_QUANTISED, 0.5, 3))
+    for _ in range(depth):
+        made = _quantised((_QUANTISED, made, made))
+    return made
+
+
+def _sparse(layout: str, *parts: object) -> Object:
+    return called("_rebuild_sparse_tensor", Global("torch", layout), parts)
+
+
+_INDICES = tensor(storage("1", 4, Global("torch", "LongStorage")), shape=(1, 4), strides=(4, 1))
+_BOTH = {"0": ONE, "1": bytes(32)}
+_PARTS = (
+    _listed("quantised", "int_repr", _quantised((_QUANTISED, 0.5, 3)), digest=0),
+    _quick("quantised-of-quantised", "no numbers", _nested(6)),
+    _quick(
+        "quantised-axis-beyond", "axis", _quantised((Global("torch", "per_channel_affine"), [0.5], [1], 7))
+    ),
+    _quick(
+        "quantised-scales-too-few",
+        "scales",
+        _quantised((Global("torch", "per_channel_affine"), [0.5], [1], 0)),
+    ),
+    _quick("quantised-scheme-unknown", "scheme", _quantised(())),
+    _listed(
+        "sparse",
+        "sparse_coo",
+        _sparse("sparse_coo", _INDICES, tensor(), (10,), True),
+        _BOTH,
+        digest=0,
+        convert=0,
+    ),
+    _quick("sparse-of-sparse", "size", _sparse("sparse_coo", _INDICES, tensor(), _nested(2), True), _BOTH),
+    _quick("sparse-without-values", "not tensors", _sparse("sparse_coo", _INDICES, 3, (10,), True), _BOTH),
+    _quick("sparse-parts-missing", "parts", _sparse("sparse_csr", _INDICES), _BOTH),
+    _quick("nested-offsets", "offsets", called("_rebuild_nested_tensor", tensor(), tensor(), tensor(), "x")),
+    _quick("rebuilt-from-nothing", "arguments", called("_rebuild_tensor_v2")),
+    Case("torch-attribute-of-an-attribute", _LINE, _chain(3), inspect=0, digest=0, convert=None, says="w"),
+    Case("torch-attributes-2000-deep", _LINE, _chain(2000), says="pickle_depth", digest=None, convert=None),
+    Case("torch-unpacked-again-and-again", _LINE, _packed_twice, inspect=0, says=""),
+)
+
+
+def _script(*more: Made, constants: bytes | None = None) -> Callable[[Path], Path]:
+    made = [Made("archive/constants.pkl", dumps(()) if constants is None else constants), *more]
+    return zipped([*members(), *made])
+
+
+_SCRIPT = (
+    Case(
+        "torch-script-archive",
+        _LINE,
+        _script(Made("archive/code/__torch__.py", b"class A(Module):\n")),
+        0,
+        0,
+        None,
+        says="TorchScript",
+    ),
+    Case(
+        "torch-script-names",
+        _LINE,
+        _script(Made("archive/code/../../\x1b[2J.py", b"x")),
+        0,
+        0,
+        None,
+        says="TorchScript",
+    ),
+    Case("torch-script-constants-damaged", _LINE, _script(constants=b"\x80\x02]"), digest=None, convert=None),
+    Case(
+        "torch-script-code-bomb",
+        _LINE,
+        _script(deflated("archive/code/a.py", b"x", size=1 << 31)),
+        digest=None,
+        convert=None,
+        says="--limit",
+    ),
+    Case(
+        "torch-byteorder-unknown",
+        _LINE,
+        zipped([members()[0], Made("archive/byteorder", b"middle"), *members()[2:]]),
+        says="byte order",
+    ),
+    Case(
+        "torch-byteorder-long",
+        _LINE,
+        zipped([members()[0], Made("archive/byteorder", b"big" + b" " * 99), *members()[2:]]),
+        digest=None,
+        convert=None,
+        says="byte order",
+    ),
+    Case(
+        "torch-version-with-escapes",
+        _LINE,
+        zipped([*members()[:3], Made("archive/version", b"\x1b[31m3")]),
+        0,
+        0,
+        0,
+    ),
+)
+
+CASES = (*_STORAGES, *_VIEWS, *_PARTS, *_SCRIPT)

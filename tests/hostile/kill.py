@@ -1,0 +1,316 @@
+"""Conversions over a good target, killed: at every step that changes a folder, or at random moments.
+
+A started process forks a child for each, which runs the command line and dies by SIGKILL. What stands at the
+target then must be the old checkpoint with its receipt, or the new one with its own.
+
+    python -m tests.hostile.kill --times 200
+    python -m tests.hostile.kill --every 1 tf fujimoto
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from ckpttool import behind, sidecar
+from ckpttool.errors import CkpttoolError
+from ckpttool.formats.resolve import open_checkpoint, resolve
+from ckpttool.ops import folder as folders
+from ckpttool.ops.digest import digest_of
+from ckpttool.ops.restore import own_sidecar, restore
+from ckpttool.ops.save import save
+from ckpttool.sidecar import Sidecar
+from ckpttool.writing import hidden
+from ckpttool.writing.names import coming
+from tests.hostile import started  # noqa: F401  # the child finds all imported
+from tests.trees import torch_tree
+
+# What changes a folder, or has it on the disk.
+STEPS = ("replace", "rename", "link", "unlink", "fsync", "open", "mkdir")
+# The receipt must be the one of the weights: the agents' actions have other bounds.
+_BOUNDS = {"old": 1.0, "new": 2.0}
+
+
+class Kind(NamedTuple):
+    """A target: its name, what `--to` says, and how many critics its agent has."""
+
+    name: str
+    to: str
+    critics: int = 2
+
+
+KINDS = {
+    "torch": Kind("agent.pt", "torch"),
+    "safetensors": Kind("agent.safetensors", "safetensors"),
+    "npz": Kind("agent.npz", "npz"),
+    "keras": Kind("agent.weights.h5", "keras"),
+    "tf": Kind("agent-7", "tf"),
+    "fujimoto": Kind("agent", "fujimoto"),
+    "keras_rl": Kind("agent.h5f", "keras_rl", 1),
+}
+
+
+class Bench:
+    """A folder with two sources and, for each, the target that a whole conversion of it gives."""
+
+    def __init__(self, home: Path, kind: Kind) -> None:
+        """Make sources and targets."""
+        self.kind, self.home = kind, home
+        self.place = home / "place"
+        self.wholes: dict[str, Path] = {}
+        self.digests: dict[str, str] = {}
+        for seed, age in enumerate(("old", "new")):
+            source = str(home / f"{age}.pt")
+            save(_agent(seed, kind.critics), source, sync=False)
+            bound = _BOUNDS[age]
+            sha256 = digest_of(open_checkpoint(source)).sha256
+            told = Sidecar(sha256, head="tanh", action_low=[-bound], action_high=[bound])
+            Path(sidecar.beside(source)).write_bytes(told.encode())
+            self.place = self.wholes[age] = home / f"whole_{age}"
+            self.place.mkdir()
+            assert self.child(self.words(age)) == 0, age
+            self.digests[age] = digest_of(open_checkpoint(str(self.target))).sha256
+        assert self.digests["old"] != self.digests["new"]
+        self.place = home / "place"
+
+    @property
+    def target(self) -> Path:
+        """The target of the present place."""
+        return self.place / self.kind.name
+
+    def words(self, age: str, *more: str) -> list[str]:
+        """Return the command that converts that source onto the target."""
+        source, target = str(self.home / f"{age}.pt"), str(self.target)
+        return ["convert", source, target, "--to", self.kind.to, "--allow-missing", *more]
+
+    def reset(self) -> None:
+        """Put the old target there, and nothing else."""
+        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.copytree(self.wholes["old"], self.place)
+
+    def child(
+        self,
+        words: list[str],
+        before: Callable[[], object] = lambda: None,
+        wait_s: float | None = None,
+        number: signal.Signals = signal.SIGKILL,
+    ) -> int:
+        """Run a command in a child; return its status. The signal is sent after `wait_s` if that is given."""
+        pid = os.fork()
+        if not pid:
+            _command(words, before)
+        if wait_s is not None:
+            time.sleep(wait_s)
+            os.kill(pid, number)
+        _, status = os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    def stands(self) -> str:
+        """Return which of the two is read at the target; raise AssertionError unless it is whole."""
+        found = open_checkpoint(str(self.target))
+        sha256 = digest_of(found).sha256
+        ages = [age for age, known in self.digests.items() if known == sha256]
+        assert ages, "neither the old nor the new one"
+        own = own_sidecar(found).sidecar
+        assert own is not None, "the receipt is lost"
+        assert own.action_high == [_BOUNDS[ages[0]]], "another's receipt"
+        restore(str(self.target))
+        self._require_tidy(ages[0], moved=hidden(found.path))
+        return ages[0] + (", from the names kept" if hidden(found.path) else "")
+
+    def equals(self) -> str:
+        """Return what `stands` does, without reading where bytes tell: a conversion gives the same twice."""
+        for age, whole in self.wholes.items():
+            files = [
+                path for path in whole.iterdir() if "ckpttool" not in path.name and path.name != "checkpoint"
+            ]
+            receipt = sidecar.beside(str(whole / self.kind.name))
+            known = sidecar.beside(str(self.target))
+            told = {Path(at).read_bytes() for at in (known, coming(known)) if os.path.exists(at)}
+            same = all(_bytes(self.place / path.name) == path.read_bytes() for path in files)
+            if same and Path(receipt).read_bytes() in told:
+                self._require_tidy(age, moved=True)
+                return age
+        return self.stands()
+
+    def _require_tidy(self, age: str, *, moved: bool) -> None:
+        """Assert that nobody takes a leftover for a checkpoint, and that no set is mixed."""
+        seen = {path.name: path.read_bytes() for path in self.place.iterdir() if path.name[0] != "."}
+        if self.kind.to in ("fujimoto", "keras_rl"):
+            of = [{p.name: p.read_bytes() for p in whole.iterdir()} for whole in self.wholes.values()]
+            members = {name: data for name, data in seen.items() if "ckpttool" not in name}
+            assert any(members.items() <= each.items() for each in of), f"a mixed set {sorted(members)}"
+        if not moved:
+            listed = [each.path for each in folders.checkpoints(str(self.place))]
+            assert all(not hidden(path) for path in listed), listed
+        if self.kind.to == "tf":
+            assert resolve(str(self.place)).location == str(self.target)
+
+    def again(self) -> None:
+        """Assert that the command without --force refuses, that with it all is new, and nothing is left."""
+        assert self.child(self.words("new")) == 2
+        first = self.stands()
+        assert "kept" not in first, "the old files were not put back"
+        assert self.child(self.words("new", "--force")) == 0
+        assert self.stands() == "new"
+        names = {path.name for path in self.place.iterdir() if ".ckpttool-tmp-" not in path.name}
+        assert names == {path.name for path in self.wholes["new"].iterdir()}, sorted(names)
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _agent(seed: int, critics: int) -> Any:
+    """Return a small TD3 agent's networks as a torch program keeps them."""
+    generator = np.random.default_rng(seed)
+
+    def layer(name: str, n_in: int, n_out: int) -> dict[str, np.ndarray]:
+        shapes = {"weight": (n_out, n_in), "bias": (n_out,)}
+        return {f"{name}.{end}": generator.random(shape, np.float32) for end, shape in shapes.items()}
+
+    entries: dict[str, Any] = {}
+    for end in ("", "_target"):
+        for number, shape in enumerate(((3, 8), (8, 8), (8, 1)), 1):
+            entries |= layer(f"actor{end}/l{number}", *shape)
+        for critic in range(1, critics + 1):
+            for number, shape in enumerate(((4, 8), (8, 8), (8, 1))):
+                entries |= layer(f"critic{end}/q{critic}.{2 * number}", *shape)
+    return torch_tree(entries)
+
+
+def _command(words: list[str], before: Callable[[], object]) -> NoReturn:
+    """Run the command line in this child, its words going nowhere."""
+    from ckpttool.cli import main
+
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if not os.environ.get("KILL_SPEAKS"):
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    sys.argv = ["ckpttool", *words]
+    status = 1
+    try:
+        before()
+        main()
+    except SystemExit as left:
+        status = left.code if isinstance(left.code, int) else 1
+    except KeyboardInterrupt:  # before or after all
+        status = 128 + signal.SIGINT
+    finally:
+        os._exit(status)
+
+
+def counted(at: int | None, told: int | None = None) -> None:
+    """Die at that step of this process, or write the number of its steps to `told` in the end."""
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        if done == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done += 1
+        if told is not None:
+            os.pwrite(told, done.to_bytes(4, "little"), 0)
+
+    def stepping(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*given: Any, **named: Any) -> Any:
+            step()
+            return function(*given, **named)
+
+        return wrapped
+
+    for name in STEPS:
+        if name != "open":
+            setattr(os, name, stepping(getattr(os, name)))
+    behind._exclusive = stepping(behind._exclusive)
+    behind._Stream._put = stepping(behind._Stream._put)  # type: ignore[method-assign]
+
+
+def every(bench: Bench, stride: int, *, quick: bool = False) -> Iterator[tuple[int, str]]:
+    """Kill at each `stride`-th step of a forced conversion; yield the step and what stood there then."""
+    with tempfile.TemporaryFile() as note:
+        bench.reset()
+        command = bench.words("new", "--force")
+        assert bench.child(command, lambda: counted(None, note.fileno())) == 0
+        assert bench.stands() == "new"
+        steps = int.from_bytes(os.pread(note.fileno(), 4, 0), "little")
+    for at in range(0, steps, stride):
+        bench.reset()
+        assert bench.child(command, functools.partial(counted, at)) == -signal.SIGKILL
+        yield at, bench.equals() if quick else bench.stands()
+        if not quick or at % 4 == 0:
+            bench.again()
+
+
+def at_random(
+    bench: Bench, times: int, generator: random.Random, sent: signal.Signals
+) -> Iterator[tuple[int, str]]:
+    """Send a signal at random moments, spread over a conversion's time and a tenth more."""
+    command = bench.words("new", "--force")
+    took = []
+    for _ in range(5):
+        bench.reset()
+        began = time.monotonic()
+        bench.child(command)
+        took.append(time.monotonic() - began)
+    for number in range(times):
+        bench.reset()
+        moment = generator.uniform(0, 1.1 * sorted(took)[2])
+        status = bench.child(command, wait_s=moment, number=sent)
+        assert status in (0, 128 + sent, -sent), status
+        if sent != signal.SIGKILL:
+            left = [path.name for path in bench.place.iterdir() if hidden(path.name)]
+            assert not left, left
+        yield number, bench.equals() if number % 10 else bench.stands()
+        if number % 20 == 0:
+            bench.again()
+
+
+def main() -> int:
+    """Run what is asked for and print, a line of JSON for each kind, how often what stood there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)}; all if none is named")
+    parser.add_argument("--times", type=int, default=200, help="random moments for each kind")
+    parser.add_argument("--every", type=int, metavar="N", help="kill once at every N-th step instead")
+    parser.add_argument("--quick", action="store_true", help="look at bytes where they tell")
+    parser.add_argument("--signal", default="SIGKILL", help="another that ends it, as SIGTERM")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    wrong = 0
+    for name in asked.kinds or KINDS:
+        found: collections.Counter[str] = collections.Counter()
+        with tempfile.TemporaryDirectory() as home:
+            bench = Bench(Path(home), KINDS[name])
+            generator = random.Random(asked.seed)
+            runs = (
+                every(bench, asked.every, quick=asked.quick)
+                if asked.every
+                else at_random(bench, asked.times, generator, signal.Signals[asked.signal])
+            )
+            try:
+                for _, stood in runs:
+                    found[stood] += 1
+            except (AssertionError, CkpttoolError) as error:
+                wrong += 1
+                found[f"wrong: {error}"] += 1
+        print(json.dumps({"kind": name, **found}), flush=True)  # noqa: T201  # a program's answer
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Small real files to be damaged, and what is known of each; `python -m tests.hostile.seeds` makes them anew.
+
+The frameworks themselves wrote all but the tar (torch has not written that form since 2016), at the versions
+of constraints.txt; test_hostile_damage.py lets the frameworks read them again. They are kept as files so that
+damage number 1,234 of a seed is the same bytes on every machine.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILES = Path(__file__).with_name("seed_files")
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A checkpoint in a folder of its own.
+
+    `path` is what a reader is given and `damaged` the files that are damaged, relative to the folder;
+    `covered` says that checksums of the format cover every tensor, `peer` which of tests/hostile/readers.py
+    reads it.
+    """
+
+    name: str
+    path: str
+    damaged: tuple[str, ...]
+    covered: bool
+    peer: str | None = None
+    folder: str = ""
+
+    @property
+    def home(self) -> Path:
+        """The folder that holds the files."""
+        return FILES / (self.folder or self.name)
+
+    def contents(self) -> dict[str, bytes]:
+        """Return every file of the checkpoint by its name in the folder."""
+        found = sorted(path for path in self.home.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.home)): path.read_bytes() for path in found}
+
+
+_INDEX, _DATA = "ckpt-1.index", "ckpt-1.data-00000-of-00001"
+SEEDS = (
+    Seed("torch zip", "model.pt", ("model.pt",), True, "torch", "torch_zip"),
+    Seed("torch zip, no CRCs", "model.pt", ("model.pt",), False, "torch", "torch_no_crc"),
+    Seed("torch legacy", "model.pt", ("model.pt",), False, "torch", "torch_legacy"),
+    Seed("torch tar", "model.tar", ("model.tar",), False, None, "torch_tar"),
+    Seed("torch DCP", ".", (".metadata", "__0_0.distcp"), False, None, "torch_dcp"),
+    Seed("TF bundle, index", "ckpt-1", (_INDEX,), True, "tensorflow", "bundle"),
+    Seed("TF bundle, data", "ckpt-1", (_DATA,), True, "tensorflow", "bundle"),
+    Seed("TF bundle, both", "ckpt-1", (_INDEX, _DATA), True, "tensorflow", "bundle"),
+    Seed("TF V1 file", "model.ckpt", ("model.ckpt",), True, "tensorflow", "tensorflow_v1"),
+    Seed("SavedModel graph", ".", ("saved_model.pb",), False, None, "saved_model"),
+    Seed("safetensors", "model.safetensors", ("model.safetensors",), False, "safetensors"),
+    Seed("npz stored", "model.npz", ("model.npz",), True, "numpy", "npz_stored"),
+    Seed("npz deflated", "model.npz", ("model.npz",), True, "numpy", "npz_deflated"),
+    Seed("HDF5 plain", "model.weights.h5", ("model.weights.h5",), False, "h5py", "h5_plain"),
+    Seed("HDF5 gzip", "model.weights.h5", ("model.weights.h5",), False, "h5py", "h5_gzip"),
+    Seed("HDF5 fletcher32", "model.weights.h5", ("model.weights.h5",), False, "h5py", "h5_fletcher"),
+    Seed(".keras", "model.keras", ("model.keras",), True, "keras", "keras"),
+    Seed("SB3 zip", "agent.zip", ("agent.zip",), True, None, "sb3"),
+    Seed("SB2 pickle", "agent.pkl", ("agent.pkl",), False, None, "sb2"),
+    Seed("RLlib pickle", "checkpoint-7", ("checkpoint-7",), False, None, "rllib"),
+    Seed("d3rlpy", "agent.d3", ("agent.d3",), False, None, "d3rlpy"),
+    Seed("pickle", "model.pkl", ("model.pkl",), False, None, "pickle"),
+)
+BY_NAME = {seed.name: seed for seed in SEEDS}
+
+
+def _arrays() -> dict[str, Any]:
+    import numpy as np
+
+    generator = np.random.default_rng(7)
+    shapes = {"actor.0.weight": (8, 3), "actor.0.bias": (8,), "actor.2.weight": (2, 8), "actor.2.bias": (2,)}
+    return {name: generator.normal(size=shape).astype("f4") for name, shape in shapes.items()}
+
+
+def _torch(path: Path) -> None:
+    import numpy as np
+    import torch
+
+    arrays = {name: torch.from_numpy(array) for name, array in _arrays().items()}
+    state = {
+        n: {"step": torch.tensor(7.0), "exp_avg": v * 2, "exp_avg_sq": v * v}
+        for n, v in enumerate(arrays.values())
+    }
+    group = {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-8, "params": [0, 1, 2, 3]}
+    agent = {"model": arrays, "optimizer": {"state": state, "param_groups": [group]}, "epoch": 12}
+    small = {"model": arrays, "half": torch.arange(6).half(), "step": np.float64(3).item(), "note": "é"}
+    for name in ("torch_zip", "torch_no_crc", "torch_legacy"):
+        (path / name).mkdir()
+    torch.save(agent, path / "torch_zip" / "model.pt")
+    torch.serialization.set_crc32_options(False)
+    torch.save(small, path / "torch_no_crc" / "model.pt")
+    torch.serialization.set_crc32_options(True)
+    torch.save(small, path / "torch_legacy" / "model.pt", _use_new_zipfile_serialization=False)
+    _torch_sets(path, arrays)
+
+
+def _torch_sets(path: Path, arrays: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    from tests.test_format_d3rlpy import CONFIG, written
+    from tests.torch_forms import tar
+
+    (path / "torch_tar").mkdir()
+    tar(torch, dict(list(arrays.items())[:2]), path / "torch_tar" / "model.tar")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        writer = dcp.FileSystemWriter(path / "torch_dcp", sync_files=False)
+        dcp.save({"model": arrays, "step": 3}, storage_writer=writer, no_dist=True)
+    (path / "d3rlpy").mkdir()
+    stream = io.BytesIO()
+    torch.save({"policy": dict(list(arrays.items())[:2])}, stream)
+    written(path / "d3rlpy" / "agent.d3", torch=stream.getvalue(), config=json.dumps(CONFIG))
+
+
+def _others(path: Path) -> None:
+    import h5py
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from tests.test_format_keras_h5 import keras3_file
+
+    arrays = _arrays()
+    for name in ("safetensors", "npz_stored", "npz_deflated", "h5_plain", "h5_gzip", "h5_fletcher"):
+        (path / name).mkdir()
+    save_file(arrays, path / "safetensors" / "model.safetensors", {"format": "pt"})
+    np.savez(path / "npz_stored" / "model.npz", **arrays)
+    np.savez_compressed(path / "npz_deflated" / "model.npz", **arrays)
+    keras3_file(path / "h5_plain" / "model.weights.h5")
+    for name, how in (("h5_gzip", {"compression": "gzip"}), ("h5_fletcher", {"fletcher32": True})):
+        with h5py.File(path / name / "model.weights.h5", "w") as file:
+            for number, array in enumerate(arrays.values()):
+                file.create_dataset(f"layers/dense_{number}/vars/0", data=array, chunks=True, **how)
+    _agents(path, arrays)
+
+
+def _agents(path: Path, arrays: dict[str, Any]) -> None:
+    import pickle
+
+    from tests import sb3_files
+    from tests.test_format_rllib import single
+    from tests.test_format_stable_baselines2 import pickled, variables
+
+    for name in ("sb3", "sb2", "rllib", "pickle"):
+        (path / name).mkdir()
+    (path / "sb2" / "agent.pkl").write_bytes(pickled(list(variables().values())[1::2]))
+    state = {"weights": {"fc/kernel": arrays["actor.0.weight"]}, "global_timestep": 3}
+    (path / "rllib" / "checkpoint-7").write_bytes(single({"default_policy": state}))
+    (path / "pickle" / "model.pkl").write_bytes(pickle.dumps({"weights": arrays, "gamma": 0.99}, 4))
+    policy = sb3_files.owner(actor=sb3_files.mlp((3, 4, 2), sb3_files.nn.ReLU))
+    agent = sb3_files.members({"policy": policy.state_dict()}, sb3_files.settings(sb3_files.TD3_POLICY))
+    sb3_files.put(path / "sb3" / "agent.zip", agent)
+
+
+def tensorflow(folder: Path) -> bool:
+    """Write what TensorFlow and Keras write; runs in a process of its own."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(3)
+
+    class Agent(tf.Module):
+        def __init__(self) -> None:
+            self.w = tf.Variable(np.random.default_rng(1).normal(size=(8, 4)).astype("f4"), name="w")
+            self.b = tf.Variable(tf.ones([4]), name="b")
+            self.step = tf.Variable(7, dtype=tf.int64, name="step")
+            self.text = tf.Variable(["a", "text"], name="text")
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 8], tf.float32, "obs")])
+        def act(self, obs: Any) -> Any:
+            return tf.tanh(obs @ self.w + self.b)
+
+    for name in ("bundle", "keras", "tensorflow_v1"):
+        (folder / name).mkdir()
+    agent = Agent()
+    tf.train.Checkpoint(agent=agent).write(str(folder / "bundle" / "ckpt-1"))
+    tf.saved_model.save(agent, str(folder / "saved_model"), signatures=agent.act.get_concrete_function())
+    for extra in ("fingerprint.pb", "assets"):
+        place = folder / "saved_model" / extra
+        place.rmdir() if place.is_dir() else place.unlink(missing_ok=True)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activation="relu")])
+    model.save(folder / "keras" / "model.keras")
+    v1 = tf.compat.v1
+    with v1.Graph().as_default(), v1.Session() as session:
+        v1.get_variable("net/w", initializer=np.arange(12, dtype="f4").reshape(3, 4))
+        v1.get_variable("net/b", initializer=np.ones(4, "f4"))
+        session.run(v1.global_variables_initializer())
+        saver = v1.train.Saver(write_version=v1.train.SaverDef.V1)
+        saver.save(
+            session, str(folder / "tensorflow_v1" / "model.ckpt"), write_meta_graph=False, write_state=False
+        )
+    return True
+
+
+def main() -> None:
+    """Make all files anew; say how large each is."""
+    from tests import tensorflow_child
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder)
+        _torch(made)
+        _others(made)
+        tensorflow_child.run(__file__, "tensorflow", made)
+        for seed in SEEDS:
+            name = seed.folder or seed.name
+            shutil.rmtree(FILES / name, ignore_errors=True)
+            shutil.copytree(made / name, FILES / name)
+    for seed in SEEDS:
+        sizes = {name: len(data) for name, data in seed.contents().items()}
+        sys.stdout.write(f"{seed.name}: {sizes}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What the process that forks has done already: what commands on files import, and the parser's making."""
+
+import contextlib
+import functools
+
+import h5py  # type: ignore[import-untyped]  # noqa: F401
+import numpy as np  # noqa: F401
+import typer
+
+import ckpttool.cli.app
+import ckpttool.cli.inspection
+import ckpttool.cli.tables
+import ckpttool.ops.convert
+import ckpttool.ops.digest
+from ckpttool import plugins
+from ckpttool.agents import envs
+from ckpttool.errors import CkpttoolError
+
+typer.main.get_command = functools.cache(typer.main.get_command)
+typer.main.get_command(ckpttool.cli.app.app)
+for kind in ("formats", "layouts"):
+    for plugin in plugins.BUILT_IN[kind]:  # type: ignore[index]
+        plugin.load()
+# Gymnasium and the simulators' libraries, which are asked for near names.
+with contextlib.suppress(CkpttoolError):
+    envs.make("Nothing-v0")

@@ -1,0 +1,273 @@
+"""Runs one command of the command line in a forked child and tells all that it did to the machine.
+
+The process that forks has imported the command line and NumPy (tests/warm.py), so that a command costs a few
+milliseconds. Python's audit events see what Python asks for; `traced` runs a new process below strace, which
+sees what the kernel is asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from tests import warm
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 20
+MEMORY = 1 << 30  # above what the process has before the command
+_ADDRESSES = 8 << 30
+# What may act on the world, by the names of Python's audit events (Doc/library/audit_events.rst).
+_ACTS = (
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.fork",
+    "os.remove",
+    "os.rmdir",
+    "os.rename",
+    "os.link",
+    "os.symlink",
+    "os.chmod",
+    "os.chown",
+    "os.truncate",
+    "os.mkdir",
+    "os.utime",
+    "shutil.",
+    "socket.",
+    "urllib.",
+    "ctypes.",
+    "pickle.find_class",
+    "marshal.",
+    "compile",
+    "subprocess.Popen",
+    "tempfile.",
+    "webbrowser.",
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a command did; `memory` is in bytes above the baseline, `status` negative for a signal.
+
+    `read` and `written` are the paths that were opened, `acts` the audit events that may act on the world,
+    each with its first argument.
+    """
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+    memory: int
+    read: tuple[str, ...]
+    written: tuple[str, ...]
+    acts: tuple[tuple[str, str], ...]
+
+
+def run(commands: Sequence[Sequence[object]], folder: Path) -> list[Seen]:
+    """Run command lines in the folder, one after the other, where no terminal is.
+
+    Each has a process of its own; whatever takes 20 s is killed.
+    """
+    texts = [list(map(str, command)) for command in commands]
+    program = f"from tests.hostile.watched import watch; watch({texts!r})"
+    status, output = warm.run("tests.hostile.started", program, folder, {"PYTHONPATH": str(ROOT), **_BARE})
+    assert status == 0, output
+    return [Seen(**{name: _settled(value) for name, value in found.items()}) for found in json.loads(output)]
+
+
+_BARE = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ} | {
+    "COLUMNS": "80"
+}
+
+
+def _settled(value: Any) -> Any:
+    return tuple(map(_settled, value)) if isinstance(value, list) else value
+
+
+def watch(commands: list[list[str]]) -> None:
+    """Run each command in a child of this process and print what is known of them as JSON."""
+    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
+    print(json.dumps([vars(_watched(arguments)) for arguments in commands]))  # noqa: T201  # the answer
+
+
+def _watched(arguments: list[str]) -> Seen:
+    outputs = [os.memfd_create(name) for name in ("out", "err", "events")]
+    baseline = _resident()
+    began = time.monotonic()
+    child = os.fork()
+    if not child:
+        _child(arguments, *outputs)
+    status, used = _waited(child)
+    found = Seen(
+        os.waitstatus_to_exitcode(status),
+        *(_text(descriptor) for descriptor in outputs[:2]),
+        time.monotonic() - began,
+        max(0, (used.ru_maxrss << 10) - baseline),
+        *_sorted(map(json.loads, _text(outputs[2]).splitlines())),
+    )
+    for descriptor in outputs:
+        os.close(descriptor)
+    return found
+
+
+def _waited(child: int) -> tuple[int, resource.struct_rusage]:
+    def late(*_: object) -> None:
+        os.killpg(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    _, status, used = os.wait4(child, 0)
+    signal.alarm(0)
+    return status, used
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def _text(descriptor: int) -> str:
+    with open(descriptor, encoding="utf-8", errors="surrogateescape", closefd=False) as stream:
+        stream.seek(0)
+        return stream.read()
+
+
+def _child(arguments: list[str], out: int, err: int, events: int) -> NoReturn:
+    status = 70
+    try:
+        os.setpgid(0, 0)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, number in ((null, 0), (out, 1), (err, 2)):
+            os.dup2(descriptor, number)
+        sys.argv = ["ckpttool", *arguments]
+        sys.addaudithook(lambda event, args: _note(events, event, args))
+        from ckpttool.cli import main
+
+        main()
+    except SystemExit as left:
+        status = left.code if isinstance(left.code, int) else 71
+    except BaseException:  # noqa: BLE001  # as the interpreter would
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _note(events: int, event: str, args: tuple[Any, ...]) -> None:
+    if event == "open":
+        path, _, flags = args
+        if not isinstance(path, int):
+            os.write(events, (json.dumps([event, os.fsdecode(path), flags]) + "\n").encode())
+    elif event.startswith(_ACTS):
+        first = repr(args[0])[:300] if args else ""
+        if event in ("marshal.loads", "marshal.load", "compile") and _of_our_own():
+            return
+        os.write(events, (json.dumps([event, first, 0]) + "\n").encode())
+
+
+# The import system, and what evaluates the annotations of the commands.
+_OURS = ("<frozen importlib._bootstrap_external>", inspect.__file__, typing.__file__)
+
+
+def _of_our_own() -> bool:
+    """Say whether code comes from a module that is imported, or from the annotations of the commands."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename in _OURS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _sorted(
+    events: Iterable[list[Any]],
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, str], ...]]:
+    read: dict[str, None] = {}
+    written: dict[str, None] = {}
+    acts: dict[tuple[str, str], None] = {}
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    for event, first, flags in events:
+        if event == "open":
+            (written if flags & writing else read)[os.path.abspath(first)] = None
+        else:
+            acts[event, first] = None
+    return tuple(read), tuple(written), tuple(acts)
+
+
+class Call(NamedTuple):
+    """A system call that names files or peers; `changes` says that it may change something."""
+
+    name: str
+    paths: tuple[str, ...]
+    changes: bool
+
+
+def traced(*arguments: object, folder: Path) -> tuple[int, list[Call]]:
+    """Run the command line in a process below strace; return its status and what the kernel did for it.
+
+    Calls that failed are left out: Python looks for modules in many places.
+    """
+    log = folder.parent / f"{folder.name}.strace"
+    done = subprocess.run(
+        [
+            *(
+                str(shutil.which("strace")),
+                "-f",
+                "-qq",
+                "-s",
+                "4096",
+                "-e",
+                f"trace={_NAMING}",
+                "-o",
+                str(log),
+            ),
+            *(sys.executable, "-B", "-m", "ckpttool", *map(str, arguments)),
+        ],
+        cwd=folder,
+        env={**_BARE, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    lines = log.read_text(errors="surrogateescape").splitlines()
+    log.unlink()
+    return done.returncode, [call for line in lines if (call := _call(line)) is not None]
+
+
+# strace marks with ? what a kernel may not have.
+_NAMING = (
+    "open,openat,?openat2,creat,execve,?execveat,connect,bind,unlink,unlinkat,rename,renameat,renameat2,link,"
+    "linkat,symlink,symlinkat,mkdir,mkdirat,rmdir,truncate,chmod,fchmodat,chown,fchownat"
+)
+_TRACED = re.compile(r"(?:\d+ +)?(\w+)\((.*)\) += (-?\d+)")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_WRITES = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC|O_APPEND")
+
+
+def _call(line: str) -> Call | None:
+    found = _TRACED.match(line)
+    if found is None or int(found[3]) < 0:
+        return None
+    name, said = found[1], found[2]
+    opens = name.startswith("open")
+    changes = _WRITES.search(said) is not None if opens else not name.startswith("exec")
+    paths = _QUOTED.findall(said)
+    return Call(name, tuple(paths[:1] if opens or name.startswith("exec") else paths), changes)

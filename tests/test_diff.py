@@ -1,0 +1,165 @@
+"""diff: what differs between two checkpoints, by path and by meaning; NumPy is the referee of the numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from ckpttool.errors import UsageError
+from ckpttool.ops.array_difference import arrays as compare
+from ckpttool.ops.convert import convert
+from ckpttool.ops.diff import diff
+from ckpttool.ops.save import save
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.trees import torch_tree
+
+FLOATS = st.floats(width=32)
+
+
+@given(arrays.arrays(np.float32, (3, 4), elements=FLOATS), arrays.arrays(np.float32, (3, 4), elements=FLOATS))
+def test_numbers_are_those_of_numpy(a: np.ndarray, b: np.ndarray) -> None:
+    found = compare(a, b)
+    both_nan = np.isnan(a) & np.isnan(b)
+    other = (a.view(np.uint32) != b.view(np.uint32)) & ~both_nan
+    if found is None:
+        assert not other.any()
+        return
+    assert found.different == other.sum()
+    assert found.nans == (np.isnan(a) != np.isnan(b)).sum()
+    finite = np.isfinite(a) & np.isfinite(b)
+    if finite.all():
+        distance = np.abs(a.astype(np.float64) - b)
+        assert found.max_abs == distance.max()
+        assert distance[found.at] == found.max_abs
+    assert (found.left, found.right) == pytest.approx((a[found.at], b[found.at]), nan_ok=True)
+    assert found.cosine is None or -1 <= found.cosine <= 1
+
+
+@given(arrays.arrays(np.float32, (5,), elements=FLOATS))
+def test_nothing_differs_from_itself(a: np.ndarray) -> None:
+    assert compare(a, a.copy()) is None
+
+
+def test_the_sign_of_a_zero_is_a_difference_of_no_size() -> None:
+    found = compare(np.array([0.0, 1.0]), np.array([-0.0, 1.0]))
+    assert found is not None
+    assert (found.different, found.max_abs, found.max_rel, found.at) == (1, 0.0, 0.0, (0,))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_integers_of_64_bits_are_not_rounded(dtype: Any) -> None:
+    found = compare(np.array([2**62 + 1], dtype), np.array([2**62], dtype))
+    assert found is not None
+    assert (found.max_abs, found.left, found.right) == (1.0, 2**62 + 1, 2**62)
+
+
+def test_a_place_far_into_a_large_array_is_found() -> None:
+    a = np.zeros((700, 1000), np.float32)
+    b = a.copy()
+    b[650, 3], b[1, 1] = -2.0, 1.0
+    found = compare(a, b)
+    assert found is not None
+    assert (found.different, found.at, found.max_abs) == (2, (650, 3), 2.0)
+
+
+def test_infinite_and_nan_places() -> None:
+    found = compare(np.array([1.0, math.inf, math.nan]), np.array([math.nan, math.inf, math.nan]))
+    assert found is not None
+    assert (found.different, found.nans, found.max_abs, found.at) == (1, 1, math.inf, (0,))
+
+
+def test_other_types_are_compared_by_value() -> None:
+    a = np.array([1.0, 0.1], np.float32)
+    assert compare(np.array([1, 2], np.int32), np.array([1.0, 2.0])) is None
+    found = compare(a, a.astype(ml_dtypes.bfloat16))
+    assert found is not None
+    assert found.different == 1
+
+
+def saved(path: Path, **entries: Any) -> str:
+    save(torch_tree({name.replace("__", "/"): value for name, value in entries.items()}), str(path))
+    return str(path)
+
+
+def test_every_kind_of_change_is_told(tmp_path: Path) -> None:
+    ones = np.ones((2, 3), np.float32)
+    a = saved(tmp_path / "a.pt", same=ones, shape=ones, kind=ones, gone=ones, lr=0.1, value=ones, word="x")
+    other = ones.copy()
+    other[1, 2] = 1.5
+    b = saved(
+        tmp_path / "b.pt",
+        same=ones,
+        shape=ones.T.copy(),
+        kind=ones.astype(np.float64),
+        new=ones,
+        lr=0.2,
+        value=other,
+        word="y",
+    )
+    found = diff(a, b)
+    assert {each.path: each.what for each in found.changed} == {
+        "shape": "shape",
+        "kind": "dtype",
+        "value": "values",
+        "lr": "values",
+        "word": "values",
+    }
+    assert (found.equal, found.only_left, found.only_right) == (1, ("gone",), ("new",))
+    values = next(each.values for each in found.changed if each.path == "value")
+    assert values is not None
+    assert (values.at, values.left, values.right, values.different) == ((1, 2), 1.0, 1.5, 1)
+    assert diff(a, b, glob="same").identical
+    assert diff(a, a).identical
+
+
+def test_a_conversion_is_identical_after_mapping_and_one_changed_value_is_found(tmp_path: Path) -> None:
+    target = tmp_path / "agent.pt"
+    convert(str(TF_SAMPLE), str(target))
+    same = ckpttool("diff", TF_SAMPLE, target)
+    assert same.status == 0, same.out
+    assert same.out.splitlines()[-1] == "identical after mapping: 78 tensors (td3_tf -> td3_torch)"
+    from ckpttool.formats.resolve import open_checkpoint
+    from ckpttool.leaf import display
+    from ckpttool.tree import Tree
+    from tests.trees import leaf
+
+    tree = open_checkpoint(str(target)).tree
+    path = next(path for path, _ in tree.tensors() if display(path) == "critic/q1/l2/weight")
+    array = tree[path].array().copy()  # type: ignore[union-attr]
+    array[7, 3] += 0.5
+    changed = {**tree.leaves, path: leaf(array, "critic.q1.l2.weight")}
+    save(Tree(changed, tree.aliases, tree.containers), str(tmp_path / "changed.pt"))
+    other = in_process("diff", TF_SAMPLE, tmp_path / "changed.pt", "--json")
+    assert other.status == 1
+    found = other.json()
+    # The canonical kernel is [in, out], torch's weight [out, in].
+    assert [(each["path"], each["values"]["at"]) for each in found["changed"]] == [
+        ("critic/q1/1/kernel", [3, 7])
+    ]
+    assert found["changed"][0]["values"]["different"] == 1
+    assert (found["by"], found["identical"], found["equal"]) == ("agent", False, 77)
+
+
+def test_two_checkpoints_of_one_run_differ_by_path() -> None:
+    ran = in_process("diff", TORCH_SAMPLE, TORCH_SAMPLE.with_name("ckpt-2500.pt"))
+    assert ran.status == 1
+    assert "71 more that differ (--all shows them)" in ran.out
+    assert ran.out.splitlines()[0].startswith(("actor", "critic"))
+    assert all(len(line) <= 80 for line in ran.out.splitlines())
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    refused(in_process("diff", TORCH_SAMPLE, tmp_path / "no.pt"))
+    refused(in_process("diff", TORCH_SAMPLE, TORCH_SAMPLE, "--by", "magic"))
+    refused(in_process("diff", TORCH_SAMPLE, TORCH_SAMPLE, "--sort", "magic"))
+    plain = saved(tmp_path / "a.pt", x=np.ones(3, np.float32))
+    with pytest.raises(UsageError, match="no layout recognises"):
+        diff(str(TORCH_SAMPLE), plain, by="agent")

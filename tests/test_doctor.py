@@ -1,0 +1,114 @@
+"""doctor: each finding from a checkpoint that has just that fault, and none from one that is well."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import display
+from ckpttool.ops.doctor import Diagnosis, _orphans, diagnose
+from ckpttool.ops.save import save
+from ckpttool.tree import Tree
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.pickles import ACTING
+from tests.test_evaluate import fujimoto_set
+from tests.trees import attributes, leaf, torch_tree
+
+
+def topics(found: Diagnosis) -> list[str]:
+    return [each.topic for each in found.findings]
+
+
+def copied(folder: Path, **changes: Any) -> str:
+    """Return a copy of the sample whose sidecar says something else."""
+    path = shutil.copy(TORCH_SAMPLE, folder / "agent.pt")
+    told = json.loads(Path(f"{TORCH_SAMPLE}.ckpttool.json").read_text())
+    Path(f"{path}.ckpttool.json").write_text(json.dumps({**told, **changes}))
+    return str(path)
+
+
+@pytest.mark.environment
+@pytest.mark.parametrize("sample", [TF_SAMPLE, TORCH_SAMPLE])
+def test_the_samples_are_well(sample: Path) -> None:
+    ran = in_process("doctor", sample)
+    assert ran.status == 0, ran.out
+    assert ran.out.endswith(": nothing found\n")
+
+
+def test_code_in_a_pickle_is_found_and_its_data_can_be_had(tmp_path: Path) -> None:
+    data, name = ACTING["GLOBAL + REDUCE"]
+    (tmp_path / "x.pkl").write_bytes(data)
+    ran = in_process("doctor", tmp_path / "x.pkl", "--json")
+    assert ran.status == 1
+    found = ran.json()["findings"]
+    assert [each["topic"] for each in found] == ["loading"]
+    assert name in found[0]["sentence"]
+    assert found[0]["fix"].startswith("ckpttool convert ")
+
+
+def test_nan_is_found_with_its_place(tmp_path: Path) -> None:
+    tree = open_checkpoint(str(TORCH_SAMPLE)).tree
+    path = next(path for path, _ in tree.tensors() if display(path) == "critic/q2/l1/weight")
+    array = tree[path].array().copy()  # type: ignore[union-attr]
+    array[3, 1] = np.nan
+    save(Tree({**tree.leaves, path: leaf(array, "critic.q2.l1.weight")}), str(tmp_path / "x.pt"))
+    found = diagnose(str(tmp_path / "x.pt"), env="Pendulum-v1")
+    assert [each.sentence for each in found.findings if each.topic == "numbers"] == [
+        f"critic/q2/l1/weight: 1 of {array.size} is NaN"
+    ]
+
+
+def test_moments_without_a_weight_are_found() -> None:
+    weight, moment = leaf(np.ones(3, np.float32), "w"), leaf(np.ones(3, np.float32), "w/m")
+    alone = replace(moment, role="slot", slot="m")
+    for of, count in ((None, 1), (attributes("w"), 0)):
+        tree = Tree({attributes("w"): weight, attributes("w_m"): replace(alone, of=of)})
+        assert len(list(_orphans(Checkpoint("x", "npz", tree, ()), None))) == count
+
+
+@pytest.mark.environment
+def test_an_environment_that_does_not_fit_is_found_with_those_that_would(tmp_path: Path) -> None:
+    found = diagnose(copied(tmp_path), env="MountainCarContinuous-v0")
+    assert "environment" in topics(found)
+    sentence = next(each for each in found.findings if each.topic == "environment")
+    assert "does not fit" in sentence.sentence
+    assert "Pendulum" in str(sentence.fix)
+
+
+@pytest.mark.environment
+def test_drift_and_unknown_environments_are_found(tmp_path: Path) -> None:
+    old = diagnose(copied(tmp_path, env={"id": "Pendulum-v1", "gymnasium": "0.26.0"}))
+    assert [each.sentence for each in old.findings if "gymnasium 0.26.0" in each.sentence]
+    gone = diagnose(copied(tmp_path, env={"id": "Pendulum-v77"}))
+    assert "environment" in topics(gone)
+
+
+def test_a_module_that_a_sidecar_names_is_found_and_not_imported(tmp_path: Path) -> None:
+    found = diagnose(copied(tmp_path, env={"id": "evil_module:Env-v0"}))
+    assert "can run code" in next(each.sentence for each in found.findings if each.topic == "environment")
+
+
+def test_a_sidecar_of_other_weights_is_found(tmp_path: Path) -> None:
+    found = diagnose(copied(tmp_path, target_sha256="0" * 64))
+    assert any("written for other weights" in each.sentence for each in found.findings)
+    assert any("nothing names the environment" in note for note in found.notes)
+
+
+def test_facts_that_nothing_tells_are_found(tmp_path: Path) -> None:
+    save(torch_tree(fujimoto_set()), str(tmp_path / "agent.pt"))  # type: ignore[arg-type]
+    found = diagnose(str(tmp_path / "agent.pt"))
+    assert any("action bounds" in each.sentence for each in found.findings if each.topic == "agent")
+
+
+def test_damage_is_an_error_and_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_bytes(TORCH_SAMPLE.read_bytes()[:5000])
+    refused(in_process("doctor", tmp_path / "x.pt"))
+    refused(in_process("doctor", tmp_path / "none.pt"))

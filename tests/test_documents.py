@@ -1,0 +1,99 @@
+"""JSON documents: what they may ask for, and what no two readers may understand differently."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpttool import documents
+from ckpttool.errors import FormatError, LimitError
+from ckpttool.limits import Limits, using
+
+BOTH = pytest.mark.parametrize("read", [documents.parse, documents.strict])
+Read = Callable[[bytes, str], dict[str, Any]]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        (b'{"a": 1, "b": 2}', "json_bytes"),
+        (b'{"a":[' + b"[]," * 30 + b"[]]}", "json_values"),
+        (b'{"a":{' + b",".join(b'"%d":1' % n for n in range(40)) + b"}}", "json_values"),
+        (b'{"a":"\\"' + b"," * 60 + b'","b":[' + b"0," * 40 + b"0]}", "json_values"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "json_depth"),
+        (b'{"a":' + b"[" * 100_000, "json_depth"),
+    ],
+    ids=["bytes", "lists", "names", "behind a text", "objects", "open lists"],
+)
+def test_what_asks_for_more_than_a_limit_names_it(read: Read, text: bytes, limit: str) -> None:
+    small = (
+        Limits()
+        if limit == "json_depth"
+        else replace(Limits(), **{limit: 10 if limit == "json_bytes" else 30})
+    )
+    with using(small), pytest.raises(LimitError, match="the text") as caught:
+        read(text, "the text")
+    assert limit in str(caught.value.hint)
+
+
+@BOTH
+def test_commas_and_brackets_in_texts_are_no_values(read: Read) -> None:
+    text = {"a": "[{,\\" * 50, "[" * 50: '"}],' * 50}
+    with using(replace(Limits(), json_values=3)):
+        assert read(json.dumps(text).encode(), "the text") == text
+
+
+@BOTH
+@pytest.mark.parametrize("text", [b'{"a":"' + b'\\"' * 3_000_000, b'"' * 6_000_001, b'\\"' * 3_000_000])
+def test_a_text_without_an_end_takes_no_time(read: Read, text: bytes) -> None:
+    began = time.process_time()
+    with using(replace(Limits(), json_values=1000)), pytest.raises(FormatError):
+        read(text, "the text")
+    assert time.process_time() - began < 3
+
+
+def test_levels_are_counted_where_a_document_is_walked() -> None:
+    def nested(levels: int) -> bytes:
+        return b'{"a":' + b"[" * (levels - 1) + b"1" + b"]" * (levels - 1) + b"}"
+
+    with using(replace(Limits(), json_depth=5)):
+        assert documents.parse(nested(5), "the text")
+        assert documents.parse(b'{"a":' + b"[" + b"[]," * 50 + b"[]]}", "the text")
+        with pytest.raises(LimitError, match=r"nested too deeply \(expected at most 5, found 6\)"):
+            documents.parse(nested(6), "the text")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b'{"a":{"b":1,"b":1}}', "two entries 'b'"),
+        (b'{"a":1,"\\u0061":1}', "two entries 'a'"),
+        (b'{"a":NaN}', "holds NaN"),
+        (b'{"a":-Infinity}', "holds -Infinity"),
+        (b'{"a":"\\ud800"}', "is not JSON"),
+        (b'{"\\udfff":1}', "is not JSON"),
+        (b'{"a":"\xed\xa0\x80"}', "is not JSON"),
+        ('{"a":1}'.encode("utf-16"), "is not JSON"),
+        (b'{"a":' + b"1" * 5000 + b"}", "is not JSON"),
+        (b"[1]", "is not a JSON object"),
+        (b"", "is not JSON"),
+    ],
+)
+def test_strict_refuses_what_readers_differ_in(text: bytes, sentence: str) -> None:
+    with pytest.raises(FormatError, match=sentence):
+        documents.strict(text, "the text")
+    assert documents.strict(b'{"a":"\\ud83d\\ude00"}', "the text") == {"a": "\U0001f600"}
+
+
+def test_a_file_is_measured_before_it_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "x.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(LimitError, match=r"x\.json: settings is too large"):
+        documents.load(str(tmp_path / "x.json"), "settings")

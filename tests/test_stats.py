@@ -1,0 +1,128 @@
+"""stats: the numbers of tensors and modules beside NumPy's, and the signs of a training that went wrong."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from ckpttool.leaf import attr
+from ckpttool.ops import moments
+from ckpttool.ops.moments import Moments
+from ckpttool.ops.stats import Stats, _signs, stats
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
+from tests.test_diff import saved
+from tests.trees import leaf
+
+FLOATS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0])
+
+
+@given(arrays.arrays(np.float32, st.integers(1, 40), elements=FLOATS), st.integers(0, 40))
+def test_moments_are_numpys_however_they_are_cut(array: np.ndarray, cut: int) -> None:
+    found = moments.of(array[:cut]) + moments.of(array[cut:])
+    numbers = array[np.isfinite(array)].astype(np.float64)
+    assert (found.size, found.finite) == (array.size, numbers.size)
+    assert (found.nans, found.infs) == (np.isnan(array).sum(), np.isinf(array).sum())
+    assert found.zeros == (array == 0).sum()
+    if numbers.size:
+        assert (found.low, found.high) == (numbers.min(), numbers.max())
+        assert found.mean == pytest.approx(numbers.mean(), rel=1e-9, abs=1e-9)
+        assert found.std == pytest.approx(numbers.std(), rel=1e-6, abs=1e-6)
+        assert found.norm == pytest.approx(np.linalg.norm(numbers), rel=1e-6, abs=1e-6)
+        assert sum(moments.histogram(array, found)) in (0, numbers.size)
+    else:
+        assert found.document()["mean"] is None
+
+
+def test_pieces_add_up() -> None:
+    array = np.random.default_rng(0).normal(3, 2, 700_000)
+    found = moments.of(array)
+    assert found.mean == pytest.approx(array.mean(), rel=1e-12)
+    assert found.std == pytest.approx(array.std(), rel=1e-12)
+    counts, _ = np.histogram(array, moments.BINS)
+    assert moments.histogram(array, found) == tuple(counts)
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "sign"),
+    [
+        (np.array([1.0, math.nan]), {}, "1 of 2 is NaN"),
+        (np.array([[math.inf, -math.inf]]), {}, "2 of 2 are infinite"),
+        (np.zeros((2, 2)), {}, "all zeros"),
+        (np.array([[1.0, 0.0], [2.0, 0.0]]), {}, "1 of 2 units take nothing in"),
+        (np.array([1.0, -1.0]), {"role": "slot", "slot": "v"}, "a mean of squares is negative"),
+        (np.zeros(3), {"role": "slot", "slot": "v"}, "never updated"),
+        (np.full(3, 1e-30), {"role": "slot", "slot": "v"}, "vanished"),
+        (np.full(3, 1e20), {"role": "slot", "slot": "v"}, "exploded"),
+    ],
+)
+def test_signs(array: np.ndarray, kind: dict[str, Any], sign: str) -> None:
+    from dataclasses import replace
+
+    there = replace(leaf(array.astype(np.float32), "x"), **kind)
+    found = list(_signs((attr("kernel"),), there, array, moments.of(array)))
+    assert any(sign in each for each in found), found
+
+
+@pytest.mark.parametrize("array", [np.zeros(4), np.ones((3, 3)), np.eye(3)])
+def test_what_is_well_has_no_sign(array: np.ndarray) -> None:
+    assert not list(_signs((attr("bias"),), leaf(array, "x"), array, moments.of(array)))
+
+
+def look(path: object) -> Stats:
+    return stats(str(path))
+
+
+@pytest.mark.parametrize("sample", [TF_SAMPLE, TORCH_SAMPLE])
+def test_a_module_is_the_sum_of_what_is_below_it(sample: Path) -> None:
+    found = look(sample)
+    assert found.finite
+    assert found.modules[0].path == ""
+    assert found.modules[0].tensors == len(found.tensors)
+    for module in found.modules[1:4]:
+        below = [each.moments for each in found.tensors if each.path.startswith(module.path + "/")]
+        whole = sum(below, Moments())
+        assert (module.moments.size, module.moments.zeros) == (whole.size, whole.zeros)
+        assert module.moments.norm == pytest.approx(math.hypot(*(each.norm for each in below)))
+
+
+def test_the_command_shows_a_line_per_tensor_or_module() -> None:
+    ran = ckpttool("stats", TORCH_SAMPLE)
+    assert ran.status == 0
+    lines = ran.out.splitlines()
+    assert lines[1].split()[0] == "actor/l1/weight"
+    assert lines[-1] == "90 tensors: every number is finite"
+    assert all(len(line) <= 80 for line in lines)
+    modules = in_process("stats", TORCH_SAMPLE, "--depth", "1").out
+    assert [line.split()[0] for line in modules.splitlines()[1:5]] == [
+        "actor",
+        "actor_target",
+        "critic",
+        "critic_target",
+    ]
+    by_size = in_process("stats", TORCH_SAMPLE, "--sort", "size").out.splitlines()
+    assert "l2" in by_size[1]
+    refused(in_process("stats", TORCH_SAMPLE, "--sort", "taste"))
+
+
+def test_nan_is_a_finding(tmp_path: Path) -> None:
+    bad = saved(tmp_path / "a.pt", actor__w=np.array([[1.0, math.nan]], np.float32), word="x")
+    ran = in_process("stats", bad)
+    assert ran.status == 1
+    assert "actor/w: 1 of 2 is NaN" in ran.out
+    told = in_process("stats", bad, "--json")
+    assert told.status == 1
+    document = told.json()
+    assert document["finite"] is False
+    assert document["tensors"][0]["nans"] == 1
+
+
+def test_a_part_is_looked_at_by_its_path() -> None:
+    found = in_process("stats", TORCH_SAMPLE, "--glob", "actor/**", "--json").json()
+    assert len(found["tensors"]) == 6

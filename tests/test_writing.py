@@ -1,0 +1,630 @@
+"""The one writer: whatever ends it and whenever, what stands at the target is the old or the new, whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.util
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool import behind, sidecar
+from ckpttool.errors import (
+    ChangedError,
+    CkpttoolError,
+    FormatError,
+    NotFoundError,
+    TargetExistsError,
+    UsageError,
+)
+from ckpttool.formats import tensor_bundle
+from ckpttool.formats.resolve import open_checkpoint, resolve
+from ckpttool.ops import folder as folders
+from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest
+from ckpttool.ops.save import save
+from ckpttool.source import File
+from ckpttool.writing import Output, hidden, names, require_new, room, sets, write_atomically
+from tests import warm
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.trees import torch_tree
+
+STEPS = ("replace", "rename", "link", "unlink", "fsync", "mkdir")
+
+
+def put(content: bytes, stream: Any) -> None:
+    stream.write(content)
+
+
+def single(target: Path, content: bytes) -> list[Output]:
+    """A file and what is about it."""
+    return [
+        Output(str(target), partial(put, content)),
+        Output(f"{target}.about", partial(put, b"about " + content), follows=True),
+    ]
+
+
+def indexed(target: Path, content: bytes) -> list[Output]:
+    """Two parts and an index that knows them by number and count, as TensorFlow's does."""
+    return [
+        Output(str(target), partial(put, content + b"0"), suffix=".0of2", meanwhile=".0of3"),
+        Output(str(target), partial(put, content + b"1"), suffix=".1of2", meanwhile=".1of3"),
+        Output(str(target), partial(put, b""), suffix=".2of3", meanwhile=".2of3", extra=True),
+        Output(str(target), partial(put, content + b" of 3"), suffix=".i", meanwhile=".i", extra=True),
+        Output(str(target), partial(put, content + b" of 2"), suffix=".i", indexes=True),
+        Output(f"{target}.about", partial(put, b"about " + content), follows=True),
+    ]
+
+
+def several(target: Path, content: bytes) -> list[Output]:
+    """A set that no index describes."""
+    return [
+        *(Output(str(target), partial(put, content), suffix=end) for end in ("_actor", "_critic")),
+        Output(f"{target}.about", partial(put, b"about " + content), follows=True),
+    ]
+
+
+Make = Callable[[Path, bytes], list[Output]]
+MAKERS: list[Make] = [single, indexed, several]
+
+
+def told(file: str) -> set[bytes]:
+    return {Path(each).read_bytes() for each in (file, names.coming(file)) if os.path.exists(each)}
+
+
+def refuses(target: Path) -> bool:
+    """Say whether a reader is told that the old files must be put back first, or that there were none."""
+    try:
+        sets.kept(str(target))
+    except NotFoundError:
+        return True
+    return False
+
+
+def stands(make: Make, target: Path) -> bytes | None:
+    """Return which content a reader finds; raise AssertionError for none and for a mixture."""
+    if make is several and (kept := sets.kept(str(target))) is not None:
+        target = Path(kept)
+    if make is single:
+        found = target.read_bytes() if target.exists() else None
+    elif make is indexed:
+        index = Path(f"{target}.i").read_bytes() if os.path.exists(f"{target}.i") else None
+        found, count = (None, 0) if index is None else (index.partition(b" of ")[0], int(index[-1:]))
+        assert (
+            index is None
+            or [Path(f"{target}.{n}of{count}").read_bytes() for n in range(count)]
+            == [(found or b"") + b"0", (found or b"") + b"1", b""][:count]
+        )
+    else:
+        parts = {
+            Path(f"{target}{end}").read_bytes()
+            for end in ("_actor", "_critic")
+            if os.path.exists(f"{target}{end}")
+        }
+        assert len(parts) <= 1, parts
+        found = parts.pop() if parts else None
+    assert found is None or b"about " + found in told(f"{target}.about")
+    return found
+
+
+class Killed(BaseException):
+    """Nothing that the writer does after this has an effect: as far as files go, its process is dead."""
+
+
+class Steps:
+    """Counts what changes a folder or a file, and raises instead of one of these steps."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int = 0, error: BaseException | None = None) -> None:
+        self.done, self._at, self._error = 0, at, error
+        patch.setattr(os, "fsync", lambda _: None)  # the disk has its own speed
+        for name in STEPS:
+            patch.setattr(os, name, self._stepping(getattr(os, name)))
+        patch.setattr(behind, "_exclusive", self._stepping(behind._exclusive))
+        patch.setattr(behind._Stream, "_put", self._stepping(behind._Stream._put))
+
+    def _stepping(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def stepping(*given: Any, **named: Any) -> Any:
+            self.done += 1
+            dead = isinstance(self._error, Killed) and self.done > self._at
+            if self._error is not None and (dead or self.done == self._at):
+                raise self._error
+            return function(*given, **named)
+
+        return stepping
+
+
+def no_links(*_: object, **__: object) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def attempts(make: Make, place: Path, *, links: bool, force: bool) -> int:
+    """Return how many steps a replacement takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        fresh(make, place, force=force)
+        if not links:
+            patch.setattr(os, "link", no_links)
+        steps = Steps(patch)
+        write_atomically(make(place / "x", b"new"), force=force)
+    assert stands(make, place / "x") == b"new"
+    return steps.done
+
+
+def fresh(make: Make, place: Path, *, force: bool) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    if force:
+        write_atomically(make(place / "x", b"old"), sync=False)
+
+
+FAILURES = {
+    "EIO": (OSError(errno.EIO, "no"), True),
+    "EIO, no links": (OSError(errno.EIO, "no"), False),
+    "Ctrl-C": (KeyboardInterrupt(), True),
+    "killed": (Killed(), True),
+    "killed, no links": (Killed(), False),
+}
+
+
+@pytest.mark.parametrize(("error", "links"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize("force", [True, False], ids=["over", "fresh"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_whatever_ends_it_at_any_step_leaves_old_or_new(
+    make: Make, force: bool, links: bool, error: BaseException, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    outcomes = set()
+    for at in range(1, attempts(make, place, links=links, force=force) + 1):
+        fresh(make, place, force=force)
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UsageError, OSError, type(error)):
+            if not links:
+                patch.setattr(os, "link", no_links)
+            Steps(patch, at, error)
+            write_atomically(make(place / "x", b"new"), force=force)
+        if not isinstance(error, Killed):
+            left = [name for name in os.listdir(place) if names.TEMPORARY in name and name[-4:] != "next"]
+            # Only an unlink that failed leaves one.
+            assert len(left) <= 1, left
+        whole = not refuses(place / "x")
+        # Without links a set's old files may be in no one place; a first set that is not whole is none.
+        assert whole or (make is several and isinstance(error, Killed) and not (links and force))
+        found = stands(make, place / "x") if whole else None
+        outcomes.add(found if whole or not force else b"refused")
+        # Whoever writes to that name, even in vain, first puts the old files back.
+        sets.restore(str(place / "x"))
+        assert stands(make, place / "x") == (found if whole else b"old" if force else None)
+        write_atomically(make(place / "x", b"last"), force=True, sync=False)
+        assert stands(make, place / "x") == b"last"
+    assert outcomes - {b"refused"} == {b"old" if force else None, b"new"}
+
+
+def test_a_second_ctrl_c_does_not_stop_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink, often = os.unlink, iter([KeyboardInterrupt])
+
+    def interrupted(*given: Any, **named: Any) -> None:
+        for error in often:
+            raise error
+        unlink(*given, **named)
+
+    def stop(_: object) -> None:
+        monkeypatch.setattr(os, "unlink", interrupted)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically([Output(str(tmp_path / "x"), stop)])
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_of_many_writers_with_force_the_last_wins_whole(make: Make, tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    contents = [str(number).encode() for number in range(12)]
+
+    def write(content: bytes) -> None:
+        write_atomically(make(target, content), force=True, sync=False)
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if make is single and target.exists():
+            assert target.read_bytes() in contents
+    for thread in threads:
+        thread.join()
+    assert stands(make, target) in contents
+    assert not [name for name in os.listdir(tmp_path) if hidden(name)]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_of_many_writers_one_wins_whole(make: Make, tmp_path: Path) -> None:
+    won: list[bytes] = []
+
+    def write(content: bytes) -> None:
+        try:
+            write_atomically(make(tmp_path / "x", content), sync=False)
+            won.append(content)
+        except TargetExistsError:
+            pass
+
+    threads = [threading.Thread(target=write, args=(str(number).encode(),)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert stands(make, tmp_path / "x") == won[0]
+    assert not [name for name in os.listdir(tmp_path) if hidden(name)]
+
+
+# --- Killed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tf", "fujimoto"])
+def test_a_conversion_that_is_killed_leaves_old_or_new(kind: str) -> None:
+    command = [sys.executable, "-m", "tests.hostile.kill", "--every", "9", "--quick", kind]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert '"old"' in done.stdout
+    assert '"new"' in done.stdout
+    assert ("names kept" in done.stdout) == (kind == "fujimoto")
+
+
+# --- Names --------------------------------------------------------------------------------------------
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"precious")
+    for name, leads in (("x", tmp_path / "real"), ("y", tmp_path / "nowhere")):
+        (tmp_path / name).symlink_to(leads)
+        with pytest.raises(TargetExistsError):
+            write_atomically(single(tmp_path / name, b"new"))
+        write_atomically(single(tmp_path / name, b"new"), force=True)
+        assert not (tmp_path / name).is_symlink()
+        assert (tmp_path / name).read_bytes() == b"new"
+    assert (tmp_path / "real").read_bytes() == b"precious"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_somebody_s_link_at_the_temporary_name_is_not_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").write_bytes(b"precious")
+    (tmp_path / "taken").symlink_to("real")
+    monkeypatch.setattr(names, "temporary", lambda _: str(tmp_path / "taken"))
+    with pytest.raises(UsageError):
+        write_atomically([Output(str(tmp_path / "x"), partial(put, b"new"))])
+    assert (tmp_path / "real").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_permissions_are_the_umask_s_or_those_of_the_old_file(make: Make, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomically(make(tmp_path / "x", b"old"))
+        files = sorted(tmp_path.iterdir())
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o640}
+        for file in files:
+            file.chmod(0o664)
+        write_atomically(make(tmp_path / "x", b"new"), force=True)
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o664}
+    finally:
+        os.umask(before)
+
+
+def test_a_name_as_long_as_a_name_may_be(tmp_path: Path) -> None:
+    target = tmp_path / ("\N{SNOWMAN}" * 80)  # 240 bytes of the 255
+    write_atomically([Output(str(target), partial(put, b"x"))])
+    assert target.read_bytes() == b"x"
+
+
+def test_what_was_left_is_no_checkpoint(tmp_path: Path) -> None:
+    for end in (".index", ".data-00000-of-00001"):
+        shutil.copy(f"{TF_SAMPLE}{end}", tmp_path)
+        shutil.copy(f"{TF_SAMPLE}{end}", names.temporary(str(tmp_path / "ckpt-9")) + end)
+    shutil.copy(TORCH_SAMPLE, names.temporary(str(tmp_path / "agent.pt")))
+    shutil.copy(TORCH_SAMPLE, names.coming(str(tmp_path / "agent.pt.ckpttool.residue.pt")))
+    assert resolve(str(tmp_path)).location == str(tmp_path / TF_SAMPLE.name)
+    assert [each.path for each in folders.checkpoints(str(tmp_path))] == [str(tmp_path / TF_SAMPLE.name)]
+    said = refused(in_process("inspect", tmp_path / "ckpt-8"))
+    assert "ckpttool-tmp" not in said
+
+
+# --- Source and target --------------------------------------------------------------------------------
+
+
+def test_a_hard_link_of_the_source_is_the_source(tmp_path: Path) -> None:
+    source = tmp_path / "a.pt"
+    shutil.copy(TORCH_SAMPLE, source)
+    os.link(source, tmp_path / "b.pt")
+    with pytest.raises(UsageError, match="same file"):
+        convert(str(source), str(tmp_path / "b.pt"), force=True)
+
+
+def test_a_shard_of_the_source_under_another_prefix_is_the_source(tmp_path: Path) -> None:
+    for end in (".index", ".data-00000-of-00001"):
+        shutil.copy(f"{TF_SAMPLE}{end}", tmp_path / f"a{end}")
+    os.link(tmp_path / "a.data-00000-of-00001", tmp_path / "b.data-00000-of-00001")
+    before = (tmp_path / "a.data-00000-of-00001").read_bytes()
+    with pytest.raises(UsageError, match="same"):
+        convert(str(tmp_path / "a"), str(tmp_path / "b"), to="tf", force=True)
+    assert (tmp_path / "a.data-00000-of-00001").read_bytes() == before
+
+
+def test_names_that_differ_in_case_may_be_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "agent.pt", tmp_path / "AGENT.pt"
+    shutil.copy(TORCH_SAMPLE, source)
+    there = os.path.lexists
+    # A file system that takes both names for one, as those of macOS and Windows do.
+    monkeypatch.setattr(os.path, "lexists", lambda path: there(str(path).replace("AGENT", "agent")))
+    monkeypatch.setattr(os.path, "samefile", lambda a, b: str(a).lower() == str(b).lower())
+    with pytest.raises(UsageError, match="same file"):
+        require_new(str(target), (File.stamp(str(source)),), force=True)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "replaced": lambda path: os.replace(shutil.copy(TORCH_SAMPLE, f"{path}.new"), path),
+    "appended": lambda path: os.truncate(path, path.stat().st_size + 1),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "rewritten": lambda path: path.write_bytes(path.read_bytes()),
+    "removed": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_source_that_changes_while_it_is_read(
+    change: Callable[[Path], object], late: bool, tmp_path: Path
+) -> None:
+    source = tmp_path / "a.pt"
+    shutil.copy(TORCH_SAMPLE, source)
+    changed = False
+
+    def progress(done: int, total: int) -> None:
+        nonlocal changed
+        if not changed and done >= (total if late else 1):
+            changed = True
+            change(source)
+
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "x.npz").write_bytes(b"old")
+    with pytest.raises((ChangedError, FormatError, NotFoundError)):
+        convert(str(source), str(out / "x.npz"), progress=progress, force=True)
+    assert changed
+    assert [path.name for path in out.iterdir()] == ["x.npz"]
+    assert (out / "x.npz").read_bytes() == b"old"
+
+
+def test_a_file_rewritten_in_the_moment_of_the_look_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    for content in range(40):
+        file.write_bytes(b"%02d" % content)
+        known = File.stamp(str(file))
+        with file.open("r+b") as stream:  # in place, and of the same size
+            stream.write(b"no")
+        with pytest.raises(ChangedError):
+            known.read(0, 2)
+
+
+def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
+    source = tmp_path / "a.pt"
+    shutil.copy2(TORCH_SAMPLE, source)
+    source.chmod(0o444)
+    before = (source.read_bytes(), source.stat())
+    for words in (["inspect"], ["digest"], ["convert", tmp_path / "x.npz"]):
+        assert in_process(words[0], source, *words[1:]).status == 0
+    after = source.stat()
+    assert source.read_bytes() == before[0]
+    assert (after.st_mtime_ns, after.st_ctime_ns, after.st_mode) == (
+        before[1].st_mtime_ns,
+        before[1].st_ctime_ns,
+        before[1].st_mode,
+    )
+
+
+def test_a_disk_that_cannot_be_read_is_the_source_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", failing)
+    with pytest.raises(FormatError, match="cannot be read: Input/output error") as caught:
+        digest(str(TORCH_SAMPLE))
+    assert caught.value.file == str(TORCH_SAMPLE)
+
+
+# --- Folders and room ---------------------------------------------------------------------------------
+
+
+def test_a_folder_that_goes_away_is_not_made_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def gone(stream: Any) -> None:
+        stream.write(b"x")
+        shutil.rmtree(out)
+
+    with pytest.raises(UsageError, match="no longer there"):
+        write_atomically([Output(str(out / "x"), gone), Output(str(out / "y"), partial(put, b""))])
+    assert not out.exists()
+
+
+def test_a_target_that_becomes_a_folder(tmp_path: Path) -> None:
+    def check(_: str) -> None:
+        (tmp_path / "x").mkdir()
+
+    with pytest.raises(UsageError, match="a folder of that name"):
+        write_atomically([Output(str(tmp_path / "x"), partial(put, b"new"), check)], force=True)
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("number", ["ENOSPC", "EDQUOT", "EIO", "EFBIG", "EROFS", "EACCES"])
+def test_every_error_of_the_disk_is_a_sentence(
+    number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = behind._Stream._put
+
+    def failing(self: Any, data: memoryview) -> None:
+        whole(self, data[:100])
+        raise OSError(getattr(errno, number), "no")
+
+    monkeypatch.setattr(behind._Stream, "_put", failing)
+    target = tmp_path / "x.npz"
+    target.write_bytes(b"old")
+    said = refused(in_process("convert", TORCH_SAMPLE, target, "--force"))
+    assert str(target) in said
+    assert ("bytes or more" in said) == (number in ("ENOSPC", "EDQUOT", "EFBIG"))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+    assert target.read_bytes() == b"old"
+
+
+def test_room_is_asked_for_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_free", lambda _: 1000)
+    monkeypatch.setattr(behind, "new_file", None)
+    for to in ("torch", "tf", "npz", "safetensors"):
+        said = refused(in_process("convert", TF_SAMPLE, tmp_path / "x", "--to", to))
+        assert "1,000 are free" in said
+        assert not os.listdir(tmp_path)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 600 KiB: one agent finds room on it, two do not."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "none", str(place)]
+    if os.geteuid() or shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("to", "asked"), [("torch", True), ("torch", False), ("tf", False), ("keras", False)]
+)
+def test_a_full_disk_leaves_the_old_one(
+    to: str, asked: bool, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = small / "x"
+    convert(str(TF_SAMPLE), str(target), to=to)
+    known = {path.name: path.read_bytes() for path in small.iterdir()}
+    (small / "ballast").write_bytes(bytes(200 << 10))
+    if not asked:
+        monkeypatch.setattr(room, "_free", lambda _: None)
+    said = refused(in_process("convert", TF_SAMPLE, target, "--to", to, "--force"))
+    assert "no space left" in said
+    assert str(target) in said
+    assert "bytes or more" in said
+    (small / "ballast").unlink()
+    assert {path.name: path.read_bytes() for path in small.iterdir()} == known
+
+
+# --- Sets ---------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_names_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"precious")
+    write_atomically(several(tmp_path / "x", b"old"))
+    record = Path(sets._record_of(str(tmp_path / "x")))
+    for text in (
+        '{"schema": 1, "stem": ".x.ckpttool-old-1", "names": ["../other"], "kept": {}}',
+        '{"schema": 1, "stem": ".x.ckpttool-old-1", "names": ["other"], "kept": {}}',
+        '{"schema": 1, "stem": "other", "names": ["x_actor"], "kept": {"x_actor": "other"}}',
+        "[]",
+    ):
+        record.write_text(text)
+        for act in (sets.kept, sets.restore):
+            with pytest.raises(FormatError):
+                act(str(tmp_path / "x"))
+    assert (tmp_path / "other").read_bytes() == b"precious"
+    assert (tmp_path / "x_actor").read_bytes() == b"old"
+
+
+def test_a_first_set_that_was_cut_short_is_not_read(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    save(
+        torch_tree({"actor/l1.weight": np.zeros((2, 2), "f4"), "critic/l1.weight": np.ones((2, 2), "f4")}),
+        str(target),
+        "fujimoto",
+    )
+    record = Path(sets._record_of(str(target)))
+    record.write_text(
+        '{"schema": 1, "stem": ".x.ckpttool-old-1", "names": ["x_actor", "x_critic"], "kept": {}}'
+    )
+    with pytest.raises(NotFoundError, match="cut short"):
+        open_checkpoint(str(target))
+    sets.restore(str(target))
+    assert not os.listdir(tmp_path)
+
+
+def test_a_set_is_read_from_the_names_kept(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    save(
+        torch_tree({"actor/l1.weight": np.zeros((2, 2), "f4"), "critic/l1.weight": np.ones((2, 2), "f4")}),
+        str(target),
+        "fujimoto",
+    )
+    before = digest(str(target)).sha256
+    swap = sets._Swap(
+        str(target),
+        ".x.ckpttool-old-1",
+        ("x_actor", "x_critic"),
+        {each: f".x.ckpttool-old-1{each[1:]}" for each in ("x_actor", "x_critic")},
+    )
+    for name, second in swap.kept.items():
+        os.rename(swap.at(name), swap.at(second))
+    sets._record(swap, sync=False)
+    assert digest(str(target)).sha256 == before
+    ran = in_process("inspect", target)
+    assert "cut short" in ran.out
+    assert not (tmp_path / "x_actor").exists()  # who reads changes nothing
+    os.unlink(swap.at(swap.kept["x_actor"]))
+    with pytest.raises(CkpttoolError, match="cut short"):
+        open_checkpoint(str(target))
+
+
+def test_the_receipt_that_waits_is_the_new_target_s(tmp_path: Path) -> None:
+    convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
+    receipt = sidecar.beside(str(tmp_path / "x.pt"))
+    os.rename(receipt, names.coming(receipt))
+    shutil.copy(receipt if os.path.exists(receipt) else names.coming(receipt), receipt)
+    Path(receipt).write_text(Path(receipt).read_text().replace('"target_sha256": "', '"target_sha256": "0'))
+    done = convert(str(tmp_path / "x.pt"), str(tmp_path / "y.npz"))
+    assert done.written
+
+
+BETWEEN = """
+import numpy as np, tensorflow as tf
+found, right = (tf.train.load_checkpoint(name) for name in ("between", "usual"))
+names = right.get_variable_to_shape_map()
+assert names and names == found.get_variable_to_shape_map()
+for name in names:
+    np.testing.assert_array_equal(found.get_tensor(name), right.get_tensor(name))
+"""
+
+
+@pytest.mark.tensorflow
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+def test_tensorflow_reads_the_set_that_stands_in_between(tmp_path: Path) -> None:
+    tree = open_checkpoint(str(TF_SAMPLE)).tree
+    for piece in tensor_bundle.pieces(tree, between=True):
+        for name, suffix in (("between", piece.meanwhile), ("usual", "" if piece.extra else piece.suffix)):
+            if suffix:
+                with open(tmp_path / f"{name}{suffix}", "wb") as stream:
+                    piece.write(stream)
+    assert sorted(path.name for path in tmp_path.glob("between*")) == [
+        "between.data-00000-of-00002",
+        "between.data-00001-of-00002",
+        "between.index",
+    ]
+    status, output = warm.run("tensorflow", BETWEEN, tmp_path)
+    assert status == 0, output
