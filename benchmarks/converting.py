@@ -1,4 +1,7 @@
-"""Converting 2 GB of matrices from TensorFlow to PyTorch, every check included: ckpttool beside `cp`."""
+"""Converting 2 GB of matrices from TensorFlow to PyTorch, every check included: ckpttool beside `cp`.
+
+Beside it too: the least that anybody has to do for it (benchmarks/conversion_floor.py).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ MATRIX = 1024  # rows and columns: 4 MiB each
 FEW, MANY, SPARSE = 125, 500, 5000
 COPIED, COPIED_SYNCED = "cp", "cp, then fsync"
 OURS, OURS_SYNCED = "ckpttool convert --no-sync", "ckpttool convert"
+FLOOR, FLOOR_SYNCED = "the floor, without ckpttool", "the floor, then fsync"
 SMALL = f"ckpttool convert --no-sync, {FEW} matrices"
 BASE, HOLLOW = "ckpttool convert, 1 matrix", "ckpttool convert --no-sync, sparse source"
 # SHA-256 of both files, of which the receipt tells, takes alone three times as long as copying, on one core.
@@ -106,12 +110,15 @@ def commands(folder: Path) -> dict[str, list[str]]:
     subprocess.run([sys.executable, "-m", "benchmarks.converting", str(folder)], check=True)
     one, few, many = (str(folder / f"x{count}") for count in (1, FEW, MANY))
     data = f"{many}.data-00000-of-00001"
+    floor = [sys.executable, "-m", "benchmarks.conversion_floor"]
     return {
         COPIED: ["cp", data, out],
+        FLOOR: [*floor, data, out],
         OURS: [*convert, "--no-sync", many, out],
         SMALL: [*convert, "--no-sync", few, out],
         BASE: [*convert, one, out],
         COPIED_SYNCED: ["sh", "-c", 'cp "$1" "$2" && sync "$2"', "sh", data, out],
+        FLOOR_SYNCED: [*floor, data, out, "sync"],
         OURS_SYNCED: [*convert, many, out],
     }
 
@@ -155,6 +162,8 @@ def verdicts(costs: dict[str, Cost]) -> list[bool]:
     )
     print(f"{OURS}: {plain:.2f}x {COPIED} (promised: at most {LIMIT:g})")
     print(f"{OURS_SYNCED}: {synced:.2f}x {COPIED_SYNCED} (promised: at most {LIMIT_SYNCED:g})")
+    for ours, least in ((OURS, FLOOR), (OURS_SYNCED, FLOOR_SYNCED)):
+        print(f"{ours}: {costs[ours].ratio(costs[least]):.2f}x {least}")
     base = costs[BASE].mebibytes
     above = {name: costs[name].mebibytes - base for name in (OURS, OURS_SYNCED, HOLLOW)}
     for name, extra in above.items():

@@ -105,12 +105,19 @@ class File(NamedTuple):
         with self.opened(offset, length) as descriptor:
             return _read_exactly(descriptor, offset, length, self.path)
 
-    def read_large(self, offset: int, length: int) -> Iterator[memoryview]:
-        """Go through the bytes in pieces that stay in the processor's cache; each is valid until the next."""
-        buffer = bytearray(min(_PIECE, length))
+    def read_large(self, offset: int, length: int, whole: memoryview | None = None) -> Iterator[memoryview]:
+        """Go through the bytes in pieces that stay in the processor's cache; each is valid until the next.
+
+        With a place for the `whole` they are read into that, and stay valid.
+        """
+        import numpy as np
+
+        # Not a bytearray, which would be filled with zeros first.
+        room = np.empty(min(_PIECE, length), np.uint8).data if whole is None else whole
         with self.opened(offset, length) as descriptor:
             for at in range(0, length, _PIECE):
-                piece = memoryview(buffer)[: min(_PIECE, length - at)]
+                start = 0 if whole is None else at
+                piece = room[start : start + min(_PIECE, length - at)]
                 if os.preadv(descriptor, [piece], offset + at) != len(piece):
                     raise ChangedError("the file became shorter while it was read", file=self.path)
                 yield piece
@@ -218,17 +225,15 @@ class Span(NamedTuple):
         # because numpy asks for huge pages, whose faults are five hundred times fewer.
         import numpy as np
 
-        whole = np.empty(self.length, np.uint8)
-        at = 0
-        for piece in self.pieces():
-            whole[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-            at += len(piece)
-        return whole.data.toreadonly()
+        whole = np.empty(self.length, np.uint8).data
+        for _ in self.pieces(whole):
+            pass
+        return whole.toreadonly()
 
-    def pieces(self) -> Iterator[memoryview]:
-        """Go through the bytes, each piece valid until the next; the last one is followed by the check."""
+    def pieces(self, whole: memoryview | None = None) -> Iterator[memoryview]:
+        """Go through the bytes as `File.read_large` does; the last piece is followed by the check."""
         running = 0
-        for piece in self.file.read_large(self.offset, self.length):
+        for piece in self.file.read_large(self.offset, self.length, whole):
             if self.checksum is not None:
                 running = self.checksum.extend(piece, running)
             yield piece

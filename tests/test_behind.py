@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -26,7 +27,7 @@ from ckpttool.leaf import Leaf, key
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
 from ckpttool.ops.save import save
-from ckpttool.source import LARGE, Inline
+from ckpttool.source import LARGE, File, Inline
 from ckpttool.tree import Tree
 from tests.conftest import ROOT
 from tests.trees import leaf, tensorflow_tree
@@ -207,6 +208,61 @@ def test_a_damaged_tensor_in_the_middle(tmp_path: Path, number: int) -> None:
 def key_of(source: Path, name: str) -> tuple:  # type: ignore[type-arg]
     tree = open_checkpoint(str(source)).tree
     return next(path for path, shown in tree.names.items() if shown == name)
+
+
+def test_a_source_is_read_once_for_the_target_and_for_its_own_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = matrices(tmp_path), tmp_path / "target.pt"
+    data, read = f"{source}.data-00000-of-00001", [0]
+    small, large = File.read, File.read_large
+
+    def counted(whole: Callable[..., object]) -> Callable[..., object]:
+        def reading(file: File, offset: int, length: int, *rest: object) -> object:
+            read[0] += length if file.path == data else 0
+            return whole(file, offset, length, *rest)
+
+        return reading
+
+    monkeypatch.setattr(File, "read", counted(small))
+    monkeypatch.setattr(File, "read_large", counted(large))
+    convert(str(source), str(target))
+    assert read[0] == os.stat(data).st_size
+    assert told(target) == digest(str(source)).sha256
+
+
+@pytest.mark.parametrize("part", ["l3", "l24"])
+def test_what_is_not_converted_counts_for_the_digest_of_the_source(tmp_path: Path, part: str) -> None:
+    source, target = matrices(tmp_path), tmp_path / "target.pt"
+    convert(str(source), str(target), part=part)
+    assert told(target) == digest(str(source)).sha256
+
+
+def test_bytes_that_stay_what_they_are_are_hashed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = {f"t{n}": np.full(n * 100_000, n, np.float32) for n in range(1, 5)}
+    source, target = tmp_path / "source.safetensors", tmp_path / "target.npz"
+    save(tensorflow_tree(arrays), str(source))
+    hashed, real = [0], hashlib.sha256
+
+    def counted(data: bytes = b"") -> object:
+        hashed[0] += len(data)
+        return real(data)
+
+    monkeypatch.setattr(hashlib, "sha256", counted)
+    convert(str(source), str(target))
+    assert hashed[0] == sum(array.nbytes for array in arrays.values())
+    monkeypatch.undo()
+    assert told(target) == digest(str(source)).sha256
+    assert (
+        json.loads(Path(f"{target}.ckpttool.json").read_text())["target_sha256"] == digest(str(target)).sha256
+    )
+
+
+def told(target: Path) -> str:
+    """Return the source's digest as the receipt of a conversion tells it."""
+    return str(json.loads(Path(f"{target}.ckpttool.json").read_text())["source"]["sha256"])
 
 
 def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

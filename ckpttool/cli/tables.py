@@ -5,25 +5,28 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.columns import wrapped
 from ckpttool.cli.output import clean
-from ckpttool.ops.convert import Conversion
-from ckpttool.ops.digest import Comparison, Digest
-from ckpttool.ops.listing import Row
-from ckpttool.ops.parity import Parity
-from ckpttool.ops.train_step import BOUNDS, OWN_ERROR, TrainStep
-from ckpttool.ops.verify import Verification
+
+if TYPE_CHECKING:
+    from ckpttool.ops.convert import Conversion
+    from ckpttool.ops.digest import Comparison, Digest
+    from ckpttool.ops.listing import Row
+    from ckpttool.ops.parity import Parity
+    from ckpttool.ops.train_step import TrainStep
+    from ckpttool.ops.verify import Verification
 
 _SHOWN = 12
 
 
 def drawn(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
     """Draw a table; a column is its title and "left", "right" or "path" (which folds where it must)."""
+    # Lines without a table, such as a conversion's, do not wait for it.
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title, kind in columns:
         table.add_column(
@@ -144,6 +147,8 @@ def parity(found: Verification, *, quiet: bool) -> str:
 
 def _training(found: TrainStep) -> list[str]:
     """Return a row per network and moment: how far apart the two sides' updates are, for both float types."""
+    from ckpttool.ops.train_step import BOUNDS, OWN_ERROR
+
     keys = dict.fromkeys((each.name, each.step) for each in found.moved)
     by_type = {(each.name, each.step, each.dtype): each for each in found.moved}
     columns = [("network", "left"), ("step", "right"), *((f"{d} |dA-dB|/|dA|", "right") for d in BOUNDS)]

@@ -15,7 +15,7 @@ from ckpttool.leaf import Path
 from ckpttool.mapping import rule_file
 from ckpttool.mapping.report import Report
 from ckpttool.ops import receipt, save
-from ckpttool.ops.digest import Digest, digest_behind
+from ckpttool.ops.digest import Digest, Overheard
 from ckpttool.ops.layer_options import choices
 from ckpttool.ops.optimizer_options import Stated
 from ckpttool.ops.plain_names import Wanted
@@ -175,15 +175,15 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         require_new(sidecar.beside(target), checkpoint.files, force=how.force)
     own = own_sidecar(checkpoint)
     with Lane() as aside:
-        # The receipt, written last, tells the source's digest: it is computed all the while.
-        known = digest_behind(checkpoint, aside) if own.sha256 is None and not how.dry_run else None
+        # The receipt, written last, tells the source's digest: it is taken of what is read on the way.
+        heard = Overheard(checkpoint, aside) if own.sha256 is None and not how.dry_run else None
+        checkpoint = checkpoint if heard is None else heard.checkpoint
         way = route(checkpoint, request, own.sidecar)
         if how.dry_run or not (way.report.complete or how.allow_missing):
-            aside.drop()
             return Conversion(checkpoint.path, target, way.report, None, written=False)
 
         def digested() -> Own:
-            return own if known is None else replace(own, sha256=known().sha256)
+            return own if heard is None else replace(own, sha256=heard.digest().sha256)
 
         written, proof, back = _written(checkpoint, way, target, request, digested, how)
     sha256 = None if written is None else written.sha256

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ from ckpttool.errors import CkpttoolError, FormatError, NotFoundError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf
 from ckpttool.ops.progress import Progress, silent
-from ckpttool.source import pieces
+from ckpttool.source import Buffer, Source, pieces
+from ckpttool.tree import Tree
 
 # What is smaller is hashed in less time than it takes to hand it to another thread.
 SHARED = 64 << 10
@@ -113,17 +114,69 @@ def each(
     return notes.complete()
 
 
-def digest_behind(checkpoint: Checkpoint, lane: Lane) -> Callable[[], Digest]:
-    """Let the lane read every tensor; return what waits for it and returns the digest, or raises."""
-    notes = _Notes(checkpoint, lambda _, leaf: sha256(leaf))
-    for path, leaf in checkpoint.tree.tensors():
-        lane.do(partial(notes.take, path, leaf))
+class Overheard:
+    """The digest of a checkpoint whose tensors somebody else reads: a lane hashes what was read.
 
-    def finished() -> Digest:
-        lane.wait()
-        return combined(checkpoint, notes.complete())
+    What nobody has read is read for the digest.
+    """
 
-    return finished
+    def __init__(self, checkpoint: Checkpoint, lane: Lane) -> None:
+        """Make the same checkpoint once more, whose leaves tell what is read from them."""
+        self._silent, self._lane = checkpoint, lane
+        self._heard: set[Path] = set()
+        self._found: dict[Path, str] = {}
+        tree = checkpoint.tree
+        leaves = {
+            path: replace(leaf, source=Telling(leaf.source, path, self)) if isinstance(leaf, Leaf) else leaf
+            for path, leaf in tree.items()
+        }
+        self.checkpoint = replace(checkpoint, tree=Tree(leaves, tree.aliases, tree.containers))
+
+    def hear(self, path: Path, data: Buffer) -> None:
+        """Take note of a tensor's bytes, which must not change any more."""
+        if path in self._heard:
+            return
+        self._heard.add(path)
+        if len(data) < SHARED:
+            self._note(path, data)
+        else:
+            self._lane.do(partial(self._note, path, data), len(data))
+
+    def sha256(self, path: Path) -> str:
+        """Return the digest of a tensor that was read, once the lane has it."""
+        if path not in self._found:
+            self._lane.wait()
+        return self._found[path]
+
+    def digest(self) -> Digest:
+        """Read the rest and return the digest; raise the first tensor's error."""
+        self._lane.wait()
+        return combined(self._silent, each(self._silent, self._lane, self._known))
+
+    def _known(self, path: Path, leaf: Leaf) -> str:
+        return self._found[path] if path in self._found else sha256(leaf)
+
+    def _note(self, path: Path, data: Buffer) -> None:
+        self._found[path] = hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """A source that tells what was read from it."""
+
+    base: Source
+    path: Path
+    whom: Overheard
+
+    def read(self) -> Buffer:
+        """Return the base's bytes."""
+        data = self.base.read()
+        self.whom.hear(self.path, data)
+        return data
+
+    def sha256(self) -> str:
+        """Return the digest of what was read."""
+        return self.whom.sha256(self.path)
 
 
 class _Notes:
