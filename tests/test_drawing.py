@@ -8,11 +8,13 @@ import re
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ckpttool import limits
 from ckpttool.cli import drawing
 from ckpttool.cli.drawing_dot import dot
 from ckpttool.cli.drawing_html import page
@@ -144,7 +146,8 @@ def test_a_level_with_too_many_is_begun() -> None:
 
 
 def test_a_deep_tree_needs_no_recursion() -> None:
-    found = listing(rows(*((f"{'s/' * n}w", (1,), {}) for n in range(1500))))
+    with limits.using(replace(limits.Limits(), path_depth=1500)):
+        found = listing(rows(*((f"{'s/' * n}w", (1,), {}) for n in range(1500))))
     assert len(graph(found, 5000).nodes) == 1500
     layout(graph(found, 5000))
 

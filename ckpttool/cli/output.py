@@ -19,6 +19,8 @@ _STYLE = re.compile("\x1b\\[[0-9;]*m")
 
 # Characters of what is said of an error, whatever a hostile file puts into its names.
 _LONGEST, _LONGEST_NAME = 600, 200
+# Objects of a list that are shown with a line for each of their values.
+_MANY = 20_000
 
 
 def clean(text: str) -> str:
@@ -34,8 +36,25 @@ def _escaped(character: str) -> str:
 
 def document(content: dict[str, Any]) -> str:
     """Return the one JSON document of a command: schema, tool version, then the content."""
-    whole = {"schema": SCHEMA, "tool": f"ckpttool {__version__}", **documents.plain(content)}
-    return json.dumps(whole, indent=1, allow_nan=False)
+    whole = {"schema": SCHEMA, "tool": f"ckpttool {__version__}", **content}
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {_member(item)}" for name, item in whole.items()) + "\n}"
+
+
+def _member(value: Any) -> str:
+    """Return a document's member with a line for each value, or for each object of a list of very many.
+
+    Lines for everything would take ten times as long and all memory there is for a hundred thousand tensors.
+    """
+    if isinstance(value, list | tuple) and len(value) > _MANY:
+        return "[\n  " + ",\n  ".join(_dumped(item) for item in value) + "\n ]"
+    return _dumped(value, indent=1).replace("\n", "\n ")
+
+
+def _dumped(value: Any, indent: int | None = None) -> str:
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(documents.plain(value), indent=indent, allow_nan=False)
 
 
 def write(text: str) -> None:

@@ -18,6 +18,7 @@ from ckpttool.tree import Tree
 _Asked = Callable[[Tree, str], Binding | None]
 # More entries with tensors of their own than that are a model's modules, not things saved side by side.
 _ENTRIES = 32
+_MOST = 50_000
 
 
 def recognise(tree: Tree, name: str, layout: str | None = None) -> Binding | None:
@@ -26,8 +27,11 @@ def recognise(tree: Tree, name: str, layout: str | None = None) -> Binding | Non
     An agent may have been saved with wrappers around its modules (`module.`), or inside a dict of other
     things ("model", "epoch"): its names are looked at without the former, and in the entry that alone is an
     agent. `name` is the checkpoint's file name; `layout` names the one to ask. Raise UsageError when the
-    named layout does not fit, or when two layouts claim the tree.
+    named layout does not fit, or when two layouts claim the tree. A tree of very many entries is asked for
+    its layout only when one is named: no agent has so many, and every layout looks at all of them.
     """
+    if layout is None and len(tree) > _MOST:
+        return None
     # Scanning installed packages takes as long as importing numpy: at most once, and after ours.
     asked = partial(_all, strangers=cache(_strangers)) if layout is None else _one(layout)
     found = _undecorated(tree, name, asked) or asked(tree, name) or _inside(tree, name, asked)

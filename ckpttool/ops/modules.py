@@ -74,9 +74,10 @@ def grouped(
     """
     root = Module("", "", None)
     known = {"": root}
+    deepest = limits.current().path_depth
     for path, row in rows:
         at, _, name = path.rpartition("/")
-        holder = known.get(at) or _made(known, at)
+        holder = known.get(at) or _made(known, at, deepest)
         holder.rows.append((name, row))
         leaf = row.leaf
         if not isinstance(leaf, ValueLeaf):
@@ -99,10 +100,10 @@ def grouped(
     return tuple(known.values())
 
 
-def _made(known: dict[str, Module], path: str) -> Module:
+def _made(known: dict[str, Module], path: str, deepest: int) -> Module:
     """Make the module and those above it that are not there yet."""
     # Each of them is told by its path: what is told grows with the square of the depth.
-    if (depth := path.count("/") + 2) > limits.current().path_depth:
+    if (depth := path.count("/") + 2) > deepest:
         raise limits.exceeded("path_depth", "a tensor lies too deep", depth)
     missing = []
     at = path

@@ -66,9 +66,9 @@ def examine(case: Case, folder: Path) -> list[str]:
 def _commands(case: Case, path: Path, out: Path) -> list[tuple[tuple[object, ...], int]]:
     """Return the commands to run with the statuses wanted.
 
-    What refuses to list a file refuses it alike whatever the command: such a file is given to one more, and
-    one that lists is shown as JSON too in one of three cases, as their names fall. CKPTTOOL_HOSTILE=whole has
-    all commands run on all.
+    What refuses to list a file refuses it alike whatever the command: one such file in three is given to
+    another one too. Of those that list, one in three is shown as JSON and digested too; converting reads all
+    that digesting does. CKPTTOOL_HOSTILE=whole has all commands run on all.
     """
     look: tuple[object, ...] = ("inspect", path)
     every = [
@@ -81,10 +81,13 @@ def _commands(case: Case, path: Path, out: Path) -> list[tuple[tuple[object, ...
     ]
     chance = zlib.crc32(case.name.encode()) % 3
     if os.environ.get("CKPTTOOL_HOSTILE") != "whole":
+        more = zlib.crc32(case.name.encode() * 2) % 3
         if case.inspect == 2:
-            every = [every[0], every[1], every[2 + chance], every[5]]
+            every = [every[0], every[1], *([every[2 + more]] * (chance == 0)), every[5]]
         elif chance:
             del every[2]
+            if case.digest == case.convert:
+                del every[2]
     return [(words, wanted) for words, wanted in every if wanted is not None]
 
 

@@ -160,13 +160,13 @@ CASES = (
     _case("pickle-rllib-worker", _rllib(_ACT[2:-1]), f"{_CODE}os.getcwd"),
     _case("torch-script", _script, f"{_CODE}code/__torch__.py (torch.jit.load compiles it)"),
     _case(
-        "keras-lambda",
+        "payload-keras-lambda",
         _keras(_layer("keras.layers", "Lambda", name="act")),
         f"{_CODE}Lambda 'act'",
         line=_KERAS,
     ),
     _case("keras-h5-lambda", _old_keras, f"{_CODE}Lambda 'act'", line="HDF5", convert=None),
-    _case("keras-module-os", _keras(_layer("os", "getcwd")), f"{_CODE}os.getcwd", line=_KERAS),
+    _case("payload-keras-module-os", _keras(_layer("os", "getcwd")), f"{_CODE}os.getcwd", line=_KERAS),
     _case(
         "keras-module-of-keras-utils",
         _keras(_layer("keras.utils", "get_file")),

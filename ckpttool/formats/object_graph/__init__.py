@@ -79,7 +79,7 @@ def _fields(data: bytes, most: int) -> Iterable[tuple[int, int | bytes]]:
 def _first(data: bytes, most: int) -> Iterator[tuple[int, int | bytes]]:
     for count, field in enumerate(protobuf.each(data)):
         if count > most:
-            raise limits.exceeded("graph_parts", "the object graph has too many parts", count)
+            raise limits.exceeded("graph_parts", "the object graph has too many parts", None)
         yield field
 
 
