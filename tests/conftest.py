@@ -17,11 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from ckpttool.cli import main
 
 if TYPE_CHECKING:
     from ckpttool.agents.worker import Worker
+
+# A law that fails in one of a thousand cases is found in some run; the suite has ten minutes for all laws.
+settings.register_profile("suite", max_examples=40)
+settings.load_profile("suite")
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "sample_ckpts"
