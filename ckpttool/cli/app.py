@@ -437,6 +437,21 @@ def _listing(kind: Any, *, as_json: bool) -> int:
     return 0
 
 
+def _parser() -> Any:
+    """Return the parser of the command that is named first, of all commands where that is none.
+
+    Making that of all takes as long as importing numpy, and every run would make it.
+    """
+    every = app.registered_commands
+    word = sys.argv[1] if len(sys.argv) > 1 else None
+    named = [each for each in every if word == (each.name or getattr(each.callback, "__name__", None))]
+    try:
+        app.registered_commands = named or every
+        return typer.main.get_command(app)
+    finally:
+        app.registered_commands = every
+
+
 def run() -> None:
     """Run the command line; every way out of the program passes here."""
     for name in ("SIGTERM", "SIGHUP"):
@@ -448,7 +463,7 @@ def run() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     as_json = "--json" in sys.argv
     try:
-        status = typer.main.get_command(app)(standalone_mode=False)
+        status = _parser()(standalone_mode=False)
     except CkpttoolError as error:
         output.fail(error, as_json=as_json)
         status = 2
