@@ -40,7 +40,7 @@ docs: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt torch
-	$(PIP) install --constraint constraints.txt --editable '.[all,dev]'
+	$(PIP) install --constraint constraints.txt --editable '.[all,dev,docs]'
 	# tf_keras asks for the full tensorflow, beside which tensorflow-cpu cannot be; without it Keras 2 is no referee.
 	$(PIP) install --constraint constraints.txt --no-deps tf_keras
 	# What pip does for installed packages and not for editable ones: without it the first start compiles.
