@@ -424,3 +424,10 @@ def test_a_numbered_layer_has_its_own_name() -> None:
     assert "out: Dense relu (1 tensor)" in text
     assert text.count("(1 tensor)") == 3
     assert not re.search("adam|: y| y ", text)
+
+
+def test_names_sort_by_their_numbers_of_however_many_digits() -> None:
+    from ckpttool.ops.rows import natural
+
+    in_order = ["a", "l01", "l1", "l2", "l10", "l10a", "l" + "9" * 5000, "l1" + "0" * 5000]
+    assert sorted(reversed(in_order), key=natural) == in_order

@@ -10,20 +10,21 @@ from ckpttool.mapping.parts import Blocks, Into, Take
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, Cast, Permute, Reshape, Rule, chained
 
 _NUMBERS = r"(\d{1,18}(?:,\d{1,18})*)"
+_SIZES = r"(\d{1,18}(?:, ?\d{1,18})*)"
 _PLACE = r"(\d{1,18}):(\d{1,18}) of (\d{1,18}) on axis (\d{1,2})"
 # Between two rules of a chain; a shape has its commas in brackets.
 _NEXT = re.compile(r", (?![^\[]*\])")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number.strip())
+    return tuple(int(number) for number in text.split(",") if number)
 
 
 _SPELLINGS: tuple[tuple[str, Callable[..., Rule | None]], ...] = (
     ("keep", lambda: KEEP),
     ("transpose", lambda: TRANSPOSE),
     (f"permute {_NUMBERS}", lambda axes: _permute(_numbers(axes))),
-    (r"reshape \[([0-9, ]*)\]", lambda shape: Reshape(_numbers(shape))),
+    (rf"reshape \[(?:{_SIZES})?\]", lambda shape: Reshape(_numbers(shape or ""))),
     (f"take {_PLACE}", lambda start, stop, whole, axis: Take(int(axis), int(start), int(stop), int(whole))),
     (f"into {_PLACE}", lambda start, stop, whole, axis: Into(int(axis), int(start), int(stop), int(whole))),
     (f"blocks {_NUMBERS} on axis (\\d{{1,2}})", lambda order, axis: _blocks(_numbers(order), int(axis))),

@@ -101,4 +101,10 @@ def shown_value(leaf: ValueLeaf) -> dict[str, Any]:
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a sorting key in which l10 comes after l2, and ckpt-15000 after ckpt-7500."""
     parts = re.split(r"([0-9]+)", name)
-    return [(int(part), part) if number % 2 else (0, part) for number, part in enumerate(parts)]
+    return [_counted(part) if number % 2 else (0, part) for number, part in enumerate(parts)]
+
+
+def _counted(digits: str) -> tuple[int, str]:
+    # Not int(): Python makes no number of more than 4,300 digits, and a file's names have as many as it likes.
+    number = digits.lstrip("0")
+    return len(number), number + digits

@@ -86,11 +86,13 @@ def _as_it_was(tree: Tree) -> Placed:
 def _slots(datasets: dict[str, Leaf], places: Mapping[Path, str]) -> dict[str, list[str]]:
     """Return of every group that holds slots what its variables are; `places` are the leaves' datasets."""
     found: dict[str, dict[int, str]] = {}
+    # Keras numbers them without gaps: a larger number than there are datasets is none of its own.
+    numbers = {str(number): number for number in range(len(datasets))}
     for place, leaf in datasets.items():
         group, _, number = place.rpartition("/vars/")
         owner = places.get(leaf.of) if leaf.of is not None else None
-        if leaf.role == "slot" and owner is not None and leaf.slot and number.isdecimal():
-            found.setdefault(group, {})[int(number)] = f"{leaf.slot}/{owner}"
+        if leaf.role == "slot" and owner is not None and leaf.slot and number in numbers:
+            found.setdefault(group, {})[numbers[number]] = f"{leaf.slot}/{owner}"
     return {
         group: [members.get(number, "") for number in range(max(members) + 1)]
         for group, members in found.items()

@@ -37,6 +37,8 @@ def shard_names(document: dict[str, Any], path: str) -> list[str]:
             if not isinstance(name, str) or os.path.basename(name) != name or "\0" in name or not name:
                 raise FormatError("a shard's name is not that of a file beside the map", file=path)
             names[name] = None
+    if not names:
+        raise FormatError("the map names no shard", file=path)
     return sorted(names)
 
 
