@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import math
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from ckpttool import limits
 from ckpttool.errors import FormatError
-from ckpttool.limits import Limits
 
 # A text without an end reaches to the end, so that nothing is looked at twice.
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
@@ -21,7 +23,7 @@ def load(file: str, what: str, limit: str = "json_bytes") -> dict[str, Any]:
 
     `what` names the document in the error ("the sidecar"), `limit` the limit on its bytes.
     """
-    _require_small(os.path.getsize(file), what, limit, limits.current(), file)
+    require_small(os.path.getsize(file), what, limit, file)
     with open(file, "rb") as stream:
         data = stream.read()
     try:
@@ -35,17 +37,19 @@ def parse(data: bytes, what: str, limit: str = "json_bytes") -> dict[str, Any]:
 
     No value is nested deeper than the limit on levels allows, so that it can be walked by recursion.
     """
+    return _object(value(data, what, limit), what)
+
+
+def value(data: bytes, what: str, limit: str = "json_bytes", *, once: bool = False) -> Any:
+    """Return the value, of whatever kind, that `data` spells; raise FormatError as `parse` does.
+
+    With `once` for a name that an object has twice too: readers differ in which value they take.
+    """
+    require_small(len(data), what, limit)
     most = limits.current()
-    _require_small(len(data), what, limit, most)
     _require_few(data, what, most.json_values)
-    try:
-        found = json.loads(data)
-    except RecursionError as error:
-        raise limits.exceeded("json_depth", f"{what} is nested too deeply", None) from error
-    except ValueError as error:
-        raise FormatError(f"{what} is not JSON") from error
-    if not isinstance(found, dict):
-        raise FormatError(f"{what} is not a JSON object", found=type(found).__name__)
+    with _told(what):
+        found = json.loads(data, object_pairs_hook=functools.partial(_once, what) if once else None)
     _require_shallow(found, data, what, most.json_depth)
     return found
 
@@ -57,34 +61,46 @@ def strict(data: bytes, what: str, limit: str = "json_bytes") -> dict[str, Any]:
     twice (readers differ in which value they take), for NaN and Infinity, and for half of a surrogate pair.
     Levels are for the caller to check, who knows what it expects where.
     """
-    most = limits.current()
-    _require_small(len(data), what, limit, most)
-    _require_few(data, what, most.json_values)
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            raise FormatError(f"{what} has two entries {_twice(pairs)!r}")
-        return made
+    require_small(len(data), what, limit)
+    _require_few(data, what, limits.current().json_values)
 
     def constant(word: str) -> None:
         raise FormatError(f"{what} holds {word}, which JSON lacks")
 
-    try:
-        found = json.loads(data.decode(), object_pairs_hook=once, parse_constant=constant)
+    with _told(what):
+        hook = functools.partial(_once, what)
+        found = json.loads(data.decode(), object_pairs_hook=hook, parse_constant=constant)
         if b"\\u" in data:
             json.dumps(found, ensure_ascii=False).encode()
+    return _object(found, what)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
     except RecursionError as error:
         raise limits.exceeded("json_depth", f"{what} is nested too deeply", None) from error
     except ValueError as error:
         raise FormatError(f"{what} is not JSON") from error
+
+
+def _object(found: Any, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FormatError(f"{what} is not a JSON object", found=type(found).__name__)
     return found
 
 
-def _require_small(size: int, what: str, limit: str, most: Limits, file: str | None = None) -> None:
-    if size > getattr(most, limit):
+def _once(what: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise FormatError(f"{what} has two entries {_twice(pairs)!r}")
+    return made
+
+
+def require_small(size: int, what: str, limit: str = "json_bytes", file: str | None = None) -> None:
+    """Raise LimitError if a document has more bytes than `limit` allows: asked before it is read."""
+    if size > getattr(limits.current(), limit):
         raise limits.exceeded(limit, f"{what} is too large", size, file=file)
 
 
@@ -98,7 +114,7 @@ def _require_few(data: bytes, what: str, most: int) -> None:
             raise limits.exceeded("json_values", f"{what} holds too many values", found)
 
 
-def _require_shallow(found: dict[str, Any], data: bytes, what: str, most: int) -> None:
+def _require_shallow(found: Any, data: bytes, what: str, most: int) -> None:
     if data.count(b"[") + data.count(b"{") <= most:
         return
     level: list[Any] = [found]

@@ -105,6 +105,6 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def _counted(digits: str) -> tuple[int, str]:
-    # Not int(): Python makes no number of more than 4,300 digits, and a file's names have as many as it likes.
+    # Not int(): it takes no more than 4,300 digits, and a name in a file has as many as it likes.
     number = digits.lstrip("0")
     return len(number), number + digits

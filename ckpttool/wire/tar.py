@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
+from ckpttool import limits
 from ckpttool.errors import FormatError, TruncatedError, UnsupportedError
 from ckpttool.source import File, Span
 
@@ -21,7 +22,6 @@ _HEADER = struct.Struct("100s24x12s12x8sc100s6s82x155s12x")
 _CHECKSUM = slice(148, 156)
 _MAGIC = b"ustar"
 _PLAIN, _PAX = (b"0", b"\0"), b"x"
-_PAX_LIMIT = 1 << 16
 _PIECE = 1 << 20
 
 
@@ -110,8 +110,9 @@ def _pax_size(span: Span) -> int | None:
     Raise FormatError when records and lengths contradict each other, UnsupportedError for what would make
     the member another one than its header says.
     """
-    if span.length > _PAX_LIMIT:
-        _fail(span.file, "a pax header is too long", span.offset)
+    if span.length > limits.current().text_bytes:
+        what, file, at = "a pax header is too long", span.file.path, span.offset
+        raise limits.exceeded("text_bytes", what, span.length, file=file, offset=at)
     data, size = bytes(span.read()), None
     while data:
         length, _, rest = data.partition(b" ")

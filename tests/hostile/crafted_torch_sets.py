@@ -326,6 +326,7 @@ _SB3 = (
         zipped([Made("data", b"{}"), deflated("policy.pth", archive(members()))], "agent.zip"),
     ),
     _agent("settings-no-json", "JSON", _sb3(settings=b"{")),
+    _agent("settings-with-two-of-a-name", "two entries 'gamma'", _sb3(settings=b'{"gamma": 0, "gamma": 1}')),
     _agent("settings-nested-100000-deep", "", _sb3(settings=b'{"a":' + b"[" * 100_000)),
     _agent(
         "settings-not-base64",

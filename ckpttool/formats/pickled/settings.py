@@ -7,26 +7,22 @@ github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (the 
 from __future__ import annotations
 
 import binascii
-import json
 from typing import Any
 
+from ckpttool import documents
 from ckpttool.errors import FormatError
 from ckpttool.formats.pickled.load import load
 from ckpttool.source import Storage
 from ckpttool.wire.asked import Asked, standing
 
 SERIALIZED = ":serialized:"
-_JSON_BYTES = 64 << 20
 
 
 def parsed(source: Storage, name: str) -> Any:
-    """Return what a member of JSON spells; raise FormatError when it is too large or no JSON."""
-    if source.length > _JSON_BYTES:
-        raise FormatError(f"member {name!r} claims {source.length:,} bytes")
-    try:
-        return json.loads(bytes(source.read()))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"member {name!r} is not JSON: {error}") from error
+    """Return what a member of JSON spells; raise FormatError when it is too large, ambiguous or no JSON."""
+    what = f"member {name!r}"
+    documents.require_small(source.length, what)
+    return documents.value(bytes(source.read()), what, once=True)
 
 
 def settings(source: Storage, name: str, file: str, told: list[Asked]) -> dict[str, Any]:

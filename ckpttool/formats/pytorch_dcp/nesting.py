@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ckpttool import limits
 from ckpttool.errors import FormatError, some
 from ckpttool.formats.pytorch_dcp.metadata import Steps
 from ckpttool.leaf import Path, index, key
 from ckpttool.tree import Container
-
-# set_element fills a list's gaps (what had no entries left no name) with None; a file may ask for so many.
-_GAPS = 4096
 
 
 def paths(names: Iterable[str], planned: Mapping[str, Steps]) -> dict[str, Path]:
@@ -44,11 +42,13 @@ def containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tuple[Path
                 raise FormatError("a container of the nesting is a dict and a list at once")
             if isinstance(step.value, int):
                 items.setdefault(path[:depth], set()).add(step.value)
+    # set_element fills a list's gaps (what had no entries left no name) with None.
     gaps: list[Path] = []
+    most = limits.current().list_gaps
     for top, numbers in items.items():
         missing = max(numbers) + 1 - len(numbers)
-        if missing + len(gaps) > _GAPS:
-            raise FormatError("a list of the nesting has more gaps than items")
+        if missing + len(gaps) > most:
+            raise limits.exceeded("list_gaps", "a list of the nesting has too many gaps", missing + len(gaps))
         gaps += [(*top, index(n)) for n in range(max(numbers) if missing else 0) if n not in numbers]
     made = {top: Container("dict" if kind == "key" else "list") for top, kind in kinds.items()}
     return made, tuple(gaps)

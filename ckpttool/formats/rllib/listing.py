@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ckpttool import documents
+from ckpttool import documents, limits
 from ckpttool.errors import FormatError, NotFoundError, UnsupportedError
 from ckpttool.formats.listed import Listed
 from ckpttool.formats.pickled.load import Pickled, load, load_file
@@ -29,8 +29,6 @@ _OTHERS = {
     ".msgpack": "msgpack, which is not read: RLlib can save it again as a pickle",
     ".pt": "a PyTorch file: point at it to read it alone",
 }
-# How deep the folders of an algorithm's components go, and how many files they may have.
-_DEPTH, _MOST = 12, 10_000
 
 
 class Found(NamedTuple):
@@ -111,17 +109,18 @@ def of_folder(location: str) -> Found:
 def _states(location: str, others: list[str]) -> Iterator[tuple[str, Path]]:
     """Give every pickled state with its path in the tree; `others` gets the states of other forms."""
     todo: list[tuple[str, Path]] = [(location, ())]
-    seen = 0
+    seen, most = 0, limits.current()
     while todo:
         folder, path = todo.pop(0)
         for name in _names(folder):
             seen += 1
-            if seen > _MOST:
-                raise FormatError("the folder holds more files than a checkpoint has", file=location)
+            if seen > most.folder_files:
+                what = "the folder holds more files than a checkpoint has"
+                raise limits.exceeded("folder_files", what, None, file=location)
             full = os.path.join(folder, name)
             if os.path.isdir(full):
                 # A link may lead out of the checkpoint, or back into it.
-                if len(path) < _DEPTH and not os.path.islink(full):
+                if len(path) < most.folder_depth and not os.path.islink(full):
                     todo.append((full, (*path, attr(name))))
             elif not os.path.isfile(full):
                 continue

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ckpttool import limits
 from ckpttool.checkpoint import Integrity
-from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError, some
+from ckpttool.errors import CkpttoolError, UnsupportedError, some
 from ckpttool.formats.listed import Listed, joined
 from ckpttool.formats.pickled.load import Pickled
 from ckpttool.formats.pickled.settings import settings
@@ -26,7 +27,6 @@ from ckpttool.wire.pickle_reader import Global, Object
 
 DATA, SYSTEM = attr("data"), attr("system_info")
 _DATA, _VERSION, _SYSTEM, _STATE = "data", "_stable_baselines3_version", "system_info.txt", ".pth"
-_TEXT_BYTES = 64 << 10
 # What the library's other algorithms are, by the module of their policy's class (class names are users' own).
 _KINDS = {
     "dqn": "a Q-network for discrete actions (DQN)",
@@ -125,8 +125,8 @@ def _text(members: Members, name: str) -> str | None:
     source = members.sources.get(name)
     if source is None:
         return None
-    if source.length > _TEXT_BYTES:
-        raise FormatError(f"member {name!r} claims {source.length:,} bytes")
+    if source.length > limits.current().text_bytes:
+        raise limits.exceeded("text_bytes", f"member {name!r} is too long", source.length)
     return bytes(source.read()).decode("utf-8", "replace").strip()
 
 

@@ -10,12 +10,12 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckpttool.errors import FormatError, NotFoundError, UnsupportedError
+from ckpttool import limits
+from ckpttool.errors import FormatError, NotFoundError
 from ckpttool.source import File, Span
 
 TOP = "archive"
 PICKLE = "data.pkl"
-_DEPTH = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ def read(folder: str) -> Folder:
 
 def _files(folder: str, root: str, below: str = "", depth: int = 0) -> Iterator[str]:
     """Give the names, with slashes, of all plain files; links are followed inside of `root` only."""
-    if depth > _DEPTH:
-        raise UnsupportedError(f"folders are nested more than {_DEPTH} deep", file=folder)
+    if depth > limits.current().folder_depth:
+        raise limits.exceeded("folder_depth", "folders are nested too deeply", None, file=folder)
     try:
         entries = sorted(os.scandir(os.path.join(folder, below)), key=lambda entry: entry.name)
     except OSError as error:
