@@ -420,7 +420,7 @@ def test_real_files_by_name_become_objects_and_names_again(corpus: Path, name: s
 
 def test_help_says_what_can_be_written() -> None:
     ran = in_process("convert", "--help", cwd=ROOT)
-    from ckpttool.ops.save import TARGETS
+    from ckpttool.ops.targets import TARGETS
 
     assert all(word in ran.out for word in TARGETS)
     assert "--part" in ran.out

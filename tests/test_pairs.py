@@ -29,7 +29,7 @@ from ckpttool.ops.convert import convert
 from ckpttool.ops.request import Request
 from ckpttool.ops.restore import canonical_tree, networks
 from ckpttool.ops.route import route
-from ckpttool.ops.save import TARGETS, TargetKind
+from ckpttool.ops.targets import TARGETS, TargetKind
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 from tests.test_layouts import contents

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from typing import IO, Literal, NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol
 
+from ckpttool import places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.source import File
@@ -27,20 +27,14 @@ class Probe:
         self.path = path
 
     @cached_property
-    def kind(self) -> Literal["file", "folder", "special", "missing"]:
+    def kind(self) -> places.Kind:
         """What is at the path; "special" is a socket, a device or a FIFO, which nobody opens."""
-        try:
-            mode = os.stat(self.path).st_mode
-        except OSError:
-            return "missing"
-        if stat.S_ISREG(mode):
-            return "file"
-        return "folder" if stat.S_ISDIR(mode) else "special"
+        return places.kind(self.path)
 
     @cached_property
     def size(self) -> int:
         """The file's size in bytes; 0 for anything else."""
-        return os.stat(self.path).st_size if self.kind == "file" else 0
+        return places.getsize(self.path) if self.kind == "file" else 0
 
     @cached_property
     def head(self) -> bytes:
@@ -84,7 +78,7 @@ class Probe:
         A probe of such a name, which is how a file is read back before it has its own, sees all.
         """
         try:
-            found = os.listdir(self.folder)
+            found = places.listdir(self.folder)
         except OSError:
             return frozenset()
         return frozenset(found if hidden(self.name) else (name for name in found if not hidden(name)))
@@ -98,9 +92,7 @@ class Probe:
         if self.kind != "file":
             return b""
         try:
-            with open(self.path, "rb") as stream:
-                stream.seek(offset)
-                return stream.read(length)
+            return places.content(self.path, offset, length)
         except OSError:
             return b""
 
@@ -149,7 +141,7 @@ class WritingFormat(Format, Protocol):
 
         Filling a piece keeps one leaf in memory at a time. Raise UnsupportedError, before anything is
         written, for what the format cannot hold. A format may take further options by keyword
-        (ops.save.TARGETS names them). A format that gives leaves other paths when they are read back also
+        (ops.targets.TARGETS names them). A format that gives leaves other paths when they are read back also
         has `stored(tree, **options) -> Tree`, with those paths.
         """
         ...

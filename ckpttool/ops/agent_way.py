@@ -18,7 +18,7 @@ from ckpttool.layouts.td3_tf import SAVES
 from ckpttool.mapping.plan import Plan, Settings, after
 from ckpttool.ops import knowledge
 from ckpttool.ops.restore import canonical_tree
-from ckpttool.ops.save import TargetKind
+from ckpttool.ops.targets import TargetKind
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 

@@ -14,7 +14,7 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Path
 from ckpttool.mapping import rule_file
 from ckpttool.mapping.report import Report
-from ckpttool.ops import receipt, save
+from ckpttool.ops import receipt, save, targets
 from ckpttool.ops.digest import Digest, Overheard
 from ckpttool.ops.layer_options import choices
 from ckpttool.ops.optimizer_options import Stated
@@ -121,7 +121,7 @@ def convert(
     and `match` pairs layers or modules of the two (ops/like.py). With `verify` an agent's networks are
     compared with what was read back, and nothing is written if one computes something else.
     """
-    if save.word(target, to) in save.EXPORTS:
+    if targets.word(target, to) in targets.EXPORTS:
         # Playing and comparing networks takes modules that no other conversion needs.
         from ckpttool.ops.export import export
 
@@ -145,7 +145,7 @@ def convert(
     _require_none("is for --like alone", match=match)
     rule_set = rule_file.load(rules) if rules is not None else None
     request = Request(
-        save.target_kind(target, to),
+        targets.target_kind(target, to),
         layout,
         part,
         Wanted(strip, restore, fold_weight_norm),
@@ -154,7 +154,7 @@ def convert(
         choices(kinds, flatten),
     )
     how = _How(allow_missing, dry_run, force, sync, verify, progress)
-    return _converted(source, save.stem(target, request.kind), request, how)
+    return _converted(source, targets.stem(target, request.kind), request, how)
 
 
 class _How(NamedTuple):

@@ -9,7 +9,7 @@ from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.ops.optimizer_options import NOTHING_STATED, Stated
 from ckpttool.ops.plain_names import AS_IT_IS, Wanted
-from ckpttool.ops.save import TargetKind
+from ckpttool.ops.targets import TargetKind
 
 
 class Request(NamedTuple):

@@ -14,7 +14,7 @@ from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Path
 from ckpttool.mapping.skeleton import Part, Skeleton
-from ckpttool.ops.save import TARGETS, TargetKind
+from ckpttool.ops.targets import TARGETS, TargetKind
 from ckpttool.source import Shape
 from ckpttool.tree import Tree
 

@@ -6,7 +6,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.layouts import variables
 from ckpttool.ops import undone
 from ckpttool.ops.request import Request
-from ckpttool.ops.save import TARGETS, TargetKind
+from ckpttool.ops.targets import TARGETS, TargetKind
 from ckpttool.ops.undone import Undone
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree

@@ -21,7 +21,7 @@ from ckpttool.mapping.rules import KEEP
 from ckpttool.ops import agent_way, optimizer_facts
 from ckpttool.ops.agent_way import framework_of
 from ckpttool.ops.request import Request
-from ckpttool.ops.save import TargetKind
+from ckpttool.ops.targets import TargetKind
 from ckpttool.ops.way_back import CONTAINERS
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
