@@ -27,7 +27,7 @@ FLOOR, FLOOR_SYNCED = "the floor, without ckpttool", "the floor, then fsync"
 SMALL = f"ckpttool convert --no-sync, {FEW} matrices"
 BASE, HOLLOW = "ckpttool convert, 1 matrix", "ckpttool convert --no-sync, sparse source"
 # SHA-256 of both files, of which the receipt tells, takes alone three times as long as copying, on one core.
-LIMIT, LIMIT_SYNCED, MEBIBYTES, SLACK = 7.0, 3.5, 150.0, 1.5
+LIMIT, LIMIT_SYNCED, MEBIBYTES, SLACK = 6.5, 3.3, 150.0, 1.5
 
 
 class Noise(NamedTuple):
