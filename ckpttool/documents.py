@@ -6,13 +6,12 @@ import contextlib
 import functools
 import json
 import math
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from ckpttool import limits
-from ckpttool.errors import FormatError
+from ckpttool import limits, places
+from ckpttool.errors import FormatError, NotFoundError
 
 # A text without an end reaches to the end, so that nothing is looked at twice.
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
@@ -23,9 +22,11 @@ def load(file: str, what: str, limit: str = "json_bytes") -> dict[str, Any]:
 
     `what` names the document in the error ("the sidecar"), `limit` the limit on its bytes.
     """
-    require_small(os.path.getsize(file), what, limit, file)
-    with open(file, "rb") as stream:
-        data = stream.read()
+    try:
+        require_small(places.getsize(file), what, limit, file)
+        data = places.content(file)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{what} is not there", file=file) from error
     try:
         return parse(data, what, limit)
     except FormatError as error:

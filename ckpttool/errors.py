@@ -2,6 +2,7 @@
 
 CkpttoolError                 anything the caller must hear about; the command exits with 2
 |-- UsageError                the request makes no sense (unknown format, impossible option)
+|   `-- NameNotFoundError     nothing in the checkpoint has that name, or several entries do; a KeyError too
 |-- NotFoundError             nothing is at the path
 |-- NotACheckpointError       something is at the path, and it is no checkpoint that we know
 |-- FormatError               the bytes break the rules of their own format
@@ -22,6 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from ckpttool import urls
+
 
 class CkpttoolError(Exception):
     """Say in one sentence what is wrong; every fact in the sentence is an attribute too."""
@@ -39,10 +42,13 @@ class CkpttoolError(Exception):
         found: str | None = None,
         hint: str | None = None,
     ) -> None:
-        """Keep the facts: `file` on disk, `path` in the tree, `offset` in bytes from the file's start."""
+        """Keep the facts: `file` on disk, `path` in the tree, `offset` in bytes from the file's start.
+
+        Of a URL nothing is kept that must not be shown (urls.spelled).
+        """
         super().__init__(message)
         self.message = message
-        self.file = file
+        self.file = None if file is None else urls.spelled(file)
         self.path = path
         self.offset = offset
         self.expected = expected
@@ -63,7 +69,7 @@ class CkpttoolError(Exception):
 
     def located(self, *, file: str | None = None, path: str | None = None) -> CkpttoolError:
         """Fill in the file or the tensor path where the raiser could not know it; return self."""
-        self.file = self.file or file
+        self.file = self.file or (None if file is None else urls.spelled(file))
         self.path = self.path or path
         return self
 
@@ -72,6 +78,17 @@ class UsageError(CkpttoolError):
     """The request makes no sense: an unknown format, an impossible combination of options."""
 
     kind = "usage"
+
+
+class NameNotFoundError(UsageError, KeyError):
+    """Nothing in the checkpoint has the name, or several entries have; a KeyError for programs that ask."""
+
+    kind = "name_not_found"
+
+    def __str__(self) -> str:
+        """Return the sentence and the hint: where a mapping is asked there is no other place for it."""
+        told = CkpttoolError.__str__(self)
+        return f"{told}; {self.hint}" if self.hint else told
 
 
 class NotFoundError(CkpttoolError):

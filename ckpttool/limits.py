@@ -55,6 +55,7 @@ class Limits:
     expanded_ratio: int = _limit(1000, "times its stored size that a tensor above expanded_bytes may have")
     folder_depth: int = _limit(20, "folders inside one another that one checkpoint takes")
     folder_files: int = _limit(10_000, "files of a folder that is searched for a checkpoint's parts")
+    fetched_bytes: int = _limit(512 * _MB, "a file elsewhere that can only be fetched, or unpacked, whole")
     path_depth: int = _limit(200, "steps of a tensor's path")
     list_gaps: int = _limit(4096, "places of a list that its numbers leave open, filled with nothing")
     pickle_depth: int = _limit(200, "levels of a pickled value")

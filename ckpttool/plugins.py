@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import sys
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttool.errors import MissingExtraError, UsageError, choice
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 Kind = Literal["formats", "layouts", "backends"]
 
@@ -99,11 +104,8 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
 
 def installed(kind: Kind) -> tuple[Plugin, ...]:
     """Return ours and the entry points of group `ckpttool.<kind>`; a name claimed twice is an error."""
-    # Scanning installed packages takes as long as importing numpy: only those who need strangers pay.
-    from importlib.metadata import entry_points
-
     found = {plugin.name: plugin for plugin in BUILT_IN[kind]}
-    for point in entry_points(group=f"ckpttool.{kind}"):
+    for point in _points(tuple(sys.path))[kind]:
         owner = point.dist.name if point.dist is not None else point.value
         if point.name in found:
             raise UsageError(
@@ -112,6 +114,15 @@ def installed(kind: Kind) -> tuple[Plugin, ...]:
             )
         found[point.name] = Plugin(point.name, point.value, owner=owner)
     return tuple(found.values())
+
+
+@functools.lru_cache(maxsize=4)
+def _points(folders: tuple[str, ...]) -> dict[Kind, EntryPoints]:  # noqa: ARG001 - what other folders hold is not known
+    # Scanning what is installed takes as long as importing numpy: only those who need strangers pay, once.
+    from importlib.metadata import entry_points
+
+    found = entry_points()
+    return {kind: found.select(group=f"ckpttool.{kind}") for kind in BUILT_IN}
 
 
 def find(kind: Kind, name: str) -> Plugin:

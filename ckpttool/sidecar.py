@@ -7,12 +7,11 @@ other weights is an error.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpttool import documents
+from ckpttool import documents, places
 from ckpttool.errors import FormatError
 from ckpttool.source import File
 from ckpttool.version import __version__
@@ -100,13 +99,18 @@ def load(path: str) -> Sidecar | None:
 
 def waiting(path: str) -> Sidecar | None:
     """Return the sidecar that waits for its place: a conversion that was cut short had named its target."""
-    return _read(coming(beside(path)), path)
+    return None if places.store(path) is not None else _read(coming(beside(path)), path)
 
 
 def _read(file: str, owner: str) -> Sidecar | None:
-    if not os.path.isfile(file):
+    if not places.isfile(file):
         return None
     File.beside(file, owner)
+    return read(file)
+
+
+def read(file: str) -> Sidecar:
+    """Return the sidecar in the file, whatever it is called; raise FormatError if it is damaged or none."""
     return _checked(documents.load(file, "the sidecar", "sidecar_bytes"), file)
 
 

@@ -12,10 +12,10 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ckpttool import dtypes
+from ckpttool import dtypes, places
 from ckpttool.errors import (
     ChangedError,
     ChecksumError,
@@ -36,6 +36,7 @@ LARGE = 4 << 20
 _COARSE = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # not named by the module
 _TICK_NS = 20_000_000
 _PIECE = 1 << 20  # a part of the last-level cache, and few enough turns for the lock of Python
+_FETCHED = 64 << 20  # what one request asks a place elsewhere for, and what is then held in memory
 
 
 class Source(Protocol):
@@ -59,7 +60,10 @@ class Op(Protocol):
 
 
 class File(NamedTuple):
-    """A file's name and the identity it had when it was listed: size in bytes, mtime, inode."""
+    """A file's name and the identity it had when it was listed: size in bytes, mtime, inode.
+
+    Of a file elsewhere (places.store) the inode is the tag that its store gives to these bytes.
+    """
 
     path: str
     size: int
@@ -69,6 +73,8 @@ class File(NamedTuple):
     @classmethod
     def stamp(cls, path: str) -> File:
         """Look at the file now; raise NotFoundError when it is not there."""
+        if (elsewhere := places.store(path)) is not None:
+            return cls(path, *places.required(elsewhere, path))
         try:
             found = os.stat(path)
         except OSError as error:
@@ -79,6 +85,10 @@ class File(NamedTuple):
 
     def require_unchanged(self) -> None:
         """Raise ChangedError unless the file is still the one stamped: asked when all of it has been read."""
+        if (elsewhere := places.store(self.path)) is not None:
+            if elsewhere.look(self.path) != self[1:]:
+                raise ChangedError("the file changed while it was read", file=self.path)
+            return
         try:
             now = os.stat(self.path)
         except OSError as error:
@@ -92,8 +102,12 @@ class File(NamedTuple):
 
         Raise UnsupportedError if a link leads from it out of the owner's folder, as that was named or as the
         owner's own links lead: the cache of Hugging Face's hub keeps all files of a snapshot as links into
-        one folder of blobs.
+        one folder of blobs. Elsewhere it must lie in the folder, whatever the names that are told say.
         """
+        if places.store(path) is not None:
+            if os.pardir in path.split("/") or not path.startswith(os.path.dirname(owner) + "/"):
+                raise UnsupportedError("a file outside of the checkpoint's folder is not read", file=path)
+            return cls.stamp(path)
         real = os.path.realpath(path)
         homes = {os.path.realpath(os.path.dirname(owner) or "."), os.path.dirname(os.path.realpath(owner))}
         if not any(os.path.commonpath((real, home)) == home for home in homes):
@@ -102,8 +116,21 @@ class File(NamedTuple):
 
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset`; raise ChangedError if the file is not the one stamped."""
+        if (elsewhere := places.store(self.path)) is not None:
+            self._require(offset, length)
+            return elsewhere.read(self.path, places.Seen(*self[1:]), offset, length)
         with self.opened(offset, length) as descriptor:
             return _read_exactly(descriptor, offset, length, self.path)
+
+    def together(self, parts: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Give what lies at each (offset, length), in their order; elsewhere all are asked for at once."""
+        if (elsewhere := places.store(self.path)) is None:
+            yield from (self.read(*part) for part in parts)
+            return
+        asked = list(parts)
+        for part in asked:
+            self._require(*part)
+        yield from elsewhere.together(self.path, places.Seen(*self[1:]), asked)
 
     def read_large(self, offset: int, length: int, whole: memoryview | None = None) -> Iterator[memoryview]:
         """Go through the bytes in pieces that stay in the processor's cache; each is valid until the next.
@@ -114,6 +141,9 @@ class File(NamedTuple):
 
         # Not a bytearray, which would be filled with zeros first.
         room = np.empty(min(_PIECE, length), np.uint8).data if whole is None else whole
+        if places.store(self.path) is not None:
+            yield from self._fetched(offset, length, whole)
+            return
         with self.opened(offset, length) as descriptor:
             for at in range(0, length, _PIECE):
                 start = 0 if whole is None else at
@@ -122,9 +152,17 @@ class File(NamedTuple):
                     raise ChangedError("the file became shorter while it was read", file=self.path)
                 yield piece
 
-    @contextlib.contextmanager
-    def opened(self, offset: int, length: int) -> Iterator[int]:
-        """Open the file for reading `length` bytes from `offset`; raise as `read` does."""
+    def _fetched(self, offset: int, length: int, whole: memoryview | None) -> Iterator[memoryview]:
+        """Go through the bytes of a file elsewhere as `read_large` does."""
+        for at in range(0, length, _FETCHED):
+            data = memoryview(self.read(offset + at, min(_FETCHED, length - at)))
+            if whole is not None:
+                whole[at : at + len(data)] = data
+                data = whole[at : at + len(data)]
+            for start in range(0, len(data), _PIECE):
+                yield data[start : start + _PIECE]
+
+    def _require(self, offset: int, length: int) -> None:
         if offset < 0 or length < 0 or offset + length > self.size:
             raise TruncatedError(
                 "the file ends before its data does",
@@ -133,6 +171,18 @@ class File(NamedTuple):
                 expected=f"{length:,} bytes",
                 found=f"{max(0, self.size - max(0, offset)):,}",
             )
+
+    @contextlib.contextmanager
+    def opened(self, offset: int, length: int) -> Iterator[int]:
+        """Open the file for reading `length` bytes from `offset`; raise as `read` does.
+
+        Of a file elsewhere these bytes, and no others, are fetched into a nameless local one.
+        """
+        self._require(offset, length)
+        if (elsewhere := places.store(self.path)) is not None:
+            with os.fdopen(elsewhere.local(self.path, places.Seen(*self[1:]), offset, length)) as copy:
+                yield copy.fileno()
+            return
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckpttool import limits
+from ckpttool import limits, places
 from ckpttool.errors import FormatError
 
 NAME = "checkpoint"
@@ -57,11 +57,11 @@ def begins(head: bytes) -> bool:
 
 def read(path: str) -> State:
     """Read the state file; raise FormatError when it is damaged, too large, or names no latest checkpoint."""
-    with open(path, "rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if size > limits.current().state_bytes:
-            raise limits.exceeded("state_bytes", "the state file is too large", size, file=path)
-        data = stream.read()
+    most = limits.current().state_bytes
+    data = places.content(path, 0, most + 1)
+    if len(data) > most:
+        found = places.getsize(path)
+        raise limits.exceeded("state_bytes", "the state file is too large", found, file=path)
     try:
         return _state(data)
     except FormatError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ckpttool import places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.listed import joined
@@ -45,7 +46,7 @@ def claims(probe: Probe) -> str | None:
 
 
 def _is_there(folder: str, name: str, names: Collection[str]) -> bool:
-    return any(name + kind in names and os.path.isfile(os.path.join(folder, name + kind)) for kind in _KINDS)
+    return any(name + kind in names and places.isfile(os.path.join(folder, name + kind)) for kind in _KINDS)
 
 
 def read(location: str) -> Checkpoint:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ckpttool import places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats import pytorch
@@ -54,7 +55,7 @@ def read(location: str) -> Checkpoint:
     from ckpttool.formats.resolve import open_checkpoint
 
     folder = os.path.dirname(location) or "."
-    names = _files(location, frozenset(os.listdir(folder)))
+    names = _files(location, frozenset(places.listdir(folder)))
     read_files = {member: open_checkpoint(file) for member, file in names.items()}
     tree = joined({key(member): one.tree for member, one in read_files.items()}, _native, Container("dict"))
     parts = tuple(read_files.values())
@@ -129,4 +130,4 @@ def _files(prefix: str, names: frozenset[str]) -> dict[str, str]:
         for suffix in reversed(_SUFFIXES)
         if f"{stem}_{member}{suffix}" in names
     }
-    return {member: file for member, file in found.items() if os.path.isfile(file)}
+    return {member: file for member, file in found.items() if places.isfile(file)}

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from ckpttool import plugins
+from ckpttool import places, plugins, urls
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError, UsageError
 from ckpttool.formats import sniff
@@ -29,18 +29,32 @@ class Resolved(NamedTuple):
     location: str
 
 
-def open_checkpoint(path: str) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """List everything at the path without reading a tensor.
 
     Raise NotFoundError, NotACheckpointError or UnsupportedError when there is nothing to list, and
     FormatError when the bytes are damaged.
     """
+    place = places.named(os.fspath(path))
+    if places.store(place) is not None:
+        with places.visit() as visit:
+            checkpoint = _opened(place)
+            return replace(checkpoint, notes=(*checkpoint.notes, *visit.notes))
+    return _opened(place)
+
+
+def _opened(path: str) -> Checkpoint:
     found = resolve(path)
     checkpoint = _told(path, found, found.format.read(found.location))
-    if sets.kept(path) is None:
+    if _kept(path) is None:
         return checkpoint
     note = f"a conversion onto {path} was cut short: these are the files that it was to replace"
     return replace(checkpoint, notes=(note, *checkpoint.notes))
+
+
+def _kept(path: str) -> str | None:
+    """Return the prefix of a local set of files whose replacement was cut short, else None."""
+    return sets.kept(path) if places.store(path) is None else None
 
 
 def _told(path: str, found: Resolved, checkpoint: Checkpoint) -> Checkpoint:
@@ -54,7 +68,8 @@ def resolve(path: str) -> Resolved:
     """Return who reads the path; raise an error that says what is there instead."""
     if "\0" in path or not path:
         raise UsageError("a path is not empty and has no NUL byte", file=path.replace("\0", "\\0"))
-    probe = _of_run(Probe(sets.kept(path) or path))
+    path = places.named(path)
+    probe = _of_run(Probe(_kept(path) or path))
     if probe.kind == "special":
         raise NotACheckpointError("a device, socket or pipe is not opened", file=path)
     found = claims(probe, plugins.BUILT_IN["formats"])
@@ -90,12 +105,14 @@ def claims(probe: Probe, asked: Iterable[plugins.Plugin]) -> list[Resolved]:
 
 def _nothing(probe: Probe) -> CkpttoolError:
     if probe.kind == "missing":
-        if os.path.lexists(probe.path):
+        if (error := places.explained(probe.path)) is not None:
+            return error
+        if places.lexists(probe.path):
             return NotFoundError("the link leads nowhere", file=probe.path)
         return NotFoundError("there is no such checkpoint", file=probe.path, hint=_near(probe))
     if probe.kind == "folder":
         return NotACheckpointError("the folder is no checkpoint", file=probe.path, hint=_inside(probe))
-    if not os.access(probe.path, os.R_OK):
+    if places.store(probe.path) is None and not os.access(probe.path, os.R_OK):
         return NotFoundError("the file may not be read", file=probe.path)
     return sniff.explain(probe)
 
@@ -112,7 +129,9 @@ def _inside(probe: Probe) -> str | None:
 
 
 def _readable(folder: str, names: Iterable[str]) -> list[str]:
-    """Return the locations that the named files stand for, each once."""
+    """Return the locations that the named files stand for, each once; elsewhere the names alone."""
+    if places.store(folder) is not None:
+        return [os.path.join(folder, name) for name in names]
     locations: dict[str, None] = {}
     for name in names:
         inner = Probe(os.path.join(folder, name))
@@ -124,8 +143,8 @@ def _readable(folder: str, names: Iterable[str]) -> list[str]:
     return list(locations)
 
 
-def _did_you_mean(places: list[str]) -> str | None:
-    if not places:
+def _did_you_mean(locations: list[str]) -> str | None:
+    if not locations:
         return None
-    more = f" (and {len(places) - _SUGGESTIONS} more)" if len(places) > _SUGGESTIONS else ""
-    return f"did you mean {', '.join(places[:_SUGGESTIONS])}{more}"
+    more = f" (and {len(locations) - _SUGGESTIONS} more)" if len(locations) > _SUGGESTIONS else ""
+    return f"did you mean {', '.join(map(urls.spelled, locations[:_SUGGESTIONS]))}{more}"

@@ -11,6 +11,7 @@ import os
 import re
 from typing import Literal, NamedTuple
 
+from ckpttool import places
 from ckpttool.errors import FormatError, NotFoundError, UsageError, some
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.probe import Probe
@@ -100,7 +101,7 @@ def of_state(path: str, folder: str, names: frozenset[str]) -> Found:
     found = at(os.path.join(folder, base), names)
     if found is not None:
         return _inside(found, path)
-    if base in names and os.path.isfile(os.path.join(folder, base)):
+    if base in names and places.isfile(os.path.join(folder, base)):
         raise FormatError(
             "the state file names this as a checkpoint, and it is none",
             file=os.path.join(folder, base),
@@ -118,7 +119,7 @@ def _inside(found: Found, state: str) -> Found:
     """Raise UnsupportedError if the checkpoint's files are links out of the state file's folder."""
     shards = v1_shards(found.location) if found.version == 1 else (f"{found.location}.index",)
     for file in shards if shards is not None else (found.location,):
-        if os.path.lexists(file):
+        if places.lexists(file):
             File.beside(file, state)
     return found
 
@@ -131,9 +132,9 @@ def redirected(probe: Probe, location: str) -> str | None:
         return None
     latest = checkpoint_state.read(state).latest
     # No look at the disk: the name may be anything.
-    named = os.path.dirname(os.path.abspath(os.path.join(inner.folder, latest)))
+    named = os.path.dirname(places.abspath(os.path.join(inner.folder, latest)))
     taken = os.path.dirname(location) or "."
-    if named in (os.path.abspath(taken), os.path.realpath(taken)):
+    if named in (places.abspath(taken), places.realpath(taken)):
         return None
     return f"the state file names {latest}: what has this name in its own folder was taken"
 

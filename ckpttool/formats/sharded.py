@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ckpttool import documents, limits
+from ckpttool import documents, limits, places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UsageError, some
 from ckpttool.formats import pytorch, safetensors
@@ -82,21 +82,21 @@ def read(location: str) -> Checkpoint:
     The checkpoint of a folder's only file is what that file's own format gives. Raise FormatError when the
     index and the shards do not fit together.
     """
-    path = _index(Probe(location)) if os.path.isdir(location) else location
+    path = _index(Probe(location)) if places.isdir(location) else location
     if path is None or not path.endswith(_INDEX):
         return safetensors.read(location) if location.endswith(safetensors.SUFFIX) else pytorch.read(location)
     file = File.stamp(path)
-    places = _places(file)
+    shard_of = _shard_of(file)
     folder = os.path.dirname(path)
     shards, missing = {}, []
-    for name in sorted(set(places.values())):
+    for name in sorted(set(shard_of.values())):
         shard = os.path.join(folder, name)
-        if os.path.exists(shard):
+        if places.lexists(shard):
             shards[name] = _stamped(shard, path)
         else:
             missing.append(name)
     listed = {name: _shard(shard) for name, shard in shards.items()}
-    tree, notes = _Joined(file, places, listed).tree()
+    tree, notes = _Joined(file, shard_of, listed).tree()
     if missing:
         notes = (*notes, f"shards that are missing: {some(missing, 5)}")
     recorded = bool(listed) and all(one.integrity == "crc32" for one in listed.values())
@@ -122,11 +122,11 @@ def _others(location: str) -> tuple[str, ...]:
     """Return a note if the folder holds the same weights in the other form too."""
     folder, name = os.path.split(location)
     other = f"{_WEIGHTS if name.startswith(_SAFE) else _SAFE}{_INDEX}"
-    there = other != name and os.path.exists(os.path.join(folder, other))
+    there = other != name and places.lexists(os.path.join(folder, other))
     return (f"{other} lies in the same folder and is not read",) if there else ()
 
 
-def _places(file: File) -> dict[str, str]:
+def _shard_of(file: File) -> dict[str, str]:
     """Return each tensor's shard; raise FormatError for one that is not a file beside the index."""
     if file.size > limits.current().json_bytes:
         raise limits.exceeded("json_bytes", "the index is too large", file.size, file=file.path)
@@ -134,10 +134,10 @@ def _places(file: File) -> dict[str, str]:
         found = documents.strict(file.read(0, file.size), "the index")
     except CkpttoolError as error:
         raise error.located(file=file.path) from error.__cause__
-    places: Any = found.get(_MAP)
-    if not isinstance(places, dict) or not places:
+    shard_of: Any = found.get(_MAP)
+    if not isinstance(shard_of, dict) or not shard_of:
         raise FormatError("the index has no weight_map", file=file.path)
-    for tensor, name in places.items():
+    for tensor, name in shard_of.items():
         if (
             not isinstance(name, str)
             or os.path.basename(name) != name
@@ -150,7 +150,7 @@ def _places(file: File) -> dict[str, str]:
                 path=repr(tensor[:200]),
                 found=repr(name)[:200],
             )
-    return places
+    return shard_of
 
 
 def _shard(file: File) -> Listed:
@@ -167,9 +167,9 @@ def _shard(file: File) -> Listed:
 class _Joined:
     """The shards' tensors as one tree, in the order of the index."""
 
-    def __init__(self, index: File, places: Mapping[str, str], shards: Mapping[str, Listed]) -> None:
+    def __init__(self, index: File, shard_of: Mapping[str, str], shards: Mapping[str, Listed]) -> None:
         self.index = index
-        self.places = places
+        self.shard_of = shard_of
         self.shards = shards
         self.leaves: dict[Path, Leaf | ValueLeaf] = {}
         self.aliases: dict[Path, tuple[Alias, ...]] = {}
@@ -177,7 +177,7 @@ class _Joined:
     def tree(self) -> tuple[Tree, tuple[str, ...]]:
         """Return the tree and what a person should know of it."""
         paths = {shard: _paths(listed.tree) for shard, listed in self.shards.items()}
-        for name, shard in self.places.items():
+        for name, shard in self.shard_of.items():
             if shard not in self.shards:
                 self.leaves[key(name),] = Leaf("unknown", (), self._missing(shard), name)
             elif name not in paths[shard]:
@@ -205,9 +205,9 @@ class _Joined:
         added, twice = [], []
         for shard, names in paths.items():
             for name, path in names.items():
-                if self.places.get(name) == shard:
+                if self.shard_of.get(name) == shard:
                     continue
-                if name in self.places or path in self.leaves:
+                if name in self.shard_of or path in self.leaves:
                     twice.append(name)
                 else:
                     added.append(name)

@@ -15,17 +15,19 @@ class _Known(NamedTuple):
     at: int = 0
 
 
+_TAR = "tar://MEMBER::ARCHIVE reads a member of a tar archive, compressed or not"
+_ZIP = "zip://MEMBER::ARCHIVE reads a member of it"
 # First bytes, in the order of asking. Sources: the Git LFS pointer specification, RFC 1952, the HDF5
 # file format specification section II.A, APPNOTE.TXT, POSIX.1-2017 pax (ustar).
 _WRONG = (
     _Known(b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
     _Known(b"<!doctype html", "an HTML page, not a checkpoint", "download the file itself"),
     _Known(b"<html", "an HTML page, not a checkpoint", "download the file itself"),
-    _Known(b"\x1f\x8b", "a gzip archive", "unpack it first"),
-    _Known(b"BZh", "a bzip2 archive", "unpack it first"),
-    _Known(b"\xfd7zXZ\x00", "an xz archive", "unpack it first"),
+    _Known(b"\x1f\x8b", "a gzip archive", _TAR),
+    _Known(b"BZh", "a bzip2 archive", _TAR),
+    _Known(b"\xfd7zXZ\x00", "an xz archive", _TAR),
     _Known(b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it first"),
-    _Known(b"ustar", "a tar archive", "unpack it first", 257),
+    _Known(b"ustar", "a tar archive", _TAR, 257),
 )
 
 
@@ -60,7 +62,7 @@ def _zipped(probe: Probe) -> CkpttoolError:
     if archive is not None:
         return NotACheckpointError(f"this is {archive.what}", file=probe.path, hint=archive.hint)
     what = "a zip archive without a data.pkl or model.weights.h5"
-    return UnsupportedError(f"this is {what}, which is not read yet", file=probe.path)
+    return UnsupportedError(f"this is {what}, which is not read by itself", file=probe.path, hint=_ZIP)
 
 
 def _is_text(head: bytes) -> bool:

@@ -6,12 +6,11 @@ before the brace is allowed), fields end at white space, a comma or a semicolon;
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from ckpttool import limits
+from ckpttool import limits, places
 from ckpttool.errors import CkpttoolError, FormatError
 
 _TOKEN = re.compile(
@@ -31,11 +30,10 @@ def read(file: str) -> Fields:
 
     Raise FormatError if it is larger or nested deeper than the limits allow, or no text of this kind.
     """
-    size = os.path.getsize(file)
+    size = places.getsize(file)
     if size > limits.current().state_bytes:
         raise limits.exceeded("state_bytes", "the file is too large for specs", size, file=file)
-    with open(file, encoding="latin-1", newline="") as stream:
-        text = stream.read()
+    text = places.content(file).decode("latin-1")
     try:
         return _message(_tokens(text))
     except CkpttoolError as error:

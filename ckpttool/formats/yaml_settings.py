@@ -7,11 +7,10 @@ pairs under a Python tag (rl_zoo3/exp_manager.py, `_save_config`).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
-from ckpttool import limits
+from ckpttool import limits, places
 from ckpttool.errors import FormatError
 from ckpttool.leaf import Path, ValueLeaf, index, key
 from ckpttool.tree import Tree
@@ -24,14 +23,13 @@ _ORDERED = "collections.OrderedDict"
 
 def read(file: str) -> Tree:
     """Return the values of a YAML file by path; raise FormatError when it is too large or no YAML."""
-    most, size = limits.current(), os.path.getsize(file)
+    most, size = limits.current(), places.getsize(file)
     if size > most.yaml_bytes:
         raise limits.exceeded("yaml_bytes", "the file is too large for settings", size, file=file)
     # Not at the top: few commands meet such a file.
     import yaml
 
-    with open(file, "rb") as stream:
-        text = stream.read()
+    text = places.content(file)
     if text.count(b"[") + text.count(b"{") > _FLOWS:
         raise FormatError("the settings hold too many lists", file=file, expected=f"at most {_FLOWS:,}")
     try:

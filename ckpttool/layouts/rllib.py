@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ckpttool import places
 from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Facts, settings_stay
 from ckpttool.layouts.rllib_plan import plan
@@ -113,11 +114,11 @@ def companions(location: str) -> Sequence[str]:
     """Return the files in which RLlib keeps what each module was made with."""
     folder = os.path.join(location, *_MODULES.split("/"))
     try:
-        names = sorted(os.listdir(folder))
+        names = sorted(places.listdir(folder))
     except OSError:
-        return (os.path.join(location, _ARGUMENTS),) if os.path.isdir(location) else ()
+        return (os.path.join(location, _ARGUMENTS),) if places.isdir(location) else ()
     folders = [os.path.join(folder, name) for name in names]
-    return [os.path.join(inner, _ARGUMENTS) for inner in folders if os.path.isdir(inner)]
+    return [os.path.join(inner, _ARGUMENTS) for inner in folders if places.isdir(inner)]
 
 
 def told_by(binding: Binding, file: str, tree: Tree) -> Binding:  # noqa: ARG001  # there is one kind

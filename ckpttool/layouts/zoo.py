@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ckpttool import places
 from ckpttool.layouts import arguments
 from ckpttool.layouts.canonical import Binding, Facts, Norm
 from ckpttool.leaf import Leaf, ValueLeaf
@@ -41,7 +42,7 @@ def companions(location: str) -> list[str]:
 def _folders(folder: str, stem: str) -> Iterator[str]:
     yield os.path.join(folder, stem)
     # logs/td3/Pendulum-v1_3/best_model.zip: statistics lie in .../Pendulum-v1_3/Pendulum-v1.
-    run = _RUN.fullmatch(os.path.basename(os.path.abspath(folder)))
+    run = _RUN.fullmatch(os.path.basename(places.abspath(folder)))
     if run is not None and run[1] != stem:
         yield os.path.join(folder, run[1])
     yield folder

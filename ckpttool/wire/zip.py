@@ -7,10 +7,11 @@ record's count with the entries, and takes longer to import than a checkpoint ta
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ckpttool import limits
+from ckpttool import limits, places
 from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.limits import Limits
 from ckpttool.source import Checksum, Deflated, File, Span, Storage
@@ -64,8 +65,8 @@ def read(file: File, start: int = 0, size: int | None = None) -> Archive:
 # The last answers are kept, because a format first asks whether an archive is its own and then reads it.
 @lru_cache(maxsize=2)
 def _read(file: File, start: int, size: int, _: Limits) -> Archive:
-    with file.opened(start, size) as descriptor:
-        window = Window(descriptor, start, size)
+    with nullcontext() if places.store(file.path) is not None else file.opened(start, size) as descriptor:
+        window = Window(file, descriptor, start, size)
         try:
             place = zip_directory.find(file, window)
             entries = zip_directory.entries(file, window, place)

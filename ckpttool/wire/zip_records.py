@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, NoReturn
 
 from ckpttool.errors import FormatError, UnsupportedError
@@ -65,15 +65,26 @@ class Entry(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The part of an open file that is the archive."""
+    """The part of a file that is the archive; `descriptor` is None for a file elsewhere (places.store)."""
 
-    descriptor: int
+    file: File
+    descriptor: int | None
     start: int
     size: int
 
     def read(self, length: int, offset: int) -> bytes:
         """Return up to `length` bytes from an offset of the archive."""
-        return os.pread(self.descriptor, max(0, min(length, self.size - offset)), self.start + offset)
+        room = max(0, min(length, self.size - offset))
+        if self.descriptor is None:
+            return self.file.read(self.start + offset, room)
+        return os.pread(self.descriptor, room, self.start + offset)
+
+    def each(self, runs: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Give what `read` does for pairs of length and offset."""
+        if self.descriptor is None:
+            room = ((self.start + at, max(0, min(length, self.size - at))) for length, at in runs)
+            return self.file.together(room)
+        return (self.read(length, at) for length, at in runs)
 
 
 def fail(

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from ckpttool import behind
+from ckpttool import behind, urls
 from ckpttool.errors import TargetExistsError, UsageError
 from ckpttool.source import File
 from ckpttool.writing import names, publishing, room, sets
@@ -21,6 +21,10 @@ def require_new(
     target: str, sources: tuple[File, ...] = (), *, force: bool = False, hint: str = "--force replaces it"
 ) -> None:
     """Raise unless `target` may be written: not one of the sources, and not there without `force`."""
+    if urls.is_url(target):
+        raise UsageError(
+            "a URL is read, not written", file=target, hint="write to a local path and upload that"
+        )
     folder = os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
         raise UsageError("the folder to write into does not exist", file=folder)

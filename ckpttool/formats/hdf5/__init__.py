@@ -64,8 +64,9 @@ def index(base: Storage) -> Index:
     """
     from ckpttool.formats.hdf5 import answer, process, sources
 
-    file = base.base.file if isinstance(base, Deflated) else base.file
-    with file.opened(0, file.size) as descriptor:
+    span = sources.place(base)
+    file = span.file
+    with file.opened(span.offset, span.length) as descriptor:
         if isinstance(base, Deflated):
             found = _inflated(base, file.path)
         else:

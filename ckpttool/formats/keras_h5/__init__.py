@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckpttool import places
 from ckpttool.formats.probe import Piece, Probe
 
 if TYPE_CHECKING:
@@ -45,12 +46,10 @@ def _behind_block(probe: Probe) -> bool:
     """
     block = _BLOCK
     try:
-        with open(probe.path, "rb") as stream:
-            while block < probe.size:
-                stream.seek(block)
-                if stream.read(len(MAGIC)) == MAGIC:
-                    return True
-                block *= 2
+        while block < probe.size:
+            if places.content(probe.path, block, len(MAGIC)) == MAGIC:
+                return True
+            block *= 2
     except OSError:
         return False
     return False

@@ -7,6 +7,7 @@ import re
 from functools import lru_cache
 from typing import Literal
 
+from ckpttool import places
 from ckpttool.formats.probe import Probe
 
 Owner = Literal["stable_baselines2", "rllib", "pytorch", "pytorch_dcp", "d3rlpy", "pickle"]
@@ -70,8 +71,7 @@ def _is_length(head: bytes) -> bool:
 def _by_content(probe: Probe) -> Owner:
     # Three formats ask about one probe in a row.
     try:
-        with open(probe.path, "rb") as stream:
-            data = stream.read(min(probe.size, _LOOKED_AT))
+        data = places.content(probe.path, 0, _LOOKED_AT)
     except OSError:
         return "pickle"
     if _RLLIB.search(data):

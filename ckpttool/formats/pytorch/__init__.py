@@ -5,10 +5,10 @@ Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
 
+from ckpttool import places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, NotFoundError
 from ckpttool.formats.pickled.owner import owner
@@ -64,9 +64,9 @@ def read(location: str) -> Checkpoint:
 
 
 def _opened(location: str) -> zip.Archive | folder.Folder:
-    if not os.path.isdir(location):
+    if not places.isdir(location):
         return zip.read(File.stamp(location))
-    held = folder.inside(location, frozenset(os.listdir(location)))
+    held = folder.inside(location, frozenset(places.listdir(location)))
     if held is None:
         raise NotFoundError("the folder has no data.pkl", file=location)
     return folder.read(held)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ckpttool import dtypes
+from ckpttool import dtypes, places
 from ckpttool.checkpoint import Integrity
 from ckpttool.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, some
 from ckpttool.formats.listed import Listed
@@ -190,11 +189,10 @@ class _Listing:
 
     def _look(self, name: str) -> File | None:
         path = os.path.join(self.folder, name)
-        try:
-            regular = stat.S_ISREG(os.stat(path).st_mode)
-        except OSError:
+        kind = places.kind(path)
+        if kind == "missing":
             return None
-        if not regular:
+        if kind != "file":
             raise FormatError("a shard is not a file", file=path)
         return File.beside(path, os.path.join(self.folder, ".metadata"))
 

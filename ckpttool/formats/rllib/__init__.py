@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ckpttool import places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.pickled.owner import CHECKPOINT, owner
@@ -50,7 +51,7 @@ def read(location: str) -> Checkpoint:
     from ckpttool.formats.rllib import listing
 
     try:
-        found = listing.of_folder(location) if os.path.isdir(location) else listing.of_file(location)
+        found = listing.of_folder(location) if places.isdir(location) else listing.of_file(location)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
     return found.listed.checkpoint(location, NAME, *found.files)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ckpttool import documents, limits
+from ckpttool import documents, limits, places
 from ckpttool.errors import FormatError, NotFoundError, UnsupportedError
 from ckpttool.formats.listed import Listed
 from ckpttool.formats.pickled.load import Pickled, load, load_file
@@ -55,7 +55,7 @@ def of_file(location: str) -> Found:
     _add(walk, load_file(file), ())
     beside = f"{location}.tune_metadata"
     files: tuple[File, ...] = (file,)
-    if os.path.isfile(beside):
+    if places.isfile(beside):
         more = File.stamp(beside)
         walk.add(_loaded(more, os.path.basename(beside)), (attr("tune_metadata"),))
         files = (file, more)
@@ -89,7 +89,7 @@ def of_folder(location: str) -> Found:
     facts: dict[str, Any] = {}
     files: list[File] = []
     about = os.path.join(location, _JSON)
-    if os.path.isfile(about):
+    if places.isfile(about):
         files.append(File.stamp(about))
         facts = documents.load(about, "RLlib's description of a checkpoint")
     walk = _Walk(use)
@@ -118,11 +118,11 @@ def _states(location: str, others: list[str]) -> Iterator[tuple[str, Path]]:
                 what = "the folder holds more files than a checkpoint has"
                 raise limits.exceeded("folder_files", what, None, file=location)
             full = os.path.join(folder, name)
-            if os.path.isdir(full):
+            if places.isdir(full):
                 # A link may lead out of the checkpoint, or back into it.
-                if len(path) < most.folder_depth and not os.path.islink(full):
+                if len(path) < most.folder_depth and not places.islink(full):
                     todo.append((full, (*path, attr(name))))
-            elif not os.path.isfile(full):
+            elif not places.isfile(full):
                 continue
             elif name in _STATES:
                 yield full, (*path, attr("algorithm_state")) if name == "algorithm_state.pkl" else path
@@ -132,7 +132,7 @@ def _states(location: str, others: list[str]) -> Iterator[tuple[str, Path]]:
 
 def _names(folder: str) -> list[str]:
     try:
-        return sorted(os.listdir(folder))
+        return sorted(places.listdir(folder))
     except OSError as error:
         raise NotFoundError(f"cannot be listed: {error.strerror}", file=folder) from error
 

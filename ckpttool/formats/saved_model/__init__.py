@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from ckpttool import places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.probe import Probe
 
@@ -35,14 +36,14 @@ def claims(probe: Probe) -> str | None:
         return probe.path
     if "variables" not in probe.names or _holds_checkpoints(probe):
         return None
-    return probe.path if os.path.isfile(os.path.join(probe.path, f"{VARIABLES}.index")) else None
+    return probe.path if places.isfile(os.path.join(probe.path, f"{VARIABLES}.index")) else None
 
 
 def _holds_checkpoints(probe: Probe) -> bool:
     if "checkpoint" in probe.names or any(name.endswith(".index") for name in probe.names):
         return True
     # A prefix may have a folder of the same name beside its index.
-    return os.path.isfile(f"{probe.path.rstrip('/')}.index")
+    return places.isfile(f"{probe.path.rstrip('/')}.index")
 
 
 def read(location: str) -> Checkpoint:

@@ -6,6 +6,7 @@ import os
 import posixpath
 from collections.abc import Iterator, Sequence
 
+from ckpttool import places
 from ckpttool.errors import some
 
 FOLDER = "assets"
@@ -17,7 +18,7 @@ _SHOWN = 3
 
 def beside(folder: str) -> list[str]:
     """Return which of the files that tools put beside the graph are there."""
-    return [name for name in _NOTICED if os.path.lexists(os.path.join(folder, name))]
+    return [name for name in _NOTICED if places.lexists(os.path.join(folder, name))]
 
 
 def listed(folder: str, declared: Sequence[str], notes: list[str]) -> list[str]:
@@ -29,7 +30,7 @@ def listed(folder: str, declared: Sequence[str], notes: list[str]) -> list[str]:
         )
     top = os.path.join(folder, FOLDER)
     present: list[str] = []
-    if os.path.islink(top):
+    if places.islink(top):
         notes.append(f"{FOLDER}/ is a link, which is not followed")
     else:
         present = sorted(_walk(top))
@@ -49,7 +50,7 @@ def _inside(name: str) -> bool:
 
 def _walk(top: str) -> Iterator[str]:
     count = 0
-    for folder, _, files in os.walk(top):
+    for folder, files in places.walk(top):
         for name in files:
             yield os.path.relpath(os.path.join(folder, name), top)
             count += 1

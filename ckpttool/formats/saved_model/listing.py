@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool import limits
+from ckpttool import limits, places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
 from ckpttool.formats import saved_model, tensor_bundle
@@ -37,7 +37,7 @@ class _Folder:
         """Read a file of the folder; raise CkpttoolError when that is impossible or unwise."""
         path = self.inside(name)
         file = File.stamp(path)
-        if not os.path.isfile(path):
+        if not places.isfile(path):
             raise FormatError("it is not a regular file")
         if file.size > limits.current().graph_bytes:
             raise limits.exceeded("graph_bytes", "it is too large", file.size)
@@ -87,8 +87,8 @@ def read(location: str) -> Checkpoint:
 
 
 def _graphs(folder: _Folder) -> list[_Graph]:
-    if not os.path.lexists(folder.inside(saved_model.GRAPH)):
-        text = os.path.lexists(folder.inside(saved_model.TEXT_GRAPH))
+    if not places.lexists(folder.inside(saved_model.GRAPH)):
+        text = places.lexists(folder.inside(saved_model.TEXT_GRAPH))
         folder.notes.append(
             f"the graph is in text form ({saved_model.TEXT_GRAPH}), which is not parsed: its variables are "
             "listed, its signatures and functions are not"
@@ -128,7 +128,7 @@ def _graph(meta: MetaGraph, meter: Meter) -> _Graph:
 
 def _keras(folder: _Folder, graphs: list[_Graph]) -> None:
     with_objects = [graph.objects for graph in graphs if graph.objects is not None]
-    if not with_objects or not os.path.lexists(folder.inside(modules.METADATA)):
+    if not with_objects or not places.lexists(folder.inside(modules.METADATA)):
         return
     try:
         modules.merge(with_objects[0], folder.bytes_of(modules.METADATA), Meter())
@@ -138,7 +138,7 @@ def _keras(folder: _Folder, graphs: list[_Graph]) -> None:
 
 def _variables(folder: _Folder, graphs: list[_Graph]) -> Checkpoint | None:
     prefix = folder.inside(saved_model.VARIABLES)
-    if os.path.lexists(f"{prefix}.index"):
+    if places.lexists(f"{prefix}.index"):
         File.beside(f"{prefix}.index", folder.inside(saved_model.GRAPH))
         bundle = tensor_bundle.read(prefix)
         if not bundle.tree:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ckpttool import places
 from ckpttool.source import File, Span, Storage
 from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
 
@@ -20,9 +21,10 @@ class Members(NamedTuple):
 
 def opened(location: str) -> Members:
     """Return the members; those of a folder are its plain files, and no link is followed."""
-    if os.path.isdir(location):
-        plain = (entry.name for entry in os.scandir(location) if entry.is_file(follow_symlinks=False))
-        files = {name: File.stamp(os.path.join(location, name)) for name in sorted(plain)}
+    if places.isdir(location):
+        paths = {name: os.path.join(location, name) for name in sorted(places.listdir(location))}
+        plain = (name for name, path in paths.items() if places.isfile(path) and not places.islink(path))
+        files = {name: File.stamp(paths[name]) for name in plain}
         sources = {name: Span(file, 0, file.size) for name, file in files.items()}
         return Members(sources, tuple(files.values()), packed=False)
     archive = zip.read(File.stamp(location))

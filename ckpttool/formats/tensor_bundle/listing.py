@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from ckpttool import dtypes, limits
+from ckpttool import dtypes, limits, places
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, some
 from ckpttool.formats import tensor_protos
 from ckpttool.formats.object_graph import KEY as GRAPH
@@ -58,7 +58,7 @@ def read(location: str) -> Found:
 
 def _index_file(path: str) -> File:
     file = File.stamp(path)
-    if not os.path.isfile(path):
+    if not places.isfile(path):
         raise FormatError("the index is not a regular file", file=path)
     if file.size > limits.current().index_bytes:
         raise limits.exceeded("index_bytes", "the index is too large", file.size, file=path)
@@ -82,6 +82,8 @@ def _tree(tensors: dict[str, Tensor], index: str) -> tuple[Tree, tuple[str, ...]
         return by_name(tensors), ()
     if graph.dtype != "string" or graph.shape:
         raise FormatError("the object graph is not one string", file=index, path=GRAPH)
+    if isinstance(graph.source, Missing):
+        return by_name(tensors), ("the object graph is in a missing shard: names are TensorFlow's own keys",)
     try:
         tree, notes = leaves.by_graph(_text(graph.source, "graph_bytes"), tensors)
     except CkpttoolError as error:
@@ -197,7 +199,7 @@ class _Listing:
             self._placed.setdefault(entry.shard, []).append((entry.offset, entry.size, key))
         checksum = Checksum("crc32c", entry.checksum)
         if file is None:
-            return Missing(self._shard_path(entry.shard))
+            return Missing(self._shard_path(entry.shard), checksum)
         big = self.header.big_endian
         if dtype.name == "string":
             return TensorFlowStrings(Span(file, entry.offset, entry.size), elements, entry.checksum, big)
@@ -246,9 +248,9 @@ class _Listing:
 
     def _stamp(self, number: int) -> File | None:
         path = self._shard_path(number)
-        if not os.path.lexists(path):
+        if not places.lexists(path):
             return None
-        if not os.path.isfile(path):
+        if not places.isfile(path):
             raise FormatError("the shard is not a regular file", file=path)
         return File.beside(path, f"{self._prefix}.index")
 

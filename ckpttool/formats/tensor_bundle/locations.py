@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ckpttool import places
 from ckpttool.errors import TruncatedError
 from ckpttool.formats import checkpoint_state, saver_paths
 from ckpttool.formats.probe import Probe
@@ -20,7 +21,8 @@ def prefix(probe: Probe) -> str | None:
 
 
 def _of_prefix(probe: Probe) -> str | None:
-    if f"{probe.name}.index" in probe.names:
+    # A web server may tell no names.
+    if f"{probe.name}.index" in probe.names or (not probe.names and places.isfile(f"{probe.path}.index")):
         return probe.path
     if any(saver_paths.v2_base(name) == probe.name for name in probe.names):
         raise TruncatedError("the index is missing; there are only data shards", file=f"{probe.path}.index")
@@ -30,7 +32,7 @@ def _of_prefix(probe: Probe) -> str | None:
 def _of_file(probe: Probe) -> str | None:
     base = saver_paths.v2_base(probe.path)
     if base is not None:
-        if not os.path.lexists(f"{base}.index"):
+        if not places.lexists(f"{base}.index"):
             raise TruncatedError("the shard's index is missing", file=f"{base}.index")
         return base
     if probe.name.endswith(".index"):
@@ -66,4 +68,4 @@ def _of_folder(probe: Probe) -> str | None:
         return os.path.join(probe.path, bases[0])
     # A prefix may have a folder of the same name beside its index.
     beside = probe.path.rstrip("/")
-    return beside if os.path.isfile(f"{beside}.index") else None
+    return beside if places.isfile(f"{beside}.index") else None

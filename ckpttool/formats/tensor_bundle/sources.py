@@ -16,9 +16,10 @@ Order = Literal["little", "big"]
 
 
 class Missing(NamedTuple):
-    """A tensor whose shard is not there."""
+    """A tensor whose shard is not there; `checksum` is that of its bytes, as the index has it."""
 
     path: str
+    checksum: Checksum
 
     def read(self) -> bytes:
         """Raise TruncatedError."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from ckpttool import places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats import checkpoint_state, saver_paths
 from ckpttool.formats.probe import Probe
@@ -72,7 +73,7 @@ def _of_folder(probe: Probe) -> str | None:
         inner = Probe(state)
         if inner.kind == "file" and checkpoint_state.begins(inner.head):
             return _ours(saver_paths.of_state(state, probe.path, probe.names))
-    if saver_paths.v2_bases(probe.names) or os.path.isfile(f"{probe.path.rstrip('/')}.index"):
+    if saver_paths.v2_bases(probe.names) or places.isfile(f"{probe.path.rstrip('/')}.index"):
         return None
     bases = sorted(saver_paths.v1_bases(probe.path, probe.names), key=saver_paths.numbered)
     if len(bases) > 1:

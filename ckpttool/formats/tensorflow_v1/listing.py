@@ -6,10 +6,9 @@ tensorflow/core/framework/versions.proto.
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
-from ckpttool import dtypes
+from ckpttool import dtypes, places
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.formats import saver_paths, slices, tensor_protos
 from ckpttool.formats.tensor_protos import Extent
@@ -78,7 +77,7 @@ def read(location: str) -> Listed:
 
 
 def _all_there(shards: tuple[str, ...]) -> tuple[str, ...]:
-    missing = [path for path in shards if not os.path.isfile(path)]
+    missing = [path for path in shards if not places.isfile(path)]
     if missing or not shards:
         raise TruncatedError(
             f"the checkpoint lacks {len(missing)} of its {len(shards)} shards, and nothing else says what "

@@ -6,11 +6,10 @@ Source: torch/serialization.py (_save) for the members.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckpttool import limits
+from ckpttool import limits, places
 from ckpttool.errors import FormatError, NotFoundError
 from ckpttool.source import File, Span
 
@@ -39,17 +38,17 @@ class Folder:
 def inside(folder: str, names: frozenset[str]) -> str | None:
     """Return the folder that holds data.pkl: the one given, or the only thing in it; None if neither does."""
     if PICKLE in names:
-        return folder if os.path.isfile(os.path.join(folder, PICKLE)) else None
+        return folder if places.isfile(os.path.join(folder, PICKLE)) else None
     visible = [name for name in names if not name.startswith(".")]
     if len(visible) != 1:
         return None
     inner = os.path.join(folder, visible[0])
-    return inner if os.path.isfile(os.path.join(inner, PICKLE)) else None
+    return inner if places.isfile(os.path.join(inner, PICKLE)) else None
 
 
 def read(folder: str) -> Folder:
     """List the files of an unpacked archive; raise FormatError for a link that leads out of it."""
-    root = os.path.realpath(folder)
+    root = places.realpath(folder)
     members = {f"{TOP}/{name}": os.path.join(folder, name) for name in _files(folder, root)}
     return Folder(File.stamp(os.path.join(folder, PICKLE)), members)
 
@@ -59,22 +58,23 @@ def _files(folder: str, root: str, below: str = "", depth: int = 0) -> Iterator[
     if depth > limits.current().folder_depth:
         raise limits.exceeded("folder_depth", "folders are nested too deeply", None, file=folder)
     try:
-        entries = sorted(os.scandir(os.path.join(folder, below)), key=lambda entry: entry.name)
+        entries = sorted(places.listdir(os.path.join(folder, below)))
     except OSError as error:
         raise NotFoundError(f"cannot be opened: {error.strerror}", file=folder) from error
     for entry in entries:
-        name = f"{below}{entry.name}"
-        if entry.is_symlink():
-            _check_link(entry.path, root)
-        if entry.is_dir(follow_symlinks=False):
+        name = f"{below}{entry}"
+        path = os.path.join(folder, name)
+        if places.islink(path):
+            _check_link(path, root)
+        if places.isdir(path) and not places.islink(path):
             yield from _files(folder, root, f"{name}/", depth + 1)
-        elif entry.is_file():
+        elif places.isfile(path):
             yield name
 
 
 def _check_link(path: str, root: str) -> None:
-    target = os.path.realpath(path)
+    target = places.realpath(path)
     if os.path.commonpath((target, root)) != root:
         raise FormatError("a link in the folder leads outside of it", file=path)
-    if not os.path.exists(target) or not stat.S_ISREG(os.stat(target).st_mode):
+    if places.kind(target) != "file":
         raise FormatError("a link in the folder does not lead to a file", file=path)

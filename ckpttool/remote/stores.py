@@ -1,0 +1,110 @@
+"""What all stores have in common: each thing is asked once, small reads are gathered, large ones are not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+from urllib.parse import unquote
+
+from ckpttool import places, urls
+from ckpttool.places import Found, Seen
+from ckpttool.remote.blocks import Blocks
+from ckpttool.remote.copies import Copies, Room, pieces, require_few
+from ckpttool.shown import size
+
+_AT_ONCE = 16
+
+
+class Server(Protocol):
+    """Whoever answers: asked without any memory of earlier answers."""
+
+    def look(self, place: str) -> Found:
+        """Return what is there now; raise NotFoundError if nobody can tell."""
+        ...
+
+    def names(self, place: str) -> list[str]:
+        """Return the names in a folder."""
+        ...
+
+    def part(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
+        """Return exactly these bytes, with one request; raise ChangedError if the file is another one."""
+        ...
+
+
+class Remembering:
+    """A store in front of a server (places.Store)."""
+
+    def __init__(self, server: Server, copies: Copies | None = None) -> None:
+        """Remember nothing yet; a server that keeps files itself gives its `copies`."""
+        self.blocks = Blocks(server.part)
+        self.server = server
+        self._copies = copies or Copies()
+
+    def look(self, place: str) -> Found:
+        """Return what is there, as it was when this visit asked first."""
+        if _leads_out(place):
+            return None
+        known = places.visiting()
+        if place not in known.found:
+            parent, _, name = place.rpartition("/")
+            absent = parent in known.names and known.names[parent] and name not in known.names[parent]
+            known.found[place] = None if absent else self.server.look(place)
+        return known.found[place]
+
+    def names(self, place: str) -> list[str]:
+        """Return the names in a folder, as they were when this visit asked first."""
+        if _leads_out(place):
+            return []
+        known = places.visiting()
+        if place not in known.names:
+            known.names[place] = [name for name in self.server.names(place) if _is_name(name)]
+        return known.names[place]
+
+    def read(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
+        """Return exactly these bytes."""
+        if not length:
+            return b""
+        here = self._copies.read(place, seen, offset, length)
+        return self.blocks.read(place, seen, offset, length) if here is None else here
+
+    def together(self, place: str, seen: Seen, parts: list[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of many parts; sixteen requests are on their way at a time."""
+        if len(parts) < 2:
+            return [self.read(place, seen, *part) for part in parts]
+        with ThreadPoolExecutor(min(_AT_ONCE, len(parts))) as crew:
+            return list(crew.map(lambda part: self._one(place, seen, *part), parts))
+
+    def _one(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
+        here = self._copies.read(place, seen, offset, length)
+        return self.server.part(place, seen, offset, length) if here is None else here
+
+    def local(self, place: str, seen: Seen, offset: int, length: int) -> int:
+        """Return a descriptor of a local file with these bytes at their offset."""
+        found = self._copies.find(place, seen, offset, length)
+        return os.dup((found or self._fetched(place, seen, offset, length)).descriptor)
+
+    def _fetched(self, place: str, seen: Seen, offset: int, length: int) -> Room:
+        require_few(place, length, "the format is read from a local file")
+        places.note(
+            f"{size(length)} of {urls.spelled(place)} were fetched into a temporary file: the format is read "
+            "from a local one"
+        )
+        data = (self.server.part(place, seen, offset + at, part) for at, part in pieces(length))
+        return self._copies.add(place, seen, offset, length, data)
+
+
+def tag_of(told: str) -> int:
+    """Return the tag of what a server tells about a version: a number, as an inode is one."""
+    return int.from_bytes(hashlib.sha256(told.encode("utf-8", "surrogateescape")).digest()[:7], "big")
+
+
+def _leads_out(place: str) -> bool:
+    """Say whether a name in the place leads upwards, as a server could understand it."""
+    steps = unquote(place).split("://", 1)[-1].split("/")[1:]  # behind the host or the bucket
+    return os.pardir in steps or os.curdir in steps or "\0" in place
+
+
+def _is_name(name: str) -> bool:
+    return bool(name) and "/" not in name and "\0" not in name and name not in (os.curdir, os.pardir)

@@ -1,0 +1,236 @@
+"""Files of web servers, by ranged requests (RFC 9110, 14) through fsspec's session of aiohttp.
+
+The first request for a file asks for its beginning and tells all: its size, its ETag, and whether the server
+gives parts. A HEAD would tell less, and a URL that is signed for GET refuses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import html
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote
+
+import aiohttp
+import yarl
+from fsspec.asyn import sync
+from fsspec.implementations.http import HTTPFileSystem
+
+from ckpttool import places, urls
+from ckpttool.errors import ChangedError, NotFoundError, TruncatedError, UnsupportedError
+from ckpttool.places import Found, Seen
+from ckpttool.remote import answers
+from ckpttool.remote.blocks import HEAD
+from ckpttool.remote.copies import Copies, Room, require_few
+from ckpttool.remote.stores import Remembering
+from ckpttool.shown import size
+
+_LINK = re.compile(r"<a\s[^>]*?href\s*=\s*[\"']([^\"'<>]*)[\"']", re.IGNORECASE)
+_LEGAL = "%:/?#[]@!$&'()*+,;=~"  # RFC 3986, 2.2 and 2.3; other characters are quoted
+# Seconds to a connection, to the next byte and to the last one, and the bytes a second of a slow answer.
+_CONNECT_S, _SILENCE_S, _LONGEST_S, _SLOWEST = 15, 30, 600, 16 << 10
+_REDIRECTS = 5
+_ALL = f"bytes=0-{answers.PAGE}"  # how much of a page is waited for
+_BUSY, _PAUSES = (429, 500, 502, 503, 504), (0.2, 1.0)
+
+Answer = TypeVar("Answer")
+Take = Callable[[aiohttp.ClientResponse], Awaitable[Answer]]
+
+
+class _Busy(Exception):  # noqa: N818  # asks for another try, and is no error before the last one
+    """The server asks to be asked later, or let go of the connection."""
+
+
+class Web:
+    """A folder of a web server.
+
+    What a person named is asked for by the very URL, what lies beside it by its name. The query and the user
+    of the URL stay here: no place has them.
+    """
+
+    def __init__(self, start: str, prefix: str, query: str) -> None:
+        """Ask for `start` + NAME by `prefix` + the quoted name + `query`."""
+        self.exact: dict[str, str] = {}
+        self.copies = Copies()
+        self.store = Remembering(self, self.copies)
+        self._start, self._prefix, self._query = start, prefix, query
+        self._system = _system()
+
+    @classmethod
+    def mount(cls, url: str) -> str:
+        """Mount the folder of a URL; return the place of what it names."""
+        url = quote(url, _LEGAL)
+        address = re.split(r"[?#]", url, maxsplit=1)[0]
+        query = re.split("#", url[len(address) :])[0]
+        exact = address + query
+        place = urls.spelled(address).rstrip("/")
+        folder, _, _ = address.rstrip("/").rpartition("/")
+        if folder.endswith("/"):  # a host alone
+            folder, start = address.rstrip("/"), place + "/"
+        else:
+            start = place.rpartition("/")[0] + "/"
+        server = cls(start, folder + "/", query)
+        server.exact[place] = exact
+        known = places.store(place)
+        if isinstance(known, Remembering) and isinstance(known.server, Web):
+            server.exact = {**known.server.exact, **server.exact}
+        places.mount(start, server.store)
+        return place
+
+    def look(self, place: str) -> Found:
+        """Return what is there by asking for its beginning; raise NotFoundError if nobody can tell."""
+        return self._asked(
+            place, {"Range": f"bytes=0-{HEAD - 1}"}, lambda answer: self._looked(place, answer)
+        )
+
+    def names(self, place: str) -> list[str]:
+        """Return the links of the folder's page that lead into the folder; none where there is no page."""
+        url = self._url(place)
+        try:
+            address, mark, query = url.partition("?")
+            page = self._asked(place, {}, answers.page, address.rstrip("/") + "/" + mark + query)
+        except NotFoundError:
+            return []
+        links = (unquote(html.unescape(link).removeprefix("./")).rstrip("/") for link in _LINK.findall(page))
+        return [name for name in dict.fromkeys(links) if not name.startswith(("?", "#"))]
+
+    def part(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
+        """Return exactly these bytes; raise ChangedError if the server has another file there now."""
+        return self._asked(
+            place,
+            {"Range": f"bytes={offset}-{offset + length - 1}"},
+            lambda answer: self._part(place, answer, seen, offset, length),
+        )
+
+    async def _looked(self, place: str, answer: aiohttp.ClientResponse) -> Found:
+        if answer.status in answers.GONE:
+            return None
+        if str(answer.url.path).endswith("/") and answer.status in (200, 206):
+            return "folder"
+        if answers.is_empty(answer):
+            return Seen(0, *answers.identity(answer))
+        if answer.status == 206:
+            first, _, total = answers.told(place, answer)
+            seen = Seen(total, *answers.identity(answer))
+            data = await answers.exactly(place, answer, min(HEAD, total))
+            if first:
+                raise UnsupportedError("the server gives another part than was asked for", file=place)
+            self.store.blocks.keep(place, seen, 0, data)
+            return seen
+        answers.require_ok(place, answer)
+        told = answer.content_length
+        if told is None:
+            return await self._whole(place, answer)
+        seen = Seen(told, *answers.identity(answer))
+        self.store.blocks.keep(place, seen, 0, await answer.content.readexactly(min(HEAD, told)))
+        return seen
+
+    async def _part(
+        self, place: str, answer: aiohttp.ClientResponse, seen: Seen, offset: int, length: int
+    ) -> bytes:
+        if answer.status != 200:
+            return await answers.part_of(place, answer, seen, offset, length)
+        told = answer.content_length
+        if answers.identity(answer) != seen[1:] or told not in (None, seen.size):
+            raise ChangedError("the file changed after it was listed", file=place)
+        whole = self.copies.read(place, await self._whole(place, answer), offset, length)
+        if whole is None or len(whole) != length:
+            raise ChangedError("the file changed after it was listed", file=place)
+        return whole
+
+    async def _whole(self, place: str, answer: aiohttp.ClientResponse) -> Seen:
+        """Keep a file that came as a whole because the server gives no parts."""
+        told = answer.content_length
+        why = "the server gives no parts of files"
+        require_few(place, told or 0, why)
+        room, done, watch = Room(), 0, places.watch.get()
+        async for piece in answer.content.iter_chunked(answers.PIECE):
+            require_few(place, done + len(piece), why)
+            room.put(done, piece)
+            done += len(piece)
+            if watch is not None:
+                watch(urls.spelled(place), done, told or done)
+        if told is not None and told != done:
+            answers.short(place, told, done)
+        seen = Seen(done, *answers.identity(answer))
+        self.copies.keep(place, seen, 0, done, room)
+        if done > HEAD:
+            places.note(f"{why}: all {size(done)} of {urls.spelled(place)} were fetched")
+        return seen
+
+    def _url(self, place: str) -> str:
+        # What was typed is quoted already where it has to be.
+        return self.exact.get(place) or self._prefix + quote(place[len(self._start) :], "/%") + self._query
+
+    def _asked(
+        self, place: str, headers: dict[str, str], take: Take[Answer], url: str | None = None
+    ) -> Answer:
+        for pause in (*_PAUSES, None):
+            try:
+                with _explained(place, last=pause is None):
+                    found: Answer = sync(
+                        self._system.loop, self._ask, place, url or self._url(place), headers, take
+                    )
+                    return found
+            except _Busy:
+                time.sleep(pause or 0)
+        raise NotFoundError("the server is busy", file=place)
+
+    async def _ask(self, place: str, url: str, headers: dict[str, str], take: Take[Answer]) -> Answer:
+        session = await self._system.set_session()
+        first, last = map(int, headers.get("Range", _ALL)[6:].split("-"))
+        longest = _LONGEST_S + (last - first) / _SLOWEST
+        patience = aiohttp.ClientTimeout(total=longest, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+        # What is compressed for the way has other bytes at other places.
+        wanted = {"Accept-Encoding": "identity", **headers}
+        async with session.get(
+            yarl.URL(url, encoded=True), headers=wanted, timeout=patience, max_redirects=_REDIRECTS
+        ) as answer:
+            if url.startswith("https:") and answer.url.scheme != "https":
+                raise UnsupportedError(
+                    "the server leads from https to http, which is not followed", file=place
+                )
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise UnsupportedError("the server sends the file compressed, whoever asks", file=place)
+            if answer.status in _BUSY:
+                raise _Busy(str(answer.status))
+            return await take(answer)
+
+
+@functools.cache
+def _system() -> HTTPFileSystem:
+    """Return the session of this process: its connections serve all servers, and it keeps no cookies."""
+    settings = {"auto_decompress": False, "trust_env": True}
+    return HTTPFileSystem(skip_instance_cache=True, get_client=_client, client_kwargs=settings)
+
+
+async def _client(**settings: Any) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), **settings)
+
+
+@contextlib.contextmanager
+def _explained(place: str, *, last: bool) -> Iterator[None]:
+    """Turn what goes wrong on the way into a sentence, or into another try where that may help."""
+    try:
+        yield
+    except aiohttp.ClientConnectorDNSError as error:
+        raise NotFoundError("the host is not known", file=place) from error
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise NotFoundError("the server's certificate is not valid", file=place) from error
+    except (ValueError, aiohttp.NonHttpUrlClientError) as error:  # yarl's, and aiohttp.InvalidURL
+        raise NotFoundError("the server, or the URL, leads to no http address", file=place) from error
+    except aiohttp.TooManyRedirects as error:
+        raise NotFoundError("the server leads in circles", file=place) from error
+    except (aiohttp.ClientPayloadError, asyncio.IncompleteReadError) as error:
+        raise TruncatedError("the server stopped before all bytes had come", file=place) from error
+    except TimeoutError as error:
+        raise NotFoundError("the server does not answer in time", file=place) from error
+    except (aiohttp.ClientError, OSError) as error:
+        if not last and isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
+            raise _Busy from error
+        raise NotFoundError("the server cannot be reached", file=place, found=type(error).__name__) from error
