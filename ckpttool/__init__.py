@@ -1,9 +1,11 @@
 """Read, convert, check and play reinforcement-learning checkpoints, without the program that wrote them.
 
-    import ckpttool
-    checkpoint = ckpttool.open("runs/ckpt-15000")
-    for path, leaf in checkpoint.tree.tensors():
-        print(ckpttool.display(path), leaf.dtype, leaf.shape)
+>>> import ckpttool
+>>> checkpoint = ckpttool.open("sample_ckpts/td3_pendulum_tf/ckpt-15000")
+>>> checkpoint["policy/actor/l1/kernel"]
+<Handle policy/actor/l1/kernel float32[3, 64] parameter>
+>>> checkpoint["policy/actor/l1/kernel"].numpy().shape
+(3, 64)
 
 Importing the package loads no framework and not even numpy; names arrive when they are first used.
 """
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from ckpttool import errors
     from ckpttool.checkpoint import Checkpoint
     from ckpttool.errors import CkpttoolError
+    from ckpttool.face.branch import Branch
+    from ckpttool.face.handle import Handle
     from ckpttool.formats.resolve import open_checkpoint as open  # noqa: A004  # ckpttool.open(path)
     from ckpttool.leaf import Leaf, ValueLeaf, display
     from ckpttool.live.flatten import flatten_with_path
@@ -28,7 +32,9 @@ if TYPE_CHECKING:
     from ckpttool.ops.doctor import diagnose
     from ckpttool.ops.evaluate import evaluate
     from ckpttool.ops.evaluation import Protocol
+    from ckpttool.ops.load_into import load_into
     from ckpttool.ops.save import save
+    from ckpttool.ops.schemas import schema
     from ckpttool.ops.stats import stats
     from ckpttool.ops.summary import summary
     from ckpttool.ops.sweep import sweep
@@ -37,8 +43,10 @@ if TYPE_CHECKING:
     from ckpttool.tree import Tree
 
 __all__ = [
+    "Branch",
     "Checkpoint",
     "CkpttoolError",
+    "Handle",
     "Leaf",
     "Protocol",
     "Sidecar",
@@ -53,8 +61,10 @@ __all__ = [
     "errors",
     "evaluate",
     "flatten_with_path",
+    "load_into",
     "open",
     "save",
+    "schema",
     "stats",
     "summary",
     "sweep",
@@ -62,8 +72,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Branch": "face.branch",
     "Checkpoint": "checkpoint",
     "CkpttoolError": "errors",
+    "Handle": "face.handle",
     "Leaf": "leaf",
     "Protocol": "ops.evaluation",
     "Sidecar": "sidecar",
@@ -76,8 +88,10 @@ _HOMES = {
     "display": "leaf",
     "evaluate": "ops.evaluate",
     "flatten_with_path": "live.flatten",
+    "load_into": "ops.load_into",
     "open": "formats.resolve",
     "save": "ops.save",
+    "schema": "ops.schemas",
     "stats": "ops.stats",
     "summary": "ops.summary",
     "sweep": "ops.sweep",

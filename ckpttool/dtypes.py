@@ -90,6 +90,20 @@ _QUANTIZED["qint32"] = "int32"
 _BYTES_ONLY = frozenset(("complex32", *PACKED))
 
 
+def plain_name(name: str) -> str:
+    """Return the type in which we read a type's numbers: quantized ones as the integers that they are."""
+    return _QUANTIZED.get(name, name)
+
+
+def alike(one: str, other: str) -> bool:
+    """Say whether two types hold the same sort of numbers, so that values of one may become the other's."""
+    return one == other or _sort(one) == _sort(other) is not None
+
+
+def _sort(name: str) -> str | None:
+    return next((sort for sort in ("float", "complex", "int") if name.lstrip("bu").startswith(sort)), None)
+
+
 def numpy_dtype(name: str) -> np.dtype:
     """Return the little-endian numpy dtype of our type `name`; raise UnsupportedError if none fits."""
     import numpy as np
@@ -104,7 +118,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
         extension: np.dtype = np.dtype(getattr(ml_dtypes, name))
         return extension
-    return np.dtype(_QUANTIZED.get(name, name)).newbyteorder("<")
+    return np.dtype(plain_name(name)).newbyteorder("<")
 
 
 def component_size(name: str) -> int:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttool.leaf import Leaf, Path, ValueLeaf, display, exact
+
+if TYPE_CHECKING:
+    from ckpttool.naming import Naming
 
 
 class Alias(NamedTuple):
@@ -72,6 +75,13 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
         if len(counts) == len(named):
             return named
         return {path: n if counts[n] == 1 else exact(path) for path, n in named.items()}
+
+    @cached_property
+    def naming(self) -> Naming:
+        """What each name that people use means."""
+        from ckpttool.naming import Naming
+
+        return Naming(self.leaves, self.names, self.aliases)
 
     def alias_name(self, alias: Alias) -> str:
         """Return an alias's display name, spelled exactly if a leaf has that name already."""

@@ -51,7 +51,8 @@ def _setting(found: Found) -> tuple[Role, bool | None]:
 
 def _torch_role(found: Found) -> tuple[Role, bool | None]:
     if kinds.is_torch_module(found.owner):
-        name = str(found.path[-1].value)
+        # In a `state_dict` all steps are one key; a buffer's own name has no dot.
+        name = str(found.path[-1].value).rpartition(".")[2]
         held = kinds.attributes(found.owner)
         if (held.get("_buffers") or {}).get(name) is found.value:
             return ("buffer" if name not in held["_non_persistent_buffers_set"] else "other"), False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ckpttool.dtypes import alike
 from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import cautions
@@ -12,7 +13,7 @@ from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
 from ckpttool.mapping.flattened import unknown
 from ckpttool.mapping.kinds import Kind
 from ckpttool.mapping.layers import Choice, Layer, converted, layers
-from ckpttool.mapping.matches import Ambiguity, Filling, Match
+from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP
@@ -33,30 +34,38 @@ def fill(
     in_order: bool = True,
     choices: Sequence[Choice] = (),
     given: Sequence[tuple[str, str]] = (),
+    strict: bool = True,
 ) -> Filling:
     """Return how the source tree of a framework fills the skeleton.
 
     `in_order` says that the tree lists its layers as they were made, `choices` what somebody said of its
     layers, `given` which names belong together (see solver.solve). Raise MappingError where a name or the
-    user says that two belong together and their shapes differ.
+    user says that two belong together and their shapes differ; unless `strict`, these are the filling's
+    misfits, and numbers of another width are left to whoever puts them into the model.
     """
     target, places = skeleton.named()
     theirs = side(tree, layers(tree, framework, choices))
     ours = side(target, skeleton.layers(target))
     solution = solve(theirs.candidates, ours.candidates, in_order=in_order, given=given)
-    for pair in solution.misfits:
-        raise MappingError(
-            f"{theirs.title(pair.source)} and {ours.title(pair.target)} belong together and do not fit",
-            expected=ours.spelled(pair.target),
-            found=theirs.spelled(pair.source),
+    misfits = [
+        Misfit(
+            theirs.title(pair.source),
+            ours.title(pair.target),
+            theirs.spelled(pair.source),
+            ours.spelled(pair.target),
         )
-    made = _Made(theirs, ours, places)
-    for pair in made.known(solution.pairs, foreign=framework != skeleton.framework):
+        for pair in solution.misfits
+    ]
+    if misfits and strict:
+        raise misfits[0].error
+    foreign = framework != skeleton.framework
+    made = _Made(theirs, ours, places, foreign=foreign)
+    for pair in made.known(solution.pairs):
         made.add(pair)
     # Two models of one framework differ in nothing that these sentences say.
-    needs = cautions.notes(made.done) if framework != skeleton.framework else ()
-    filled = _filled(tree, skeleton.tree, made)
-    reached = {move.target for move in made.moves} | made.added.keys()
+    needs = cautions.notes(made.done) if foreign else ()
+    filled, unfit = _filled(tree, skeleton.tree, made, strict=strict)
+    reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
     used = {move.source for move in made.moves} | made.left
     linked = set(places.values())
     return Filling(
@@ -71,6 +80,7 @@ def fill(
         tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
         (*_by_order(solution), *dict.fromkeys(made.assumed)),
         (*made.notes, *needs, *_unfit(theirs, ours, solution)),
+        (*misfits, *unfit.values()),
     )
 
 
@@ -96,8 +106,9 @@ def _unfit(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
 class _Made:
     """What the pairs come to; targets are places in the skeleton's tree."""
 
-    def __init__(self, theirs: Side, ours: Side, places: Mapping[Path, Path]) -> None:
+    def __init__(self, theirs: Side, ours: Side, places: Mapping[Path, Path], *, foreign: bool) -> None:
         self.theirs, self.ours, self.places = theirs, ours, places
+        self._foreign = foreign
         self.moves: list[Move] = []
         self.added: dict[Path, Leaf] = {}
         self.left: set[Path] = set()
@@ -114,13 +125,13 @@ class _Made:
         # Tied tensors of the target are filled once: who did it first.
         self._owners: dict[Path, list[Move]] = {}
 
-    def known(self, pairs: Sequence[Pair], *, foreign: bool) -> list[Pair]:
+    def known(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Return the pairs without dense layers of which nobody knows whether they take a flattened image.
 
         The target's skeleton tells what the source's layer takes; between trees of one framework nothing has
         to be known.
         """
-        if not foreign:
+        if not self._foreign:
             return list(pairs)
         for pair in self._of_layers(pairs):
             layer, said = self._layers[pair.source], self.ours.layers[pair.target].told.flatten
@@ -156,13 +167,18 @@ class _Made:
         self.matched.append(Match(layer.title, target.title, source_kind.name, pair.by))
         stored = {name: self.places[path] for name, path in target.tensors.items()}
         wanted = [Move(source, stored[name], rule) for source, name, rule in done.moves if name in stored]
+        # What no other framework has, such as the count of a batch norm's batches, goes on in its own.
+        own = {} if self._foreign else {n: layer.tensors[n] for n in done.added if n in layer.tensors}
+        wanted += [Move(source, stored[name], KEEP) for name, source in own.items() if name in stored]
         mine: dict[Path, list[Move]] = {}
         for move in wanted:
             mine.setdefault(move.target, []).append(move)
         for place, moves in mine.items():
             if self._is_first(place, moves):
                 self.moves += moves
-        self.added |= {stored[name]: leaf for name, leaf in done.added.items() if name in stored}
+        self.added |= {
+            stored[name]: leaf for name, leaf in done.added.items() if name in stored and name not in own
+        }
         self.left |= {path for path in done.left if self._is_buffer(path)}
         self.assumed += done.assumed
 
@@ -211,25 +227,29 @@ def _value(tree: Tree, moves: list[Move]) -> bytes:
     return bytes(leaf.read()) if isinstance(leaf, Leaf) else b""
 
 
-def _filled(tree: Tree, skeleton: Tree, made: _Made) -> Tree:
-    """Return the skeleton with the source's values; raise MappingError where one does not fit its place."""
+def _filled(tree: Tree, skeleton: Tree, made: _Made, *, strict: bool) -> tuple[Tree, Mapping[Path, Misfit]]:
+    """Return the skeleton with the source's values, and the places that these do not fit.
+
+    Raise MappingError for the first of those where `strict`; else numbers of another width fit.
+    """
     leaves = dict(skeleton.leaves)
+    unfit: dict[Path, Misfit] = {}
     added: Mapping[Path, Leaf | ValueLeaf] = made.added
     for moves in _rounds(made.moves):
         for path, leaf in build(tree, Plan(moves, added)).tensors():
             place = skeleton[path]
             if not isinstance(place, Leaf):
                 continue
-            if (place.dtype, place.shape) != (leaf.dtype, leaf.shape):
-                raise MappingError(
-                    f"what comes from {_sources(tree, made.moves, path)} does not fit",
-                    path=skeleton.names[path],
-                    expected=f"{place.dtype}{list(place.shape)}",
-                    found=f"{leaf.dtype}{list(leaf.shape)}",
-                )
-            leaves[path] = replace(place, source=leaf.source)
+            same = place.dtype == leaf.dtype or (not strict and alike(place.dtype, leaf.dtype))
+            if same and place.shape == leaf.shape:
+                leaves[path] = replace(place, dtype=leaf.dtype, source=leaf.source)
+                continue
+            names = _sources(tree, made.moves, path), skeleton.names[path]
+            unfit[path] = Misfit(*names, *(f"{each.dtype}{list(each.shape)}" for each in (leaf, place)))
+            if strict:
+                raise unfit[path].error
         added = {}
-    return Tree(leaves, skeleton.aliases, skeleton.containers)
+    return Tree(leaves, skeleton.aliases, skeleton.containers), unfit
 
 
 def _sources(tree: Tree, moves: Sequence[Move], target: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckpttool.errors import some
+from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Path
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.solver import CONFIDENCE, By
@@ -48,10 +48,39 @@ class Ambiguity:
 
 
 @dataclass(frozen=True, slots=True)
+class Misfit:
+    """Two that belong together, a layer or tensor of the source and one of the target, and do not fit."""
+
+    source: str
+    target: str
+    found: str
+    expected: str
+
+    @property
+    def error(self) -> MappingError:
+        """The error that says so."""
+        return MappingError(
+            f"{self.source} and {self.target} belong together and do not fit",
+            expected=self.expected,
+            found=self.found,
+        )
+
+    def document(self) -> dict[str, str]:
+        """Return the JSON object."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "found": self.found,
+            "expected": self.expected,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Filling:
     """The way into a skeleton: its tree with the source's values, the moves, and what stays open.
 
-    `unfilled` are places in the skeleton that keep what their own program gave them, `unused` source leaves.
+    `unfilled` are places in the skeleton that keep what their own program gave them, `unused` source leaves,
+    `misfits` what belongs together and was left out because it does not fit.
     """
 
     tree: Tree
@@ -62,3 +91,4 @@ class Filling:
     unused: tuple[Path, ...]
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
+    misfits: tuple[Misfit, ...] = ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from ckpttool.globs import matcher, nothing
 from ckpttool.leaf import Path
 from ckpttool.mapping.rules import Rule
 
@@ -51,3 +52,11 @@ class Report:
     def complete(self) -> bool:
         """Say whether nothing was left over on either side."""
         return not self.unused and not self.missing
+
+    def shown(self, glob: str | None) -> Report:
+        """Return the report with those moves alone of which a path matches; raise UsageError if none does."""
+        keep = matcher(glob)
+        kept = tuple(each for each in self.mapped if keep(each.source) or keep(each.target))
+        if glob is not None and not kept:
+            raise nothing(glob, [path for each in self.mapped for path in (each.source, each.target)])
+        return replace(self, mapped=kept)

@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool import sidecar
+from ckpttool import sidecar, urls
 from ckpttool.agents.skeleton.beside import Like
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UsageError, some
+from ckpttool.errors import UsageError
 from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.mapping.layers import Choice, layers
-from ckpttool.mapping.matches import Ambiguity, Filling, Match
+from ckpttool.mapping.layers import Choice
+from ckpttool.mapping.matches import Ambiguity, Match
 from ckpttool.mapping.report import Report
-from ckpttool.ops import part as parts
-from ckpttool.ops import receipt, save, targets
+from ckpttool.ops import model_source, receipt, save, targets
 from ckpttool.ops.digest import Digest
-from ckpttool.ops.plain_names import Prepared, Wanted, prepared
+from ckpttool.ops.plain_names import Wanted
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import own_sidecar
-from ckpttool.ops.route import Route, mapped
+from ckpttool.ops.route import Route
 from ckpttool.ops.target_model import TargetModel, form_of
 from ckpttool.ops.undo import Undo
 from ckpttool.sidecar import Sidecar
 from ckpttool.writing import require_new
+
 
 @dataclass(frozen=True, slots=True)
 class Filled:
@@ -98,7 +98,7 @@ def like(
         skeleton = beside.skeleton(given.guessed())
         filling = given.fill(skeleton, how.choices, how.pairs)
         report = model_source.report(ready, skeleton, filling)
-        done = Filled(checkpoint.path, report, None, filling.matched, filling.ambiguous)
+        done = Filled(urls.spelled(checkpoint.path), report, None, filling.matched, filling.ambiguous)
         if how.dry_run or not (report.complete or how.allow_missing):
             return done
         said = [f"{model.factory} loads what was written, strictly, and holds the same values then"]

@@ -34,10 +34,13 @@ def form_of(kind: TargetKind) -> str:
 
 
 class TargetModel:
-    """The model that a `Like` names, in its process; a context manager that ends it and removes its files."""
+    """The model that a `Like` names, in its process; a context manager that ends it and removes its files.
 
-    def __init__(self, wanted: Like, form: str) -> None:
-        self._wanted, self._form = wanted, form
+    Without a `form` it is saved as its framework does it by itself.
+    """
+
+    def __init__(self, wanted: Like, form: str | None = None) -> None:
+        self._wanted, self._form = wanted, form or ""
         self._beside = Beside(wanted)
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
 
@@ -59,6 +62,7 @@ class TargetModel:
         """
         built = self._beside.build()
         framework = str(built["framework"])
+        self._form = self._form or str(built["forms"][-1])
         if self._form not in built["forms"]:
             raise UsageError(
                 f"{self._wanted.factory} makes a {framework} model, which is not loaded from {self._form}",
@@ -77,8 +81,7 @@ class TargetModel:
             places = {leaf.key: path for path, leaf in tree.tensors()}
             places |= {a.key: path for path, others in tree.aliases.items() for a in others if a.key}
         self._require_all(modules, places)
-        parts = [_part(module, places, framework) for module in modules]
-        return Skeleton(_FRAMEWORKS[framework], tree, parts)
+        return skeleton_of(tree, modules, places, framework)
 
     def prove(self, written: Checkpoint) -> None:
         """Load what was written into the model strictly, have it saved again, and compare every tensor.
@@ -128,6 +131,18 @@ def _numbers(first: Tree, second: Tree) -> Iterator[tuple[int, Path]]:
         number = int.from_bytes(data[:width], "little")
         if data == data[:width] * leaf.size and number:
             yield number - 1, path
+
+
+def skeleton_of(
+    tree: Tree, modules: Sequence[Mapping[str, Any]], places: Mapping[str | int, Path], framework: str
+) -> Skeleton:
+    """Return the skeleton of a model of a framework (torch, keras, tensorflow).
+
+    `modules` are as agents.skeleton describes them, `places` says where the tensors that they name lie in
+    `tree`.
+    """
+    parts = [_part(module, places, framework) for module in modules]
+    return Skeleton(_FRAMEWORKS[framework], tree, parts)
 
 
 def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework: str) -> Part:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.agents.envs import engines, registry
+from ckpttool.agents.envs import engines, pendulum_alone, registry
 from ckpttool.agents.envs.adapters import ADAPTERS, adapted
 from ckpttool.agents.envs.engines import ENGINES
 from ckpttool.agents.envs.gym_vector import GymVector
 from ckpttool.agents.envs.mujoco_vector import MujocoVector
+from ckpttool.agents.envs.pendulum_batch import PendulumBatch
 from ckpttool.agents.envs.pictures import drawable
 from ckpttool.agents.envs.spec import OBS, EnvSpec, Outcome, VectorEnv
-from ckpttool.errors import UsageError
+from ckpttool.errors import UsageError, choice
 
 __all__ = [
     "ADAPTERS",
@@ -53,9 +54,13 @@ def make(
             hint="name it on the command line",
         )
     if engine not in ENGINES:
-        raise UsageError(f"no engine is called {engine!r}", hint=f"there are {', '.join(ENGINES)}")
+        raise UsageError(f"no engine is called {engine!r}", hint=choice(engine, ENGINES))
     if adapter is not None and adapter not in ADAPTERS:
-        raise UsageError(f"no adapter is called {adapter!r}", hint=f"there is {', '.join(ADAPTERS)}")
+        raise UsageError(f"no adapter is called {adapter!r}", hint=choice(adapter, ADAPTERS))
+    in_arrays = env_id == pendulum_alone.ID and engine in (engines.AUTO, PendulumBatch.engine)
+    if in_arrays and not (kwargs or pictures or registry.installed()):
+        alone = PendulumBatch(pendulum_alone.PendulumAlone, num_envs)
+        return adapted(alone, obs_dim, adapter, lambda _: alone)
     gymnasium = registry.gymnasium()
     given = {**(kwargs or {}), **({"render_mode": "rgb_array"} if pictures else {})}
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpttool.agents.envs.gym_vector import describe, heard
+from ckpttool.agents.envs.pendulum_alone import ID, NOTE, PendulumAlone
 from ckpttool.agents.envs.spec import EnvSpec, Outcome
 from ckpttool.errors import UnsupportedError, UsageError
 
-ID = "Pendulum-v1"
 ENGINE = "pendulum.batch"
 _STEPS_BESIDE = 5
 
@@ -32,7 +32,10 @@ class Law(NamedTuple):
 
 
 class PendulumBatch:
-    """The rows' angles and speeds as two arrays; one Gymnasium environment draws where episodes start."""
+    """The rows' angles and speeds as two arrays; one Gymnasium environment draws where episodes start.
+
+    Where there is no Gymnasium, `pendulum_alone` does.
+    """
 
     engine = ENGINE
 
@@ -55,7 +58,9 @@ class PendulumBatch:
         self.obs: np.ndarray = np.zeros((num_envs, 3), np.float32)
         self._angle, self._speed = np.zeros(num_envs), np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
-        if not self._agrees():
+        if isinstance(self._one, PendulumAlone):
+            self._notes[NOTE] = None
+        elif not self._agrees():
             self.close()
             raise UnsupportedError(f"this gymnasium's {ID} computes otherwise than {ENGINE}")
 

@@ -16,9 +16,14 @@ from ckpttool.errors import MissingExtraError, UsageError
 HINT = "pip install 'ckpttool[eval]'"
 
 
+def installed() -> bool:
+    """Say whether the library is there, without importing it."""
+    return importlib.util.find_spec("gymnasium") is not None
+
+
 def gymnasium() -> Any:
     """Return the library; raise MissingExtraError if it is not installed."""
-    if importlib.util.find_spec("gymnasium") is None:
+    if not installed():
         raise MissingExtraError("environments need gymnasium, which is not installed", hint=HINT)
     return importlib.import_module("gymnasium")
 

@@ -78,11 +78,12 @@ def known_class(value: Any) -> str:
 def framework(value: Any) -> str | None:
     """Return whose model the object is: torch, keras or tensorflow."""
     found = bases(value)
-    if ("torch", "Module") in found:
-        return "torch"
-    # Keras 2 lies within tensorflow until 2.12 (tensorflow.python.keras) or comes as keras or tf_keras.
+    # Keras 2 lies within tensorflow until 2.12 (tensorflow.python.keras) or comes as keras or tf_keras. What
+    # Keras 3 makes to compute with torch is a torch.nn.Module too, in which its layers cannot be told.
     if any((top, "Layer") in found for top in ("keras", "tf_keras", "tensorflow", "tensorflow_core")):
         return "keras"
+    if ("torch", "Module") in found:
+        return "torch"
     if any((top, "Module") in found for top in ("tensorflow", "tensorflow_core")):
         return "tensorflow"
     return None

@@ -63,20 +63,20 @@ def describe(model: Any) -> list[dict[str, Any]]:
     """Return every layer by its first path; a tensor is named by its number in `model.weights`."""
     numbers = {id(variable): place for place, variable in enumerate(model.weights)}
     modules = []
-    for path, layer in _layers([], model, set()):
+    for path, layer in layers([], model, set()):
         modules.append(
             {
                 "id": id(layer),
                 "path": path,
                 "class": known_class(layer),
-                "facts": _facts(layer),
-                "tensors": _own(layer, numbers),
+                "facts": facts(layer),
+                "tensors": own(layer, numbers),
             }
         )
     return modules
 
 
-def _layers(path: list[str], layer: Any, seen: set[int]) -> Iterator[tuple[list[str], Any]]:
+def layers(path: list[str], layer: Any, seen: set[int]) -> Iterator[tuple[list[str], Any]]:
     """Go through a layer and those in it: by its attributes, then by their names, each once."""
     seen.add(id(layer))
     yield path, layer
@@ -89,7 +89,7 @@ def _layers(path: list[str], layer: Any, seen: set[int]) -> Iterator[tuple[list[
     # Private lists name once more what private attributes name.
     for name, each in below + sorted(hidden, key=lambda found: len(found[0])):
         if id(each) not in seen:
-            yield from _layers([*path, *name], each, seen)
+            yield from layers([*path, *name], each, seen)
 
 
 def is_layer(value: Any) -> bool:
@@ -99,7 +99,8 @@ def is_layer(value: Any) -> bool:
     )
 
 
-def _own(layer: Any, numbers: dict[int, int]) -> list[list[Any]]:
+def own(layer: Any, numbers: dict[int, int]) -> list[list[Any]]:
+    """Return the layer's own weights: the name of each and its number."""
     names = {id(value): name[-1].lstrip("_") for name, value in items(vars(layer)) if id(value) in numbers}
     held = [each for name in _OWN for each in vars(layer).get(name, ()) if id(each) in numbers]
     for each in held:
@@ -112,7 +113,8 @@ def _attribute(layer: Any, variable: Any) -> str | None:
     return next((name.lstrip("_") for name in mine), None)
 
 
-def _facts(layer: Any) -> dict[str, Any]:
+def facts(layer: Any) -> dict[str, Any]:
+    """Return the plain settings of a layer."""
     try:
         said = layer.get_config()
     except Exception:  # noqa: BLE001 - a user's layer need not know its own settings

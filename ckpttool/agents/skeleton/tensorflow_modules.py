@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckpttool.agents.skeleton.calls import zeros
-from ckpttool.agents.skeleton.factory import bases, known_class, last_line, plain_facts
+from ckpttool.agents.skeleton.factory import bases, framework, known_class, last_line, plain_facts
 from ckpttool.errors import UnsupportedError, UsageError
 
 FORMS = ("tf",)
@@ -22,7 +22,7 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
 
 def _has_variables(model: Any) -> bool:
     try:
-        return bool(model.variables)
+        return bool(variables(model))
     except ValueError:  # Sonnet's way of saying that there are none yet (sonnet/src/base.py)
         return False
 
@@ -53,34 +53,64 @@ def called(model: Any, shapes: list[list[int]]) -> None:
     ) from first
 
 
+def variables(model: Any) -> list[Any]:
+    """Return the variables of a module, then those of Keras 3's layers in it, which are no tf.Modules."""
+    found = {id(variable): variable for variable in model.variables}
+    for _, module in _modules(model):
+        if not is_module(module):
+            found.update((id(variable), variable) for variable in module.weights)
+    return list(found.values())
+
+
 def describe(model: Any) -> list[dict[str, Any]]:
-    """Return every module by its first path; a tensor is named by its number in `model.variables`."""
-    numbers = {id(variable): place for place, variable in enumerate(model.variables)}
-    modules: list[dict[str, Any]] = []
+    """Return every module by its first path; a tensor is named by its number in `variables(model)`."""
+    numbers = {id(variable): place for place, variable in enumerate(variables(model))}
+    return [
+        {
+            "id": id(module),
+            "path": path,
+            "class": known_class(module),
+            "facts": plain_facts(vars(module)) if is_module(module) else _of_keras().facts(module),
+            "tensors": _own(module, numbers) if is_module(module) else _of_keras().own(module, numbers),
+        }
+        for path, module in _modules(model)
+    ]
+
+
+def _modules(model: Any) -> Iterator[tuple[list[str], Any]]:
+    """Go through a module and those in it, Keras 3's layers too, each by its first path."""
     seen = {id(model)}
     waiting = [([], model)]  # type: list[tuple[list[str], Any]]
     while waiting:
         path, module = waiting.pop(0)
-        tensors, below = [], []
-        # `_self_...` is TensorFlow's own bookkeeping (tensorflow/python/trackable/autotrackable.py).
-        held = {name: value for name, value in vars(module).items() if not name.startswith("_self_")}
-        for name, value in items(held):
-            if id(value) in numbers:
-                tensors.append([name[-1], numbers[id(value)]])
-            elif is_module(value) and id(value) not in seen:
+        yield path, module
+        below = []
+        for name, value in items(_held(module)) if is_module(module) else ():
+            if id(value) in seen:
+                continue
+            if is_module(value):
                 seen.add(id(value))
                 below.append(([*path, *name], value))
+            elif framework(value) == "keras" and not isinstance(value, type):
+                # They are given each once, and stay in the order in which they are found.
+                below += list(_of_keras().layers([*path, *name], value, seen))
         waiting = below + waiting
-        modules.append(
-            {
-                "id": id(module),
-                "path": path,
-                "class": known_class(module),
-                "facts": plain_facts(vars(module)),
-                "tensors": tensors,
-            }
-        )
-    return modules
+
+
+def _held(module: Any) -> dict[str, Any]:
+    # `_self_...` is TensorFlow's own bookkeeping (tensorflow/python/trackable/autotrackable.py).
+    return {name: value for name, value in vars(module).items() if not name.startswith("_self_")}
+
+
+def _own(module: Any, numbers: dict[int, int]) -> list[list[Any]]:
+    return [[name[-1], numbers[id(value)]] for name, value in items(_held(module)) if id(value) in numbers]
+
+
+def _of_keras() -> Any:
+    # It imports this module.
+    from ckpttool.agents.skeleton import keras_models
+
+    return keras_models
 
 
 def is_module(value: Any) -> bool:
@@ -107,8 +137,10 @@ def _opened(path: list[str], value: Any, depth: int) -> Iterator[tuple[list[str]
 
 def number(model: Any) -> bool:
     """Fill every variable with its own number, so that its place in a file can be seen."""
-    for place, variable in enumerate(model.variables):
-        variable.assign(numbered(place, variable.shape, variable.dtype.as_numpy_dtype))
+    for place, variable in enumerate(variables(model)):
+        # Keras 3's variables name their types.
+        dtype = getattr(variable.dtype, "as_numpy_dtype", variable.dtype)
+        variable.assign(numbered(place, variable.shape, dtype))
     return True
 
 

@@ -1,0 +1,233 @@
+"""`load_into`: the values of a checkpoint, of whatever framework, put into a live model in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ckpttool.agents.skeleton.beside import Like
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import MappingError, UsageError, some
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import Leaf, Path
+from ckpttool.live.assigning import assign
+from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
+from ckpttool.mapping.report import Report
+from ckpttool.mapping.skeleton import Skeleton
+from ckpttool.ops import model_source
+from ckpttool.ops.live_model import LiveModel
+from ckpttool.ops.model_source import ModelSource
+from ckpttool.ops.plain_names import Prepared
+from ckpttool.ops.target_model import TargetModel
+from ckpttool.source import Shape
+from ckpttool.tree import Tree
+
+_SHOWN = 3
+# The word for `layout` that leaves it to the layouts to recognise the agent.
+AUTO = "auto"
+Pairs = Mapping[str, str] | Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What became of a model: `filled` tensors of it have the checkpoint's values now, or would have.
+
+    `matched` says layer by layer what filled what and how that was found ("name", "order", "only fit",
+    "given"), `report` the rule of every tensor, what of the model is `missing`, what of the checkpoint is
+    `unused`, and what was assumed. `different` belong together and do not fit; of what is `ambiguous`
+    nothing says which is which. `cast` are tensors whose numbers have another width in the model. `loaded`
+    is false for a dry run.
+    """
+
+    model: str
+    path: str
+    filled: int
+    report: Report
+    matched: tuple[Match, ...]
+    ambiguous: tuple[Ambiguity, ...]
+    different: tuple[Misfit, ...]
+    cast: tuple[str, ...]
+    loaded: bool
+
+    @property
+    def complete(self) -> bool:
+        """Say whether all of the model is filled."""
+        return not self.report.missing
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "model": self.model,
+            "path": self.path,
+            "loaded": self.loaded,
+            "complete": self.complete,
+            "filled": self.filled,
+            "matched": [each.document() for each in self.matched],
+            "mapped": [
+                {
+                    "source": row.source,
+                    "target": row.target,
+                    "rule": row.rule,
+                    "shape_in": list(row.shape_in),
+                    "shape_out": list(row.shape_out),
+                }
+                for row in self.report.mapped
+            ],
+            "missing": list(self.report.missing),
+            "unused": list(self.report.unused),
+            "different": [each.document() for each in self.different],
+            "ambiguous": [each.document() for each in self.ambiguous],
+            "cast": list(self.cast),
+            "assumed": list(self.report.assumed),
+            "notes": list(self.report.notes),
+        }
+
+
+class Meeting(NamedTuple):
+    """A model's skeleton and what fills it: `values` are the leaves that do, by their places in the model."""
+
+    model: str
+    given: Prepared
+    skeleton: Tree
+    filling: Filling
+    values: Mapping[Path, Leaf]
+    report: Report
+
+
+def load_into(
+    model: Any,
+    path: str | os.PathLike[str] | Checkpoint,
+    *,
+    layout: str | None = None,
+    part: str | None = None,
+    strict: bool = True,
+    match: Pairs = (),
+    shapes: Sequence[Shape] = (),
+    dry_run: bool = False,
+) -> Loaded:
+    """Fill a live torch.nn.Module, tf.Module or Keras model in place; return what was matched, and how.
+
+    `part` takes what lies below one path, or one network of an agent ("actor", "critic/q1"). `layout` reads
+    the checkpoint as an agent of that layout ("auto": of whichever knows it), by canonical names. `match`
+    pairs names of layers or modules, the checkpoint's and the model's. `shapes` are those of the model's
+    inputs without the batch, for a model that has no weights before its first call or flattens images.
+
+    With `strict` nothing changes unless all of the model is filled: raise MappingError if it is not. Without,
+    what fits is filled. A dry run changes nothing and returns the whole report; a model without weights is
+    built all the same, by a call. Types and devices of the model stay. Raise what opening and reading raise:
+    then nothing has changed either.
+
+    >>> import ckpttool, torch
+    >>> names = ["l1", "l2", "l3"]
+    >>> sizes = [(3, 64), (64, 64), (64, 1)]
+    >>> actor = torch.nn.ModuleDict({n: torch.nn.Linear(*size) for n, size in zip(names, sizes)})
+    >>> done = ckpttool.load_into(actor, "sample_ckpts/td3_pendulum_tf/ckpt-15000", part="policy/actor")
+    >>> done.filled, done.matched[0].source, done.matched[0].by, done.report.mapped[0].rule
+    (6, 'l1', 'name', 'transpose')
+    """
+    target = LiveModel(model, shapes)
+    checkpoint = opened(path)
+    met = meeting(target, checkpoint, layout=layout, part=part, match=match)
+    if strict and not dry_run:
+        _require_complete(met, checkpoint, part)
+    names = met.skeleton.names
+    held = dict(met.skeleton.tensors())
+    cast = tuple(names[place] for place, leaf in met.values.items() if held[place].dtype != leaf.dtype)
+    if not dry_run:
+        assign((names[place], target.tensors[place], leaf) for place, leaf in met.values.items())
+    filling = met.filling
+    return Loaded(
+        target.title,
+        checkpoint.path,
+        len(met.values),
+        met.report,
+        filling.matched,
+        filling.ambiguous,
+        filling.misfits,
+        cast,
+        not dry_run,
+    )
+
+
+def opened(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+    """Return the checkpoint, opened where only its path is told."""
+    return path if isinstance(path, Checkpoint) else open_checkpoint(os.fspath(path))
+
+
+def meeting(
+    target: LiveModel | Like,
+    checkpoint: Checkpoint,
+    *,
+    layout: str | None = None,
+    part: str | None = None,
+    match: Pairs = (),
+) -> Meeting:
+    """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
+    given = _given(checkpoint, layout, part)
+    pairs = tuple(match.items() if isinstance(match, Mapping) else match)
+    if isinstance(target, LiveModel):
+        owner = "torch" if target.framework == "torch" else "tensorflow"
+        skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
+        return _met(target.title, given, skeleton, target.tensors, pairs)
+    with TargetModel(target) as beside:
+        return _met(target.factory, given, beside.skeleton(given.guessed()), (), pairs)
+
+
+def _met(
+    title: str,
+    given: ModelSource,
+    skeleton: Skeleton,
+    tensors: Iterable[Path],
+    pairs: Sequence[tuple[str, str]],
+) -> Meeting:
+    filling = given.fill(skeleton, given=pairs, strict=False)
+    tree = skeleton.tree
+    linked = set(skeleton.named()[1].values())
+    # What no module holds by a name, nothing can fill.
+    alone = tuple(path for path in tensors if path not in linked)
+    filling = replace(filling, unfilled=(*filling.unfilled, *alone))
+    left = set(filling.unfilled)
+    values = {path: leaf for path, leaf in filling.tree.tensors() if path in linked and path not in left}
+    report = model_source.report(given.ready, skeleton, filling)
+    return Meeting(title, given.ready, tree, filling, values, report)
+
+
+def _given(checkpoint: Checkpoint, layout: str | None, part: str | None) -> ModelSource:
+    if layout is not None:
+        return model_source.agent_source(checkpoint, part, None if layout == AUTO else layout)
+    try:
+        return model_source.model_source(checkpoint, part)
+    except UsageError:
+        # A network of an agent has its canonical name whatever its codebase calls it.
+        if part is None or model_source.recognised(checkpoint) is None:
+            raise
+        return model_source.agent_source(checkpoint, part, None)
+
+
+def _require_complete(met: Meeting, checkpoint: Checkpoint, part: str | None) -> None:
+    """Raise MappingError unless all of the model is filled: for what does not fit, else for what is open."""
+    if met.filling.misfits:
+        raise met.filling.misfits[0].error.located(file=checkpoint.path)
+    names = [met.skeleton.names[path] for path in met.filling.unfilled]
+    if not names:
+        return
+    raise MappingError(
+        f"{len(names):,} of the tensors of {met.model} would not be filled, so none was",
+        file=checkpoint.path,
+        path=some(names, _SHOWN),
+        hint=_hint(met.filling, checkpoint, part),
+    )
+
+
+def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
+    binding = None if part is not None else model_source.recognised(checkpoint)
+    if binding is not None and binding.parts:
+        return f"part= takes one network: {some([each.title for each in binding.parts], _SHOWN)}"
+    if filling.ambiguous:
+        first = filling.ambiguous[0]
+        pair = f"match={{{first.sources[0]!r}: {first.targets[0]!r}}} says which is which"
+        return f"{some(first.sources, _SHOWN)} could fill {some(first.targets, _SHOWN)}: {pair}"
+    unfit = (note for note in filling.notes if note.startswith("nothing in the source"))
+    return next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")

@@ -1,0 +1,171 @@
+"""What fills a model: a checkpoint, a part of it, or its agent by canonical names; and the report of that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ckpttool import plugins
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import UsageError, some
+from ckpttool.layouts import variables
+from ckpttool.layouts.canonical import RUN, Binding
+from ckpttool.layouts.recognise import recognise
+from ckpttool.leaf import display
+from ckpttool.mapping.filling import fill
+from ckpttool.mapping.fitting import STATES
+from ckpttool.mapping.layers import Choice, layers
+from ckpttool.mapping.matches import Filling
+from ckpttool.mapping.report import Moves, Report
+from ckpttool.mapping.skeleton import Skeleton
+from ckpttool.ops import part as parts
+from ckpttool.ops.plain_names import AS_IT_IS, Prepared, Wanted, prepared
+from ckpttool.ops.restore import canonical_tree
+from ckpttool.ops.route import mapped
+from ckpttool.sidecar import Sidecar
+from ckpttool.source import Shape
+from ckpttool.tree import Tree
+
+# Formats whose tensors stand in alphabetical order, whatever the program did.
+_SORTED = frozenset(("npz", "safetensors", "sharded", "tensorflow_v1"))
+# The canonical agent has dense kernels [in, out] and names that mappings know as TensorFlow's.
+_CANONICAL = "tensorflow"
+_SHOWN = 3
+
+
+class ModelSource(NamedTuple):
+    """The tree that fills a model, in whose framework's spelling it is, and whether its order tells much."""
+
+    ready: Prepared
+    framework: str
+    in_order: bool
+
+    @property
+    def tree(self) -> Tree:
+        """The tree itself."""
+        return self.ready.tree
+
+    def fill(
+        self,
+        skeleton: Skeleton,
+        choices: Sequence[Choice] = (),
+        given: Sequence[tuple[str, str]] = (),
+        *,
+        strict: bool = True,
+    ) -> Filling:
+        """Return how it fills the skeleton; see mapping.filling.fill."""
+        return fill(
+            self.tree,
+            self.framework,
+            skeleton,
+            in_order=self.in_order,
+            choices=choices,
+            given=given,
+            strict=strict,
+        )
+
+    def guessed(self) -> tuple[Shape, ...]:
+        """Return the shape of one input as the first layer tells it, if that is a dense one."""
+        found = layers(self.tree, self.framework)
+        if not found or [kind.name for kind in found[0].kinds] != ["dense"]:
+            return ()
+        kind = found[0].kinds[0]
+        group = found[0].group(self.tree)
+        row = next(row for row in kind.read(group).rows if row.canonical == "kernel")
+        shape = getattr(row.rule.leaf(group[row.stored]), "shape", ())
+        return ((shape[0],),) if shape else ()
+
+
+def model_source(
+    checkpoint: Checkpoint, part: str | None, wanted: Wanted = AS_IT_IS, known: Sidecar | None = None
+) -> ModelSource:
+    """Return the checkpoint, or what lies below the path `part`, by its own names.
+
+    Raise UsageError where nothing lies below it, or names cannot be restored.
+    """
+    tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
+    ready = prepared(checkpoint.tree, tree, part, wanted, known)
+    ready = ready._replace(lost=(*lost, *ready.lost))
+    framework = _framework(checkpoint, ready.tree)
+    return ModelSource(ready, framework, _in_order(checkpoint, ready.tree, framework))
+
+
+def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -> ModelSource:
+    """Return the networks of the agent that a layout reads, or one of them, by their canonical names.
+
+    Raise UsageError where no layout knows the agent, or it has no such network.
+    """
+    binding = recognised(checkpoint, layout)
+    if binding is None:
+        raise UsageError("no layout recognises an agent in this checkpoint", file=checkpoint.path)
+    moves = tuple(move for move in binding.moves.moves if move.target[0].value in RUN)
+    tree = canonical_tree(checkpoint.tree, Moves(moves))
+    names = {display(move.target): checkpoint.tree.names[move.source] for move in moves}
+    if part is not None:
+        tree = _network(tree, part, binding, checkpoint)
+    start = "" if part is None else f"{part.strip('/')}/"
+    own = {path: names[f"{start}{display(path)}"] for path in tree}
+    note = f"read as an agent of layout {binding.layout}"
+    return ModelSource(Prepared(tree, own, {}, notes=(note,)), _CANONICAL, in_order=True)
+
+
+def recognised(checkpoint: Checkpoint, layout: str | None = None) -> Binding | None:
+    """Return the agent in the checkpoint, None if no layout knows one; raise UsageError as `recognise`."""
+    return recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
+
+
+def _network(tree: Tree, part: str, binding: Binding, checkpoint: Checkpoint) -> Tree:
+    try:
+        return parts.below(tree, part)[0]
+    except UsageError as error:
+        known = ", ".join(each.title for each in binding.parts)
+        hint = f"the agent's networks are {known}"
+        raise UsageError(error.message, file=checkpoint.path, path=part, hint=hint) from None
+
+
+def report(ready: Prepared, skeleton: Skeleton, filling: Filling) -> Report:
+    """Return what became of every entry of the source and of every place in the model."""
+    counted = [f"{n} by {by}" if by != "order" else f"{n} in order" for by, n in _counts(filling).items()]
+    many = "layer" if len(filling.matched) == 1 else "layers"
+    notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
+    for by, word in (("order", "in order"), ("only fit", "as the only fit")):
+        found = [f"{m.source} is {m.target}" for m in filling.matched if m.by == by]
+        notes += [f"{word}: {some(found, _SHOWN)}"] if found else []
+    others = [ready.names[p] for p, leaf in ready.tree.tensors() if leaf.role not in (*STATES, "counter")]
+    if others:
+        notes.append(f"no part of a model, left behind: {some(others, _SHOWN)}")
+    names = skeleton.tree.names
+    return Report(
+        mapped(ready, filling.tree, filling.moves),
+        (*(ready.names[path] for path in filling.unused), *ready.lost),
+        tuple(names[path] for path in filling.unfilled),
+        filling.assumed,
+        (*ready.notes, *notes, *(a.sentence for a in filling.ambiguous), *filling.notes),
+    )
+
+
+def _counts(filling: Filling) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for match in filling.matched:
+        found[match.by] = found.get(match.by, 0) + 1
+    return found
+
+
+def _framework(checkpoint: Checkpoint, tree: Tree) -> str:
+    """Return whose spelling the source has; of arrays of nobody's, in whose more of them are layers."""
+    said = str(plugins.find("formats", checkpoint.format).load().FRAMEWORK)
+    if said in ("torch", "tensorflow"):
+        return said
+    counts = {
+        name: sum(len(layer.tensors) for layer in layers(tree, name)) for name in ("torch", "tensorflow")
+    }
+    return max(counts, key=lambda name: counts[name])
+
+
+def _in_order(checkpoint: Checkpoint, tree: Tree, framework: str) -> bool:
+    """Say whether the tree lists layers as the program made them, not by their names."""
+    if checkpoint.format in _SORTED or (framework == "tensorflow" and variables.by_name(tree)):
+        return False
+    # keras/src/saving/saving_lib.py, _walk_saveable: attributes in alphabetical order.
+    return checkpoint.format != "keras_h5" or all("/vars/" not in leaf.key for _, leaf in tree.tensors())

@@ -1,0 +1,107 @@
+"""What test_load_into.py has TensorFlow and Keras do, in a process that never sees PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ckpttool
+from ckpttool.errors import MappingError
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
+from tests.test_like import scramble
+
+TF, PT = str(TF_SAMPLE), str(TORCH_SAMPLE)
+
+
+def filled(folder: Path) -> dict[str, Any]:
+    """Fill models of both libraries; return what was said of each, and what came out of it."""
+    import keras
+    import tensorflow as tf
+
+    def model(*names: str) -> Any:
+        layers = [keras.layers.Dense(n, name=name) for n, name in zip((64, 64, 1), names, strict=True)]
+        return keras.Sequential([keras.layers.Input((3,)), *layers])
+
+    class Layer(tf.Module):  # type: ignore[misc]
+        def __init__(self, i: int, o: int) -> None:
+            super().__init__()
+            self.w, self.b = tf.Variable(tf.zeros((i, o))), tf.Variable(tf.zeros(o))
+
+    class Chain(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.l1, self.l2, self.l3 = Layer(3, 64), Layer(64, 64), Layer(64, 1)
+
+    class Agent(tf.Module):  # type: ignore[misc]
+        """What TensorFlow's own `variables` says nothing of: a layer of Keras 3."""
+
+        def __init__(self, actor: Any, *more: Any) -> None:
+            super().__init__()
+            self.actor, self.more = actor, more
+
+    class Unbuilt(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.l1, self.l2, self.l3 = (keras.layers.Dense(n) for n in (64, 64, 1))
+
+        def call(self, given: Any) -> Any:
+            return self.l3(self.l2(self.l1(given)))
+
+    def refused(what: Any, *more: Any, **options: Any) -> str:
+        before = [value.numpy() for value in what.variables]
+        try:
+            ckpttool.load_into(what, *more, **options)
+        except MappingError as error:
+            same = all(map(np.array_equal, before, (value.numpy() for value in what.variables)))
+            return f"{error.message} {same}"
+        return "was not refused"
+
+    stored = ckpttool.open(PT)["actor"]
+    kernel = stored["l1/weight"].numpy().T
+    found: dict[str, Any] = {}
+    made = {"keras": model("a", "b", "c"), "chain": Chain(), "unbuilt": Unbuilt()}
+    for name, each in made.items():
+        done = ckpttool.load_into(each, PT, part="actor")
+        first = next(v for v in getattr(each, "weights", None) or each.variables if tuple(v.shape) == (3, 64))
+        by = sorted({match.by for match in done.matched})
+        found[name] = [done.filled, done.complete, by, bool(np.array_equal(first.numpy(), kernel))]
+    agent = Agent(model("l1", "l2", "l3"))
+    done = ckpttool.load_into(agent, TF, part="policy")
+    same = np.array_equal(
+        agent.actor.layers[0].kernel.numpy(), ckpttool.open(TF)["policy/actor/l1/kernel"].numpy()
+    )
+    found["agent"] = [done.filled, bool(same)]
+    found["more"] = refused(Agent(model("l1", "l2", "l3"), tf.Variable(1.0)), TF, part="policy")
+    half = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(64, dtype="float16")])
+    done = ckpttool.load_into(half, PT, part="actor/l1")
+    found["half"] = [len(done.cast), half.weights[0].numpy().dtype.name]
+    found["unlike"] = refused(model("l1", "l2", "l3"), PT, part="critic/q1")
+    found["diff"] = [
+        ckpttool.diff(PT, made["keras"], part="actor").identical,
+        ckpttool.diff(made["chain"], made["chain"]).by,
+    ]
+    pictures = keras.Sequential(
+        [
+            keras.layers.Input((8, 10, 3)),
+            keras.layers.Conv2D(6, 3, padding="same"),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.Conv2D(5, 3, use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(16, activation="tanh"),
+            keras.layers.Dense(4),
+        ]
+    )
+    scramble(pictures)
+    pictures.save_weights(folder / "conv.weights.h5")
+    given = np.linspace(-1, 1, 3 * 8 * 10 * 3, dtype=np.float32).reshape(3, 8, 10, 3)
+    found["pictures"] = np.asarray(pictures(given)).tolist()
+    saved = tf.train.Checkpoint(made["chain"]).save(str(folder / "chain"))
+    found["doctor"] = [
+        [each.sentence for each in ckpttool.diagnose(saved, model=what).findings if each.topic == "model"]
+        for what in (made["chain"], Unbuilt())
+    ]
+    return found

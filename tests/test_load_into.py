@@ -1,0 +1,367 @@
+"""`load_into`, `diff`, `diagnose` with live models: what is filled, by which rule, all of it or nothing."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpttool
+from ckpttool.agents.skeleton.beside import Like
+from ckpttool.errors import MappingError, NotFoundError, UnsupportedError, UsageError
+from ckpttool.ops import target_model
+from tests import like_torch, load_into_keras, tensorflow_child
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
+from tests.test_like import InThisProcess
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+pytestmark = pytest.mark.torch
+
+TF, PT = str(TF_SAMPLE), str(TORCH_SAMPLE)
+
+
+def net(*sizes: int) -> Any:
+    """A chain of dense layers under the samples' names."""
+    pairs = pairwise(sizes)
+    return nn.ModuleDict({f"l{n}": nn.Linear(i, o) for n, (i, o) in enumerate(pairs, 1)})
+
+
+def row(*sizes: int) -> Any:
+    """The same as a Sequential, whose names say nothing."""
+    layers: list[Any] = []
+    for i, o in pairwise(sizes):
+        layers += [nn.Linear(i, o), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+ACTOR = (3, 64, 64, 1)
+
+
+def state(model: Any) -> dict[str, Any]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def unchanged(model: Any, before: dict[str, Any]) -> bool:
+    return all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_torch_model_is_filled_from_tensorflow_by_rule() -> None:
+    model = net(*ACTOR)
+    held = model["l1"].weight
+    done = ckpttool.load_into(model, TF, part="policy/actor")
+    assert done.loaded
+    assert done.complete
+    assert done.filled == 6
+    assert [(m.source, m.target, m.kind, m.by) for m in done.matched] == [
+        (f"l{n}", f"l{n}", "dense", "name") for n in (1, 2, 3)
+    ]
+    rules = {each.target: (each.source, each.rule) for each in done.report.mapped}
+    assert rules["l1/weight"] == ("policy/actor/l1/kernel", "transpose")
+    assert rules["l1/bias"] == ("policy/actor/l1/bias", "keep")
+    # In place: optimizers that hold the parameter go on with it.
+    assert model["l1"].weight is held
+    stored = ckpttool.open(TF)["policy/actor"]
+    for n in (1, 2, 3):
+        assert np.array_equal(model[f"l{n}"].weight.detach().numpy().T, stored[f"l{n}/kernel"].numpy())
+        assert np.array_equal(model[f"l{n}"].bias.detach().numpy(), stored[f"l{n}/bias"].numpy())
+    assert held.grad_fn is None
+    assert held.requires_grad
+
+
+def test_types_and_memory_of_the_model_stay() -> None:
+    model = row(*ACTOR).to(torch.bfloat16)
+    places = [parameter.data_ptr() for parameter in model.parameters()]
+    done = ckpttool.load_into(model, Path(PT), part="actor")
+    assert [m.by for m in done.matched] == ["order"] * 3
+    assert done.cast == ("0/weight", "0/bias", "2/weight", "2/bias", "4/weight", "4/bias")
+    assert places == [parameter.data_ptr() for parameter in model.parameters()]
+    wanted = ckpttool.open(PT)["actor/l1/weight"].torch().to(torch.bfloat16)
+    assert torch.equal(model[0].weight, wanted)
+
+
+def test_a_network_of_an_agent_is_found_by_its_canonical_name() -> None:
+    ours = net(*ACTOR)
+    done = ckpttool.load_into(ours, TF, part="actor")
+    assert done.report.notes[0] == "read as an agent of layout td3_tf"
+    assert done.report.mapped[0].source.startswith("policy/actor/")
+    critic = net(4, 64, 64, 1)
+    assert ckpttool.load_into(critic, PT, layout="auto", part="critic/q2").complete
+    wanted = ckpttool.open(PT).module("critic")
+    assert any(
+        np.array_equal(critic["l1"].weight.detach().numpy(), h.numpy()) for h in wanted.tensors().values()
+    )
+    with pytest.raises(UsageError, match="nothing lies below that path") as caught:
+        ckpttool.load_into(ours, PT, layout="auto", part="critics")
+    assert str(caught.value.hint).startswith("the agent's networks are actor, ")
+    with pytest.raises(UsageError, match="not of layout cleanrl"):
+        ckpttool.load_into(ours, PT, layout="cleanrl")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "said", "hint"),
+    [
+        (
+            row(*ACTOR),
+            {},
+            "6 of the tensors of a live Sequential would not be filled, so none was",
+            "part= takes one",
+        ),
+        (net(5, 64, 64, 1), {"part": "actor"}, "belong together and do not fit", "None"),
+        (
+            net(*ACTOR, 1),
+            {"part": "actor"},
+            "2 of the tensors of a live ModuleDict",
+            "nothing in the source fits l4",
+        ),
+        (row(64, 64, 64), {"part": "critic"}, "4 of the tensors", "could fill"),
+    ],
+)
+def test_nothing_changes_unless_all_is_filled(model: Any, options: Any, said: str, hint: str) -> None:
+    before = state(model)
+    with pytest.raises(MappingError, match=said) as caught:
+        ckpttool.load_into(model, TF if "part" not in options else PT, **options)
+    assert hint in str(caught.value.hint)
+    assert unchanged(model, before)
+
+
+def test_what_fits_is_filled_where_that_is_wanted() -> None:
+    model = net(5, 64, 64, 1)
+    before = state(model)
+    told = ckpttool.load_into(model, PT, part="actor", dry_run=True)
+    assert unchanged(model, before)
+    assert (told.loaded, told.complete, told.filled) == (False, False, 4)
+    done = ckpttool.load_into(model, PT, part="actor", strict=False)
+    assert done.loaded
+    assert done.report.missing == ("l1/weight", "l1/bias")
+    assert done.report.unused == ("actor/l1/weight", "actor/l1/bias")
+    (misfit,) = done.different
+    assert (misfit.source, misfit.expected, misfit.found) == (
+        "l1",
+        "dense kernel [5, 64]",
+        "dense kernel [3, 64]",
+    )
+    assert torch.equal(model["l1"].weight, before["l1.weight"])
+    assert not torch.equal(model["l2"].weight, before["l2.weight"])
+    document = done.document()
+    assert document["different"][0]["target"] == "l1"
+    assert document["matched"][0]["confidence"] == "high"
+    assert {**document, "loaded": False} == told.document()
+
+
+def test_names_that_say_nothing_are_paired_by_the_caller(tmp_path: Path) -> None:
+    torch.save({"first.weight": torch.ones(2, 2), "second.weight": torch.zeros(2, 2)}, tmp_path / "x.pt")
+    model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("mean", "spread")})
+    before = state(model)
+    with pytest.raises(MappingError, match="none was") as caught:
+        ckpttool.load_into(model, str(tmp_path / "x.pt"))
+    assert "match={'first': 'mean'}" in str(caught.value.hint)
+    assert unchanged(model, before)
+    done = ckpttool.load_into(model, str(tmp_path / "x.pt"), match={"first": "spread", "second": "mean"})
+    assert [m.by for m in done.matched] == ["given", "given"]
+    assert model["spread"].weight.sum() == 4
+    with pytest.raises(UsageError):
+        ckpttool.load_into(model, str(tmp_path / "x.pt"), match={"third": "mean"})
+
+
+def test_buffers_and_tied_weights_are_filled_once(tmp_path: Path) -> None:
+    def made() -> Any:
+        model = nn.Sequential(nn.Embedding(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 5, bias=False))
+        model[2].weight = model[0].weight
+        return model
+
+    saved, model = made(), made()
+    with torch.no_grad():
+        saved[1].running_mean += 3
+        saved[1].num_batches_tracked += 7
+    torch.save(saved.state_dict(), tmp_path / "x.pt")
+    done = ckpttool.load_into(model, str(tmp_path / "x.pt"))
+    assert done.complete
+    assert unchanged(model, state(saved))
+    assert model[2].weight is model[0].weight
+
+
+def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
+    model = net(*ACTOR)
+    torch.save(net(*ACTOR).state_dict(), tmp_path / "x.pt")
+    data = bytearray((tmp_path / "x.pt").read_bytes())
+    last = ckpttool.open(str(tmp_path / "x.pt"))["l3/weight"].numpy().tobytes()
+    data[data.index(last)] ^= 1
+    (tmp_path / "x.pt").write_bytes(data)
+    before = state(model)
+    with pytest.raises(ckpttool.errors.ChecksumError):
+        ckpttool.load_into(model, str(tmp_path / "x.pt"))
+    assert unchanged(model, before)
+    with pytest.raises(NotFoundError):
+        ckpttool.load_into(model, str(tmp_path / "none.pt"))
+
+
+def test_a_tensor_that_cannot_change_gives_the_others_back(tmp_path: Path) -> None:
+    torch.save(net(3, 64, 64, 2).state_dict(), tmp_path / "x.pt")
+    model = net(3, 64, 64, 2)
+    # Two elements with one place in memory.
+    del model["l3"].bias
+    model["l3"].register_buffer("bias", torch.zeros(1).expand(2))
+    before = state(model)
+    with pytest.raises(UnsupportedError, match=r"the tensor cannot be changed: .* \(in l3/bias\)"):
+        ckpttool.load_into(model, str(tmp_path / "x.pt"))
+    assert unchanged(model, before)
+    with torch.inference_mode():
+        model["l3"].bias = torch.zeros(2)
+    with pytest.raises(UnsupportedError, match="made in inference mode"):
+        ckpttool.load_into(model, str(tmp_path / "x.pt"))
+    assert unchanged(model, before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_model_on_a_gpu_stays_there() -> None:
+    model = net(*ACTOR).cuda()
+    assert ckpttool.load_into(model, PT, part="actor").complete
+    wanted = ckpttool.open(PT)["actor/l1/weight"].torch("cuda")
+    assert torch.equal(model["l1"].weight, wanted)
+
+
+def test_a_model_without_memory_is_refused() -> None:
+    with torch.device("meta"):
+        model = net(*ACTOR)
+    with pytest.raises(UnsupportedError, match="on the meta device") as caught:
+        ckpttool.load_into(model, PT, part="actor")
+    assert "to_empty" in str(caught.value.hint)
+
+
+def test_a_lazy_model_is_built_as_the_checkpoint_needs_it() -> None:
+    model = nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.LazyLinear(64), nn.ReLU(), nn.LazyLinear(1))
+    assert ckpttool.load_into(model, TF, part="actor").filled == 6
+    assert model[0].weight.shape == (64, 3)
+
+
+def test_numbers_of_another_sort_are_no_weights(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    torch.save({"weight": torch.ones(2, 2, dtype=torch.int64), "bias": torch.ones(2)}, tmp_path / "x.pt")
+    with pytest.raises(MappingError, match="do not fit"):
+        ckpttool.load_into(model, str(tmp_path / "x.pt"))
+
+
+def test_what_is_no_model_is_refused() -> None:
+    for wrong in (object(), nn.Linear, {"weight": torch.ones(1)}):
+        with pytest.raises(UsageError, match="this is no model"):
+            ckpttool.load_into(wrong, PT)
+    with pytest.raises(UsageError, match="no tensors to fill"):
+        ckpttool.load_into(nn.ReLU(), PT)
+
+
+# diff and doctor.
+
+
+def test_a_checkpoint_is_compared_with_a_live_model(tmp_path: Path) -> None:
+    model = row(*ACTOR)
+    ckpttool.load_into(model, TF, part="actor")
+    same = ckpttool.diff(TF, model, part="actor")
+    assert (same.by, same.identical, same.equal) == ("model", True, 6)
+    assert (same.right, same.formats) == ("a live Sequential", ("tensor_bundle", "live"))
+    with torch.no_grad():
+        model[2].weight[5, 7] += 0.5
+    found = ckpttool.diff(model, TF, part="actor")
+    (changed,) = found.changed
+    assert (changed.path, found.left) == ("2/weight", "a live Sequential")
+    assert changed.values is not None
+    assert changed.values.at == (5, 7)
+    assert changed.values.max_abs == pytest.approx(0.5, abs=1e-6)
+    torch.save(model.state_dict(), tmp_path / "x.pt")
+    by_path = ckpttool.diff(str(tmp_path / "x.pt"), model)
+    assert (by_path.by, by_path.identical) == ("path", True)
+    assert ckpttool.diff(model, model).identical
+    # The same names, and more of them in the file.
+    whole = ckpttool.diff(PT, nn.ModuleDict({"actor": net(*ACTOR)}), glob="actor/**")
+    assert (whole.by, len(whole.changed), whole.only_left) == ("path", 6, ())
+    # What the model has no place for is not hidden.
+    left = ckpttool.diff(ckpttool.open(PT), row(3, 64, 64), part="actor", by="model")
+    assert left.only_left == ("actor/l3/weight (in the checkpoint)", "actor/l3/bias (in the checkpoint)")
+
+
+def test_a_comparison_that_makes_no_sense_is_refused() -> None:
+    model = row(*ACTOR)
+    for sides, options in (
+        ((PT, TF), {"by": "model"}),
+        ((PT, TF), {"part": "actor"}),
+        ((PT, model), {"by": "agent"}),
+        ((model, model), {"by": "model"}),
+        ((PT, 3), {}),
+    ):
+        with pytest.raises(UsageError):
+            ckpttool.diff(*sides, **options)
+
+
+def of_model(path: str, model: Any, part: str | None = None) -> list[str]:
+    found = ckpttool.diagnose(path, model=model, part=part)
+    assert all(each.topic == "model" for each in found.findings[-1:])
+    return [each.sentence for each in found.findings if each.topic == "model"]
+
+
+def test_variables_that_no_restore_fills_are_found(tmp_path: Path) -> None:
+    assert ckpttool.diagnose(TF, model=row(*ACTOR), part="actor").findings == ()
+    said = of_model(TF, net(5, 64, 64, 1), "policy/actor")
+    assert said == [
+        "nothing fills 2 tensors of a live ModuleDict: l1/weight, l1/bias",
+        "l1 and l1 belong together and do not fit "
+        "(expected dense kernel [5, 64], found dense kernel [3, 64])",
+    ]
+    torch.save(row(*ACTOR).state_dict(), tmp_path / "x.pt")
+    model = net(*ACTOR)
+    model["l1"].heads = [nn.Linear(1, 1)]
+    said = of_model(str(tmp_path / "x.pt"), model)
+    assert (
+        said[0] == "saving a live ModuleDict would leave out l1/heads/0/bias: in a list that is not tracked"
+    )
+    assert said[-1].startswith("restoring by name would leave 6 variables as they are: l1/weight, ")
+    with pytest.raises(UsageError, match="for a model"):
+        ckpttool.diagnose(TF, part="actor")
+
+
+def test_doctor_asks_a_model_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_model, "Beside", InThisProcess)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    here = ROOT / "tests"
+    ran = in_process("doctor", PT, "--like", "like_small:Pair", "--part", "actor", "--json", cwd=here)
+    assert ran.status == 1, ran.err
+    (finding,) = [each for each in ran.json()["findings"] if each["topic"] == "model"]
+    assert finding["sentence"].startswith("nothing fills 4 tensors of like_small:Pair: left/weight")
+    assert ckpttool.diagnose(PT, model=Like("torch:nn.Linear", [64, 1]), part="actor/l3").findings == ()
+    alone = in_process("doctor", PT, "--python", "python3", cwd=here)
+    assert alone.status == 2
+    assert "for --like alone" in alone.err
+
+
+# TensorFlow and Keras, in a process of their own.
+
+
+@pytest.mark.tensorflow
+def test_models_of_tensorflow_and_keras_are_filled_from_pytorch(tmp_path: Path) -> None:
+    tensorflow_child.require("tensorflow", "keras")
+    found = tensorflow_child.run(load_into_keras.__file__, "filled", tmp_path)
+    assert found["keras"] == [6, True, ["order"], True]
+    assert found["chain"] == found["unbuilt"] == [6, True, ["name"], True]
+    assert found["agent"] == [6, True]
+    assert found["more"] == "1 of the tensors of a live Agent would not be filled, so none was True"
+    assert found["half"] == [2, "float16"]
+    assert found["unlike"].endswith("belong together and do not fit True")
+    assert found["diff"] == [True, "path"]
+    pictures = like_torch.ConvNet()
+    file = str(tmp_path / "conv.weights.h5")
+    done = ckpttool.load_into(pictures, file, shapes=[(8, 10, 3)])
+    assert "reshape [6, 8, 5, 16]" in next(
+        row.rule for row in done.report.mapped if row.target == "hidden/weight"
+    )
+    given = torch.linspace(-1, 1, 3 * 8 * 10 * 3).reshape(3, 8, 10, 3)
+    with torch.no_grad():
+        answer = pictures.eval()(given).numpy()
+    assert np.abs(answer - np.array(found["pictures"])).max() < 1e-5
+    # What takes the image in another order is not filled by guess.
+    with pytest.raises(MappingError, match="none was"):
+        ckpttool.load_into(like_torch.ConvNet(), file)
+    assert found["doctor"][0] == []
+    assert found["doctor"][1][0].startswith("restoring by name would leave 6 variables as they are")

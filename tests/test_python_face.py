@@ -1,0 +1,536 @@
+"""The face in Python: handles by every name, slices that read little, frameworks' tensors, what is shown."""
+
+from __future__ import annotations
+
+import doctest
+import html.parser
+import importlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.pretty import pretty_repr
+
+import ckpttool
+from ckpttool import dtypes
+from ckpttool.errors import ChecksumError, NameNotFoundError, UnsupportedError
+from ckpttool.face.branch import Branch
+from ckpttool.face.handle import Handle
+from ckpttool.leaf import Leaf, ValueLeaf, attr, key
+from ckpttool.source import Checksum, File, Inline, Span, Strided, Transformed
+from ckpttool.tree import Alias, Tree
+from ckpttool.wire.crc import crc32
+from tests import tensorflow_child
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
+
+KERNEL = "policy/actor/l1/kernel"
+READ = [row.name for row in dtypes.TABLE if row.itemsize and row.name not in ("complex32", *dtypes.PACKED)]
+
+
+@pytest.fixture(scope="module")
+def sample() -> ckpttool.Checkpoint:
+    return ckpttool.open(str(TF_SAMPLE))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ckpttool",
+        "ckpttool.checkpoint",
+        "ckpttool.face.handle",
+        "ckpttool.face.branch",
+        pytest.param("ckpttool.ops.load_into", marks=pytest.mark.torch),
+    ],
+)
+def test_the_examples_of_the_docstrings_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "ckpttool.ops.load_into":
+        pytest.importorskip("torch")
+    monkeypatch.chdir(ROOT)
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted > 1
+    assert not found.failed
+
+
+def test_looking_loads_no_numpy_no_framework_and_no_rich() -> None:
+    program = (
+        f"import sys, ckpttool; c = ckpttool.open({str(TF_SAMPLE)!r}); print(c[{KERNEL!r}][1:, 2]);"
+        "repr(c), c._repr_html_(), c['policy/actor'], len(c), list(c), c.glob('**/kernel'), 'x' in c;"
+        "print({'numpy', 'torch', 'tensorflow', 'rich', 'ml_dtypes'} & set(sys.modules))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert ran.stdout.splitlines() == [f"<Handle {KERNEL} float32[2] parameter>", "set()"]
+
+
+# Names.
+
+
+def test_a_handle_tells_what_the_listing_does(sample: ckpttool.Checkpoint) -> None:
+    handle = sample[KERNEL]
+    assert (handle.shape, handle.dtype, handle.role, handle.nbytes) == ((3, 64), "float32", "parameter", 768)
+    assert (handle.ndim, handle.size, handle.trainable) == (2, 192, handle.leaf.trainable)
+    assert handle.key == "policy/actor/l1/_kernel/.ATTRIBUTES/VARIABLE_VALUE"
+    assert handle.aliases == ("policy/actor_optimizer/_trainable_variables/0",)
+    assert np.array_equal(handle.numpy(), handle.leaf.array())
+    assert sample["policy/total_it"].item() == 14000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        KERNEL,
+        "policy.actor.l1.kernel",
+        "policy/actor/l1/_kernel/.ATTRIBUTES/VARIABLE_VALUE",
+        "policy/actor_optimizer/_trainable_variables/0",
+        ".policy.actor.l1._kernel",
+    ],
+)
+def test_every_name_of_a_tensor_finds_it(sample: ckpttool.Checkpoint, name: str) -> None:
+    assert sample[name].name == KERNEL
+    assert name in sample
+
+
+def test_a_module_is_a_mapping(sample: ckpttool.Checkpoint) -> None:
+    actor = sample["policy/actor"]
+    assert isinstance(actor, Branch)
+    assert sorted(actor) == sorted(f"l{n}/{name}" for n in (1, 2, 3) for name in ("kernel", "bias"))
+    assert len(actor) == 6
+    assert dict(actor.items()).keys() == actor.keys() == actor.tensors().keys()
+    assert "l1" in actor
+    assert "l1/kernel" in actor
+    assert "l1.kernel" in actor
+    assert "l9" not in actor
+    assert 7 not in actor
+    assert actor["l1"]["kernel"].name == KERNEL
+    assert actor["l1/kernel"].name == actor["policy/actor/l1/_kernel/.ATTRIBUTES/VARIABLE_VALUE"].name
+    assert actor.modules() == ("l1", "l2", "l3")
+    assert not actor.plain()
+    assert sample.module("policy/actor/").name == sample["policy"]["actor"].name == "policy/actor"
+    # Weights that the optimizer lists once more are in its module too.
+    assert sample["policy/actor_optimizer/_trainable_variables"].tensors()["0"].name == KERNEL
+
+
+def test_the_whole_checkpoint_is_a_mapping(sample: ckpttool.Checkpoint) -> None:
+    assert len(sample) == len(list(sample)) == len(sample.tree) == len(sample.keys())
+    assert list(sample) == list(sample.tree.names.values())
+    assert {name: handle.key for name, handle in sample.items()}[KERNEL] == sample.tensor(KERNEL).key
+    assert all(isinstance(value, Handle) for value in sample.values())
+    assert "policy/actor" in sample._ipython_key_completions_()
+
+
+def test_a_pattern_gives_the_entries_that_match(sample: ckpttool.Checkpoint) -> None:
+    assert list(sample.glob("actor/*/bias")) == [f"policy/actor/l{n}/bias" for n in (1, 2, 3)]
+    assert list(sample["policy/critic"].glob("q1/**")) == [
+        name for name in sample["policy/critic"] if name.startswith("q1/")
+    ]
+    assert sample.glob("nothing") == {}
+
+
+def test_plain_values_are_values() -> None:
+    checkpoint = ckpttool.open(str(TORCH_SAMPLE))
+    assert checkpoint["total_it"] == 14000
+    assert checkpoint["actor_optimizer/param_groups/0/lr"] == pytest.approx(1e-3)
+    assert isinstance(checkpoint["actor.l1.weight"], Handle)
+    assert checkpoint.root.plain()["total_it"] == 14000
+
+
+def test_a_wrong_name_is_one_sentence_and_a_key_error(sample: ckpttool.Checkpoint) -> None:
+    with pytest.raises(KeyError) as caught:
+        sample["policy/actor/l1/kernal"]
+    assert isinstance(caught.value, NameNotFoundError)
+    assert isinstance(caught.value, ckpttool.CkpttoolError)
+    said = str(caught.value)
+    assert said == (f"{TF_SAMPLE}: nothing here is called 'policy/actor/l1/kernal'; did you mean {KERNEL}")
+    for name, meant in (
+        ("actor/l1/kernel", KERNEL),
+        ("actor/l1/kernal", KERNEL),
+        ("policy/acto", "policy/actor"),
+        ("nothing like it", "there are policy, save_counter"),
+    ):
+        with pytest.raises(NameNotFoundError, match=meant):
+            sample[name]
+    with pytest.raises(NameNotFoundError, match="is a module, not a tensor"):
+        sample.tensor("policy/actor")
+    with pytest.raises(NameNotFoundError, match="nothing here is called"):
+        sample.module(KERNEL)
+    with pytest.raises(TypeError, match="by strings"):
+        sample[3]  # type: ignore[index]
+    with pytest.raises(NameNotFoundError, match=r"in policy/actor.*did you mean l1/kernel"):
+        sample["policy/actor"]["l1/kernl"]
+
+
+def named(*names: Any) -> Tree:
+    leaves = {
+        path: Leaf("float32", (), Inline(bytes(4)), ".".join(str(s.value) for s in path)) for path in names
+    }
+    return Tree(leaves)
+
+
+def test_a_name_that_several_have_is_refused() -> None:
+    tree = named((attr("a"), key("b")), (key("a.b"),), (attr("c"),))
+    root = Branch(tree)
+    with pytest.raises(
+        NameNotFoundError, match=r"2 entries are called 'a/b'; they are \.a\['b'\], \['a\.b'\]"
+    ):
+        root["a/b"]
+    assert root["['a.b']"].leaf is tree[key("a.b"),]
+    assert root["c"].name == "c"
+
+
+def test_a_tensor_and_a_module_may_share_a_name() -> None:
+    root = Branch(named((key("a"),), (key("a"), key("b"))))
+    assert isinstance(root["a"], Handle)
+    assert isinstance(root["a/"], Branch)
+    assert list(root.module("a")) == ["b"]
+
+
+def test_what_a_module_has_under_a_second_path_alone_is_in_it() -> None:
+    first, second = (attr("x"), attr("w")), (attr("y"), attr("w"))
+    tree = Tree(dict(named(first)), {first: (Alias(second),)})
+    root = Branch(tree)
+    assert list(root) == ["x/w"]
+    assert root["y"]["w"].name == "x/w"
+    assert list(root["y"]) == ["w"]
+
+
+# Slices.
+
+
+def sources(data: np.ndarray, file: Path) -> dict[str, Any]:
+    """Return what lies in files in several ways, each with the same values."""
+    raw = data.tobytes()
+    file.write_bytes(b"before" + raw + b"after")
+    span = Span(File.stamp(str(file)), 6, len(raw))
+    turned = np.ascontiguousarray(data.T).tobytes()
+    strides = tuple(int(np.prod(data.shape[:axis])) for axis in range(data.ndim))
+    return {
+        "inline": Inline(raw),
+        "span": span,
+        "checked": span._replace(checksum=Checksum("crc32", crc32(raw, 0))),
+        "strided": Strided(Inline(turned), data.itemsize, data.shape, strides, 0),
+        "transformed": Transformed(Inline(raw), data.dtype.name, data.shape, Same()),
+    }
+
+
+class Same:
+    """An operation that changes nothing."""
+
+    def output(self, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        return dtype, shape
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+
+def indices(shape: tuple[int, ...]) -> st.SearchStrategy[Any]:
+    def one(extent: int) -> st.SearchStrategy[Any]:
+        whole = st.slices(extent)
+        return st.one_of(whole, st.integers(-extent, extent - 1)) if extent else whole
+
+    full = st.tuples(*map(one, shape))
+    cut = st.integers(0, len(shape))
+    return st.tuples(full, cut, cut).map(lambda f: (*f[0][: f[1]], ..., *f[0][max(f[1], f[2]) :]))
+
+
+@given(st.data())
+def test_a_slice_is_what_numpy_slices(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(0, 4), max_size=3)))
+    dtype = data.draw(st.sampled_from(["float32", "int8", "complex64", "uint16"]))
+    count = int(np.prod(shape))
+    array = np.arange(count * np.dtype(dtype).itemsize, dtype=np.uint8).view(dtype).reshape(shape)
+    folder = tmp_path_factory.getbasetemp()
+    index = data.draw(indices(shape))
+    again = None
+    for name, source in sources(array, folder / "sliced.bin").items():
+        part = Handle("x", Leaf(dtype, shape, source, "x"))[index]
+        wanted = array[index]
+        assert part.shape == wanted.shape, name
+        assert part.numpy().tobytes() == np.ascontiguousarray(wanted).tobytes(), name
+        again = again or data.draw(indices(wanted.shape))
+        assert part[again].numpy().tobytes() == np.ascontiguousarray(wanted[again]).tobytes(), name
+
+
+def test_strings_are_sliced() -> None:
+    words = [b"", b"a", b"bc", b"\xff" * 300, b"e", b"f"]
+    data = b"".join(len(word).to_bytes(8, "little") + word for word in words)
+    handle = Handle("x", Leaf("string", (2, 3), Inline(data), "x"))
+    whole = np.array(words, object).reshape(2, 3)
+    assert handle.numpy().tolist() == whole.tolist()
+    assert handle[:, ::-2].numpy().tolist() == whole[:, ::-2].tolist()
+    assert handle[1, 0].item() == b"\xff" * 300
+    assert handle.nbytes == 0
+
+
+def test_an_index_that_is_none_is_refused_as_numpy_does() -> None:
+    handle = Handle("x", Leaf("float32", (3, 4), Inline(bytes(48)), "x"))
+    for wrong in (3, -4, (0, 4), (0, 0, 0)):
+        with pytest.raises(IndexError):
+            handle[wrong]
+    with pytest.raises(IndexError, match="one"):
+        handle[..., ...]
+    for wrong in (None, [0, 1], np.array([0]), "a", 1.0, True):
+        with pytest.raises(TypeError, match="numpy"):
+            handle[wrong]
+    assert [row.shape for row in handle] == [(4,)] * 3
+    with pytest.raises(TypeError, match="no parts"):
+        iter(handle[0, 0])
+    assert np.asarray(handle[np.int64(2)]).shape == (4,)
+
+
+def test_a_slice_reads_what_it_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.arange(1000 * 100, dtype=np.float32).reshape(1000, 100)
+    found = sources(array, tmp_path / "x")
+    read: list[int] = []
+    before = File.read
+    monkeypatch.setattr(File, "read", lambda self, at, n: read.append(n) or before(self, at, n))
+    plain = Handle("x", Leaf("float32", array.shape, found["span"], "x"))
+    assert np.array_equal(plain[10:20].numpy(), array[10:20])
+    assert read == [10 * 400]
+    assert np.array_equal(plain[10:20, 5].numpy(), array[10:20, 5])
+    assert read[1] == 9 * 400 + 4
+    # What one checksum covers is read, and checked, once.
+    checked = Handle("x", Leaf("float32", array.shape, found["checked"], "x"))
+    read.clear()
+    for row in (10, 20, 30):
+        assert np.array_equal(checked[row].numpy(), array[row])
+    assert read == [array.nbytes, 400, 400, 400]
+
+
+def test_damage_outside_of_a_slice_is_seen_by_its_checksum(tmp_path: Path) -> None:
+    array = np.arange(64, dtype=np.float32)
+    source = sources(array, tmp_path / "x")["checked"]
+    wrong = source._replace(checksum=Checksum("crc32", source.checksum.value ^ 1))
+    with pytest.raises(ChecksumError):
+        Handle("x", Leaf("float32", (64,), wrong, "x"))[1:3].numpy()
+
+
+# Arrays and tensors.
+
+
+def test_an_array_is_the_callers_own(sample: ckpttool.Checkpoint) -> None:
+    first = sample[KERNEL].numpy()
+    first[:] = 7
+    assert not np.array_equal(sample[KERNEL].numpy(), first)
+    assert sample[KERNEL][:0].numpy().shape == (0, 64)
+
+
+def test_numpy_takes_handles(sample: ckpttool.Checkpoint) -> None:
+    handle = sample[KERNEL]
+    whole = handle.numpy()
+    assert np.array_equal(np.asarray(handle), whole)
+    assert np.asarray(handle, dtype=np.float64).dtype == np.float64
+    assert np.array(handle, copy=True).flags.writeable
+    assert np.array_equal(np.add(handle, 1.0), whole + 1)
+    with pytest.raises(ValueError, match="without a copy"):
+        np.array(handle, copy=False)
+
+
+def of_type(name: str) -> Handle:
+    generator = np.random.default_rng(3)
+    data = generator.integers(0, 2 if name == "bool" else 4, 6 * dtypes.BY_NAME[name].itemsize, np.uint8)
+    return Handle("x", Leaf(name, (2, 3), Inline(data.tobytes()), "x"))
+
+
+@pytest.mark.parametrize("name", READ)
+def test_every_type_with_numbers_is_an_array(name: str) -> None:
+    array = of_type(name).numpy()
+    assert array.shape == (2, 3)
+    assert array.tobytes() == of_type(name).leaf.read()
+    assert array.dtype == (
+        getattr(ml_dtypes, name) if dtypes.BY_NAME[name].extension else dtypes.plain_name(name)
+    )
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", [row.name for row in dtypes.TABLE if row.itemsize])
+def test_every_type_of_torch_is_a_tensor(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    handle = of_type(name)
+    kind = getattr(torch, dtypes.BY_NAME[dtypes.plain_name(name)].torch or "", None)
+    if kind is None or name in dtypes.PACKED:
+        with pytest.raises(UnsupportedError, match=f"has no tensors of type {name}"):
+            handle.torch()
+        return
+    tensor = handle.torch()
+    assert tensor.dtype == kind
+    assert bytes(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()) == handle.leaf.read()
+    if name.startswith("float"):
+        tensor.zero_()
+        assert handle.torch().reshape(-1).view(torch.uint8).sum() > 0
+    if name != "complex32":  # torch warns of an empty one
+        assert handle[:, :0].torch().shape == (2, 0)
+    assert handle[1, 2].torch("cpu").shape == ()
+
+
+@pytest.mark.torch
+def test_torch_has_no_strings() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(UnsupportedError, match="has no tensors of type string"):
+        Handle("x", Leaf("string", (), Inline(bytes(8)), "x")).torch()
+
+
+def in_tensorflow(folder: Path) -> dict[str, Any]:
+    del folder
+    words = b"\x01" + bytes(7) + b"a" + bytes(8)
+    found: dict[str, Any] = {
+        "string": Handle("x", Leaf("string", (2,), Inline(words), "x")).tf().numpy() == [b"a", b""]
+    }
+    found["string"] = bool(all(found["string"]))
+    for row in dtypes.TABLE:
+        if row.itemsize:
+            try:
+                tensor = of_type(row.name).tf()
+                same = tensor.numpy().tobytes() == of_type(row.name).leaf.read()
+                found[row.name] = [tensor.dtype.name, same]
+            except UnsupportedError as error:
+                found[row.name] = str(error)
+    return found
+
+
+@pytest.mark.tensorflow
+def test_every_type_of_tensorflow_is_a_tensor(tmp_path: Path) -> None:
+    tensorflow_child.require("tensorflow")
+    found = tensorflow_child.run(__file__, "in_tensorflow", tmp_path)
+    assert found.pop("string")
+    for name, said in found.items():
+        if dtypes.BY_NAME[name].tensorflow is None or name in ("complex32", *dtypes.PACKED):
+            assert said.endswith(f"has no tensors of type {name}")
+        elif isinstance(said, list):
+            assert said == [dtypes.plain_name(name), True]
+        else:
+            # Older versions lack the youngest types.
+            assert dtypes.BY_NAME[name].extension
+
+
+@pytest.mark.parametrize(("method", "missing"), [("torch", "torch"), ("tf", "tensorflow")])
+def test_a_framework_that_is_not_there_is_named(
+    method: str, missing: str, monkeypatch: pytest.MonkeyPatch, sample: ckpttool.Checkpoint
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ckpttool.errors.MissingExtraError, match="which is not installed") as caught:
+        getattr(sample[KERNEL], method)()
+    assert missing in str(caught.value.hint)
+
+
+# What is shown.
+
+HOSTILE = "</script><script>alert(1)</script>\x1b[31m\u202e[bold]x[/bold] <b>&\"'"
+
+
+class Tags(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+        self.depth = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert {name for name, _ in attrs} <= {"style", "open"}
+        self.seen.add(tag)
+        self.depth += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        self.depth -= 1
+
+
+def tags(text: str) -> set[str]:
+    parser = Tags()
+    parser.feed(text)
+    assert parser.depth == 0
+    return parser.seen
+
+
+def hostile() -> ckpttool.Checkpoint:
+    leaves: dict[Any, Any] = {
+        (key(HOSTILE), key(str(n))): Leaf("float32", (n,), Inline(bytes(4 * n)), HOSTILE) for n in range(3)
+    }
+    leaves[key("a value"),] = ValueLeaf(HOSTILE)
+    leaves[key("/".join("deep" * 500)),] = ValueLeaf(None)
+    return ckpttool.Checkpoint(HOSTILE, "pytorch", Tree(leaves), ())
+
+
+def on_a_terminal(shown: Any, width: int) -> str:
+    console = Console(width=width, force_terminal=True, color_system=None, file=io.StringIO())
+    with console.capture() as caught:
+        console.print(shown)
+    return caught.get()
+
+
+def test_hostile_names_are_text_everywhere() -> None:
+    checkpoint = hostile()
+    branch = next(
+        entry for name in checkpoint.root.modules() if isinstance(entry := checkpoint[f"{name}/"], Branch)
+    )
+    handle = next(iter(branch.tensors().values()))
+    assert tags(checkpoint._repr_html_()) <= {"details", "summary", "b", "div", "code", "span"}
+    assert tags(handle._repr_html_()) == {"table", "caption", "tr", "th", "td"}
+    for shown in (checkpoint, branch, handle):
+        assert repr(shown).isprintable()
+        assert shown._repr_html_().isprintable()
+        for width in (40, 200):
+            text = on_a_terminal(shown, width)
+            assert "\x1b[31m" not in text
+            assert "\u202e" not in text
+            assert width < 200 or "[bold]" in text
+    with pytest.raises(NameNotFoundError) as caught:
+        checkpoint[HOSTILE + "x"]
+    assert str(caught.value).replace(HOSTILE, "").isprintable()
+
+
+def test_a_terminal_shows_the_modules_folded(sample: ckpttool.Checkpoint) -> None:
+    for width in (40, 80, 200):
+        lines = on_a_terminal(sample, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert 20 < len(lines) <= 60
+    assert lines[0] == repr(sample)[1:-1]
+    assert "    actor/  6 tensors, 17.9 kB" in lines
+    assert "        kernel  float32[3, 64]" in lines
+    assert on_a_terminal(sample["policy/actor/l1"], 80).splitlines()[1:] == [
+        "  kernel  float32[3, 64]",
+        "  bias  float32[64]",
+    ]
+    assert pretty_repr(sample[KERNEL]).startswith(f"Handle(\n    '{KERNEL}',\n    dtype='float32',")
+
+
+def test_ten_thousand_tensors_are_shown_in_some_dozens_of_rows() -> None:
+    names = [(attr(f"block{n // 20}"), attr(f"layer{n % 20}")) for n in range(10_000)]
+    checkpoint = ckpttool.Checkpoint("big", "pytorch", named(*names), ())
+    shown = checkpoint._repr_html_()
+    assert shown.count("<div") < 60
+    assert "and 452 more" in shown
+    assert "20 tensors, 80 B" in shown
+    assert len(on_a_terminal(checkpoint, 80).splitlines()) < 60
+    assert checkpoint["block499/layer19"].numpy() == 0
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("folder", ["tf", "torch"])
+def test_real_files_are_sliced_and_found_by_native_names(folder: str, corpus: Path) -> None:
+    seen: set[str] = set()
+    generator = np.random.default_rng(5)
+    for truth in sorted((corpus / folder).rglob("*.truth.json")):
+        path = str(truth).removesuffix(".truth.json")
+        if (kind := truth.parent.name + Path(path).suffix) in seen or not os.path.lexists(path):
+            continue
+        seen.add(kind)
+        if len(seen) > 12:
+            break
+        checkpoint = ckpttool.open(path)
+        for at, leaf in list(checkpoint.tree.tensors())[:3]:
+            handle = checkpoint[checkpoint.tree.names[at]]
+            assert handle.leaf is leaf
+            assert leaf.key in checkpoint
+            if leaf.shape and leaf.dtype in READ:
+                start, stop = sorted(generator.integers(0, leaf.shape[0] + 1, 2))
+                part = (slice(start, stop), ...)
+                assert handle[part].numpy().tobytes() == leaf.array()[part].tobytes(), (path, handle)
+    assert len(seen) > 5
