@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.cli.output import clean
+from ckpttool.shown import clean
 
 _SHOWN = 12
 

@@ -1,0 +1,190 @@
+"""Two checkpoints' entries in pairs: of one path or, across frameworks, of one meaning."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CkpttoolError, UsageError, choice
+from ckpttool.globs import matcher, nothing
+from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.recognise import recognise
+from ckpttool.leaf import Leaf, Path, Plain, ValueLeaf, display
+from ckpttool.ops.array_difference import compared
+from ckpttool.ops.difference import By, Changed, Entry
+from ckpttool.ops.restore import canonical_tree
+from ckpttool.source import Shape
+
+AUTO = "auto"
+# What a checkpoint counts of itself, and no agent has.
+_OF_THE_FILE = frozenset(("save_counter",))
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    checkpoint: Checkpoint
+    binding: Binding | None
+
+    @property
+    def layout(self) -> str | None:
+        return None if self.binding is None else self.binding.layout
+
+    def by_path(self) -> dict[str, tuple[Entry, Path]]:
+        """Return all entries, and where they are, by their display paths."""
+        tree = self.checkpoint.tree
+        return {tree.names[path]: (leaf, path) for path, leaf in tree.items()}
+
+    def by_meaning(self, binding: Binding) -> dict[str, tuple[Entry, Path]]:
+        """Return the agent's entries by their canonical paths, and other tensors by their own."""
+        tree = self.checkpoint.tree
+        sources = {move.target: move.source for move in reversed(binding.moves.moves)}
+        agent = {
+            display(path): (leaf, sources[path]) for path, leaf in canonical_tree(tree, binding.moves).items()
+        }
+        bound = {move.source for move in binding.moves.moves}
+        rest = {tree.names[path]: (leaf, path) for path, leaf in tree.tensors() if path not in bound}
+        return {**rest, **agent}
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Two checkpoints side by side before a value of them is read.
+
+    `left` and `right` are entries by the names that pair them, paths or those of the canonical agent (`by`);
+    `places` says for each side where in its own tree an entry comes from.
+    """
+
+    checkpoints: tuple[Checkpoint, Checkpoint]
+    layouts: tuple[str | None, str | None]
+    by: By
+    left: Mapping[str, Entry]
+    right: Mapping[str, Entry]
+    places: tuple[Mapping[str, Path], Mapping[str, Path]]
+    notes: tuple[str, ...]
+
+    @property
+    def both(self) -> list[str]:
+        """The names that both sides have, in the left one's order."""
+        return [name for name in self.left if name in self.right]
+
+    @property
+    def only_left(self) -> tuple[str, ...]:
+        """The names that the left side has alone."""
+        return tuple(name for name in self.left if name not in self.right)
+
+    @property
+    def only_right(self) -> tuple[str, ...]:
+        """The names that the right side has alone."""
+        return tuple(name for name in self.right if name not in self.left)
+
+    def change(self, name: str) -> Changed | None:
+        """Read both sides of a name; return what differs, None if nothing does. Raise what reading raises."""
+        left, right = self.left[name], self.right[name]
+        if isinstance(left, Leaf) and isinstance(right, Leaf):
+            return _tensors(name, left, right)
+        same = _same_value(left, right, exact=self.by == "path")
+        return None if same else Changed(name, left, right, None)
+
+
+def laid(
+    left: Checkpoint, right: Checkpoint, *, glob: str | None = None, by: str = AUTO, layout: str | None = None
+) -> Laid:
+    """Pair the entries of two checkpoints as `diff` says it; no value is read but an agent's own counters."""
+    if by not in (words := (AUTO, *get_args(By))):
+        raise UsageError(f"{by!r} is not known", hint=choice(by, words))
+    first, second = _side(left, layout), _side(right, None)
+    chosen: By = "agent" if by == "agent" or (by == AUTO and _differ_in_form(first, second)) else "path"
+    told: tuple[str, ...] = ()
+    if chosen == "agent":
+        a, b = (side.by_meaning(_agent(side)) for side in (first, second))
+        told, a, b = _settings_aside(a, b)
+    else:
+        a, b = (side.by_path() for side in (first, second))
+    keep = matcher(glob)
+    if glob is not None and not any(map(keep, (*a, *b))):
+        raise nothing(glob, [*a, *b])
+    a, b = ({name: found for name, found in one.items() if keep(name)} for one in (a, b))
+    entries = [{name: leaf for name, (leaf, _) in one.items()} for one in (a, b)]
+    places = [{name: path for name, (_, path) in one.items()} for one in (a, b)]
+    layouts = (first.layout, second.layout)
+    return Laid((left, right), layouts, chosen, entries[0], entries[1], (places[0], places[1]), told)
+
+
+def _side(checkpoint: Checkpoint, layout: str | None) -> _Side:
+    return _Side(checkpoint, recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout))
+
+
+def _differ_in_form(first: _Side, second: _Side) -> bool:
+    if first.binding is None or second.binding is None:
+        return False
+    return (first.layout, first.checkpoint.format) != (second.layout, second.checkpoint.format)
+
+
+def _agent(side: _Side) -> Binding:
+    if side.binding is None:
+        raise UsageError(
+            "no layout recognises an agent in this checkpoint", file=side.checkpoint.path, hint="--by path"
+        )
+    return side.binding
+
+
+def _settings_aside(
+    a: Mapping[str, tuple[Entry, Path]], b: Mapping[str, tuple[Entry, Path]]
+) -> tuple[tuple[str, ...], dict[str, tuple[Entry, Path]], dict[str, tuple[Entry, Path]]]:
+    """Return both without what only one framework writes down, and a note that says what that is.
+
+    Settings are values: PyTorch's optimizers name all of theirs, TensorFlow's those that are variables.
+    """
+    notes = []
+    kept = []
+    for word, here, there in (("left", a, b), ("right", b, a)):
+        alone = [
+            n for n in here if n not in there and (isinstance(here[n][0], ValueLeaf) or n in _OF_THE_FILE)
+        ]
+        if alone:
+            names = ", ".join(sorted({name.rpartition("/")[2] for name in alone}))
+            notes.append(f"only the {word} one writes down {names}")
+        kept.append({name: found for name, found in here.items() if name not in alone})
+    return tuple(notes), kept[0], kept[1]
+
+
+def _tensors(name: str, left: Leaf, right: Leaf) -> Changed | None:
+    try:
+        values = compared(left, right) if left.shape == right.shape else None
+    except CkpttoolError as error:
+        raise error.located(path=name) from error
+    same = values is None and (left.dtype, left.shape) == (right.dtype, right.shape)
+    return None if same else Changed(name, left, right, values)
+
+
+def _same_value(left: Entry, right: Entry, *, exact: bool) -> bool:
+    """Say whether two plain values are the same; by meaning also as a number in float32 and as a tensor."""
+    first, second = (_plain(entry, exact=exact) for entry in (left, right))
+    if first == second:
+        return exact is False or type(first) is type(second)
+    if isinstance(first, float) and isinstance(second, float):
+        if math.isnan(first) and math.isnan(second):
+            return True
+        return not exact and _rounded(first) == _rounded(second)
+    return False
+
+
+def _plain(entry: Entry, *, exact: bool) -> Plain | tuple[str, Shape]:
+    if isinstance(entry, ValueLeaf):
+        number = isinstance(entry.value, int | float) and not isinstance(entry.value, bool)
+        return float(entry.value) if number and not exact else entry.value  # type: ignore[arg-type]
+    if entry.shape or entry.dtype == "string":
+        return (entry.dtype, entry.shape)
+    return float(entry.array()) if not exact else (entry.dtype, entry.shape)
+
+
+def _rounded(value: float) -> float:
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return value

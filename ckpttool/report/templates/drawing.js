@@ -1,0 +1,97 @@
+const SVG = "http://www.w3.org/2000/svg";
+// Make an element; what comes from the file only ever becomes text.
+function make(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+function draw(tag, attributes, ...inside) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...inside);
+  return made;
+}
+const grouped = new Intl.NumberFormat("en-US");
+const number = (value) => grouped.format(value);
+function bytes(value) {
+  let unit = 0;
+  while (value >= 1000 && unit < 4) { value /= 1000; unit++; }
+  const text = unit && value < 1000 ? String(Number(value.toPrecision(3))) : String(value);
+  return `${text} ${["B", "kB", "MB", "GB", "TB"][unit]}`;
+}
+// A number with three digits; words stand for what is none.
+function short(value) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value === "string") return value;
+  const size = Math.abs(value);
+  if (size && (size < 1e-3 || size >= 1e5)) return value.toExponential(2).replaceAll("-", "−").replace("e+", "e");
+  return String(Number(value.toPrecision(3))).replace("-", "−");
+}
+
+// The shape of a distribution in a row: sixteen bars.
+function bars(histogram) {
+  const most = Math.max(...histogram), wide = 96 / histogram.length;
+  const path = histogram.map((count, at) => {
+    const high = count ? Math.max(1, 18 * count / most) : 0;
+    return high ? `M${at * wide} 18v${-high}h${wide - 1}v${high}z` : "";
+  }).join("");
+  return draw("svg", { class: "bars", viewBox: "0 0 96 18", preserveAspectRatio: "none", "aria-hidden": "true" }, draw("path", { d: path }));
+}
+
+function histogram(row) {
+  const figure = make("figure", "histogram"), { min, max } = row.stats, counts = row.histogram;
+  const most = Math.max(...counts), wide = 320 / counts.length;
+  const label = `Histogram of ${row.name}: ${counts.length} bins from ${short(min)} to ${short(max)}`;
+  const picture = draw("svg", { viewBox: "0 0 320 132", role: "img", "aria-label": label });
+  counts.forEach((count, at) => {
+    const high = count ? Math.max(1, 108 * count / most) : 0;
+    const low = min + (max - min) * at / counts.length, top = min + (max - min) * (at + 1) / counts.length;
+    const bin = draw("rect", { class: "bin", x: at * wide + .5, y: 112 - high, width: wide - 1, height: high });
+    bin.append(draw("title", {}, `${number(count)} from ${short(low)} to ${short(top)}`));
+    picture.append(bin);
+  });
+  picture.append(draw("line", { class: "base", x1: 0, x2: 320, y1: 112.5, y2: 112.5 }));
+  if (min < 0 && max > 0) {
+    const zero = -min / (max - min) * 320;
+    picture.append(draw("line", { class: "zero", x1: zero, x2: zero, y1: 2, y2: 116 }));
+    if (zero > 48 && zero < 272) picture.append(draw("text", { x: zero, y: 127, "text-anchor": "middle" }, "0"));
+  }
+  picture.append(draw("text", { x: 0, y: 127 }, short(min)), draw("text", { x: 320, y: 127, "text-anchor": "end" }, short(max)));
+  figure.append(make("h4", "", "Distribution"), picture, make("figcaption", "", `highest bar: ${number(most)} of ${number(row.stats.elements)}`));
+  return figure;
+}
+
+function heat(picture, title, label) {
+  const [, rows, columns, height, width, scale] = picture, figure = make("figure", "heat");
+  const cells = cellsOf(picture), canvas = canvasOf(rows, columns, cells, `Heat map of ${label}`);
+  // Cells are squares of whole pixels; where a matrix has few rows or columns they are drawn out, to be seen.
+  const fitting = (cells) => Math.max(1, Math.min(18, Math.floor(288 / cells)));
+  const square = Math.min(fitting(rows), fitting(columns)), drawnOut = Math.min(rows, columns) < 12;
+  const wide = columns * (drawnOut ? fitting(columns) : square), high = rows * (drawnOut ? fitting(rows) : square);
+  canvas.style.width = `min(100%, ${wide}px)`;
+  canvas.style.aspectRatio = `${wide} / ${high}`;
+  const block = [Math.ceil(height / rows), Math.ceil(width / columns)];
+  const said = `${number(height)} × ${number(width)}` + (block[0] * block[1] > 1 ? `, a cell is the mean of ${block[0]} × ${block[1]}` : "");
+  const legend = make("div", "scale");
+  const strip = canvasOf(1, 127, Uint8Array.from({ length: 127 }, (_, at) => 1 + at * 2), "Colours from lowest to highest");
+  legend.append(make("span", "", short(-scale)), strip, make("span", "", short(scale)));
+  figure.append(make("h4", "", title), canvas, legend, make("figcaption", "", said));
+  if (cells.includes(0)) {
+    const none = make("p", "nothing", "no number, or among the cell's numbers one that is none");
+    none.prepend(canvasOf(1, 1, new Uint8Array(1), "The colour of no number"));
+    figure.append(none);
+  }
+  return figure;
+}
+
+// A list of names and values; a value may be an element.
+function facts(pairs, className) {
+  const list = make("dl", className);
+  for (const [name, value] of pairs) {
+    const cell = make("dd", "");
+    cell.append(value instanceof Node ? value : String(value));
+    list.append(make("dt", "", name), cell);
+  }
+  return list;
+}

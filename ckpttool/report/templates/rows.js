@@ -1,0 +1,103 @@
+// The rows in the order of the tree: a module, then all that is in it. Empty values are not in the data.
+const { rows, changes } = JSON.parse(document.getElementById("data").textContent);
+const parent = new Int32Array(rows.length), end = new Int32Array(rows.length).fill(rows.length);
+const place = new Int32Array(rows.length), siblings = new Map(), byId = new Map();
+// How many rows below a module are changed, and how many have a sign.
+const changedBelow = new Int32Array(rows.length), signsBelow = new Int32Array(rows.length);
+{
+  const open = [];
+  rows.forEach((row, index) => {
+    while (open.length > row.level) end[open.pop()] = index;
+    parent[index] = open.length ? open[open.length - 1] : -1;
+    siblings.set(parent[index], (siblings.get(parent[index]) ?? 0) + 1);
+    place[index] = siblings.get(parent[index]);
+    if (row.id !== undefined) byId.set(row.id, index);
+    if (row.change !== undefined) for (const above of open) changedBelow[above]++;
+    if (row.signs) for (const above of open) signsBelow[above]++;
+    open.push(index);
+  });
+}
+const kindOf = (row) => row.module ? "module" : row.id !== undefined ? "tensor" : "value";
+const shapeOf = (row) => `[${row.shape.join(", ")}]`;
+
+const made = new Map(), states = new Map(), opened = new Set(), expanded = new Set();
+let terms = [];
+
+function elementOf(index) {
+  if (made.has(index)) return made.get(index);
+  const row = rows[index], kind = kindOf(row), item = make("div", `item ${kind}`), line = make("div", "row");
+  item.setAttribute("role", "treeitem"); item.setAttribute("aria-level", row.level + 1);
+  item.setAttribute("aria-setsize", siblings.get(parent[index])); item.setAttribute("aria-posinset", place[index]);
+  item.tabIndex = -1; item.dataset.index = index; line.style.setProperty("--level", row.level);
+  const name = make("span", "name"), text = make("span", "text");
+  text.title = row.path;
+  name.append(make("span", "caret"), text);
+  const type = make("span", "type"), mark = markOf(index);
+  line.append(name, type);
+  if (kind === "value") {
+    type.textContent = `${row.type} `; type.append(make("i", "", row.value)); type.title = row.value;
+    item.setAttribute("aria-label", `${row.name}, ${row.type} ${row.value}`);
+  } else {
+    const spark = make("span", "spark"), stats = row.stats ?? {}, many = row.size > 1;
+    if (kind === "module") type.textContent = row.kind ?? row.tensors ? `${number(row.tensors)} ${row.tensors === 1 ? "tensor" : "tensors"}` : "plain values";
+    else { type.textContent = `${row.dtype} `; type.append(make("i", "", shapeOf(row))); if (row.histogram) spark.append(bars(row.histogram)); else if (row.size === 1 && "mean" in stats) spark.textContent = `= ${short(stats.mean)}`; }
+    const tag = kind === "tensor" ? tagOf(row) : "";
+    if (tag) name.append(make("span", "tag", tag));
+    if (row.also) { const also = make("span", "tag", `also ${row.also}`); also.title = row.aliases.join("\n"); name.append(also); }
+    const count = kind === "module" ? row.parameters : row.size;
+    line.append(make("span", "size", count ? number(count) : ""), make("span", "nbytes", row.nbytes ? bytes(row.nbytes) : ""), spark,
+      make("span", "mean", many && "mean" in stats ? short(stats.mean) : ""), make("span", "std", many && "std" in stats ? short(stats.std) : ""), mark);
+    item.setAttribute("aria-label", [row.name, type.textContent, tag, mark.textContent].filter(Boolean).join(", "));
+    if (mark.textContent) item.classList.add("marked");
+  }
+  item.append(line);
+  made.set(index, item);
+  return item;
+}
+
+// What a tensor is besides a trained one; a slot names its parameter, since its own path may only count.
+function tagOf(row) {
+  if (row.of === undefined || !byId.has(row.of)) return row.slot || (row.frozen ? "frozen" : row.role);
+  return `${row.slot === row.name ? "" : `${row.slot} `}of ${rows[byId.get(row.of)].path}`;
+}
+
+function markOf(index) {
+  const row = rows[index], mark = make("span", "mark");
+  if (row.module) {
+    if (changedBelow[index]) mark.append(make("span", "dot"), `${number(changedBelow[index])}`);
+    else if (signsBelow[index]) { mark.classList.add("sign"); mark.textContent = `${number(signsBelow[index])} ${signsBelow[index] === 1 ? "sign" : "signs"}`; }
+    return mark;
+  }
+  if (row.change >= 0) mark.append(make("span", "dot"), changes[row.change].max_abs ?? changes[row.change].what);
+  else if (row.change === -1) mark.textContent = "only in A";
+  else if (row.signs) { mark.classList.add("sign"); mark.textContent = row.signs.length === 1 ? "1 sign" : `${row.signs.length} signs`; }
+  return mark;
+}
+
+// Bring an element to what is known now: is it open, and which letters were searched for.
+function refresh(index, isOpen) {
+  const item = elementOf(index), row = rows[index], kind = kindOf(row), state = `${isOpen} ${terms.join(" ")}`;
+  if (states.get(index) === state) return item;
+  states.set(index, state);
+  if (kind !== "value") item.setAttribute("aria-expanded", String(isOpen));
+  const text = item.querySelector(".text");
+  text.replaceChildren(...highlighted(row.name));
+  const panel = item.querySelector(".panel");
+  if (kind === "tensor" && isOpen && !panel) item.append(panelOf(index));
+  if (kind === "tensor" && !isOpen && panel) panel.remove();
+  return item;
+}
+
+function highlighted(name) {
+  const low = name.toLowerCase(), found = terms.map((term) => [low.indexOf(term), term.length]).filter(([at]) => at >= 0).sort((a, b) => a[0] - b[0]);
+  const parts = [];
+  let at = 0;
+  // A letter whose lower case is longer would shift all places: such names are shown plain.
+  if (low.length !== name.length) return [name];
+  for (const [start, length] of found) {
+    if (start < at) continue;
+    parts.push(name.slice(at, start), make("mark", "", name.slice(start, start + length)));
+    at = start + length;
+  }
+  return [...parts, name.slice(at)];
+}

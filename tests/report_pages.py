@@ -1,0 +1,91 @@
+"""What the tests of `report` share: a page read as data, and checkpoints with names that mean harm."""
+
+from __future__ import annotations
+
+import base64
+import html.parser
+import json
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Names as a hostile file has them, and what of each a page shows.
+HOSTILE = {
+    "</script><script>document.title='owned'</script>": "</script><script>document",
+    "<img src=x onerror=\"document.title='owned'\">": '<img src=x onerror="document',
+    "--><!--<svg onload=alert(1)>": "--><!--<svg onload=alert(1)>",
+    "\u202eexe_cod\u202c": "\\u202eexe_cod\\u202c",
+    "\x1b[31mred\x07": "\\x1b[31mred\\x07",
+    "line\u2028sep": "line\\u2028sep",
+    "{{ 7*7 }}{% raw %}": "{{ 7*7 }}{% raw %}",
+    "&lt;b&gt;": "&lt;b&gt;",
+    "__proto__": "__proto__",
+    "a" * 100_000: "a" * 40,
+}
+
+
+def write_hostile(file: Path) -> Path:
+    """Write a checkpoint with these names, numbers that are none, and values that would like to be markup."""
+    numbers = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+    whole: dict[str, Any] = {name: {"weight": numbers.copy()} for name in HOSTILE}
+    nan = numbers.copy()
+    nan[0, 0] = np.nan
+    file.write_bytes(pickle.dumps({**whole, "nan": nan, "text": "</script><b>bold"}))
+    return file
+
+
+@dataclass
+class Page(html.parser.HTMLParser):
+    """A page as a browser takes it apart: elements with their attributes, scripts, all text."""
+
+    elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
+    scripts: list[str] = field(default_factory=list)
+    styles: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._within = ""
+
+    @classmethod
+    def of(cls, file: Path) -> Page:
+        page = cls()
+        page.feed(file.read_text(encoding="utf-8"))
+        page.close()
+        return page
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._within = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._within = ""
+
+    def handle_data(self, data: str) -> None:
+        {"script": self.scripts, "style": self.styles}.get(self._within, self.text).append(data)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the page's script is given."""
+        whole: dict[str, Any] = json.loads(self.scripts[0])
+        return whole
+
+    @property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The rows of tensors and values by path."""
+        return {row["path"]: row for row in self.data["rows"] if not row.get("module")}
+
+    @property
+    def words(self) -> str:
+        """All text of the page, spaces as one."""
+        return " ".join(" ".join(self.text).split())
+
+    def cells(self, picture: list[float]) -> np.ndarray:
+        """Return a picture's values, NaN where there is none."""
+        at, rows, columns, _, _, scale = picture
+        data = np.frombuffer(base64.b64decode(self.scripts[1]), np.uint8)
+        taken = data[int(at) : int(at + rows * columns)].reshape(int(rows), int(columns)).astype(np.float64)
+        return np.where(taken == 0, np.nan, (taken - 128) / 127 * scale)

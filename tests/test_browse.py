@@ -1,0 +1,808 @@
+"""`browse`: what is shown, told without a widget; the keys, in Textual's pilot; a real terminal, tmux's."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.browser import about, details, histogram, titles
+from ckpttool.browser import lines as text
+from ckpttool.browser.comparison import Comparison
+from ckpttool.browser.grid import Grid, exactly, written
+from ckpttool.browser.look import Link, Look, look
+from ckpttool.browser.numbers import Numbers, steps
+from ckpttool.browser.outline import Outline
+from ckpttool.browser.reader import Reader
+from ckpttool.browser.search import Index, following
+from ckpttool.browser.values import Difference, Values
+from ckpttool.errors import UsageError
+from ckpttool.leaf import Leaf
+from ckpttool.ops.modules import Module
+from ckpttool.ops.moments import Moments
+from ckpttool.ops.rows import TensorRow
+from ckpttool.source import LARGE
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+
+OLDER = TF_SAMPLE.with_name("ckpt-7500")
+HOSTILE = [
+    "[bold red]x[/bold red]",
+    "[@click=app.bell]click[/]",
+    "[/]",
+    "a\x1b[2Jb\x07c\x1b]0;owned\x07",
+    "rtl\u202eevil\u2066",
+    "z" * 10_000,
+    "日本語テンソル名前がとても長い重み" * 3,
+    "zalgo" + "\u0301" * 300,
+    "new\nline\ttab",
+    "null\x00byte",
+    "a//b",
+    "",
+]
+
+
+def safetensors(file: Path, arrays: dict[str, np.ndarray]) -> str:
+    """Write the arrays as float32; the names may be anything."""
+    arrays = {name: array.astype("<f4") for name, array in arrays.items()}
+    head: dict[str, Any] = {}
+    at = 0
+    for name, array in arrays.items():
+        head[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    told = json.dumps(head).encode()
+    data = b"".join(array.tobytes() for array in arrays.values())
+    file.write_bytes(struct.pack("<Q", len(told)) + told + data)
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("browse")
+
+
+@pytest.fixture(scope="module")
+def sample() -> Look:
+    return look(str(TF_SAMPLE))
+
+
+@pytest.fixture(scope="module")
+def hostile(folder: Path) -> str:
+    return safetensors(folder / "hostile.safetensors", {name: np.eye(2) for name in HOSTILE})
+
+
+@pytest.fixture(scope="module")
+def many(folder: Path) -> str:
+    names = [f"model.layers.{n // 10}.block{n % 10}.weight" for n in range(10_000)]
+    return safetensors(folder / "many.safetensors", {name: np.zeros(1) for name in names})
+
+
+@pytest.fixture(scope="module")
+def tied(folder: Path) -> str:
+    """A checkpoint with a second name, a NaN, a text, four axes, no elements and a large tensor."""
+    torch = pytest.importorskip("torch")
+    weight = torch.arange(12.0).reshape(4, 3)
+    content = {
+        "actor": {"l1": {"weight": weight}},
+        "best": {"weight": weight},
+        "note": "[bold]hi[/] \x1b[31m " + "y" * 3000,
+        "bad": torch.tensor([1.0, float("nan"), float("inf")]),
+        "deep": torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5),
+        "none": torch.zeros(0, 3),
+        "long": torch.arange(23),
+        "large": torch.arange(1_200_000.0).reshape(1200, 1000),
+        "bits": torch.tensor([True, False]),
+        "half": torch.full((2, 2), 0.5).bfloat16(),
+        "wave": torch.tensor([1 + 2j]),
+    }
+    torch.save(content, folder / "tied.pt")
+    return str(folder / "tied.pt")
+
+
+@pytest.fixture(scope="module")
+def damaged(folder: Path) -> str:
+    for file in TF_SAMPLE.parent.glob(f"{TF_SAMPLE.name}.[id]*"):
+        shutil.copy(file, folder)
+    data = folder / f"{TF_SAMPLE.name}.data-00000-of-00001"
+    content = bytearray(data.read_bytes())
+    content[0:200_000:300] = bytes(each ^ 1 for each in content[0:200_000:300])
+    data.write_bytes(content)
+    return str(folder / TF_SAMPLE.name)
+
+
+# --- What is shown, without a widget -----------------------------------------------------------------
+
+
+def names(outline: Outline) -> list[str]:
+    return ["  " * line.level + line.name for line in outline.lines]
+
+
+def test_the_tree_unfolds_level_by_level_as_far_as_there_is_room(sample: Look) -> None:
+    assert names(Outline(sample.root)) == ["save_counter", "policy"]
+    first = Outline(sample.root, 12)
+    assert names(first)[:5] == ["save_counter", "policy", "  total_it", "  actor", "  actor_target"]
+    assert len(first.lines) <= 12
+    assert len(Outline(sample.root, 1000).lines) > 78
+
+
+def test_lines_fold_unfold_and_lead_up(sample: Look) -> None:
+    outline = Outline(sample.root, 12)
+    before = names(outline)
+    at = outline.reveal("policy/actor/l1/kernel")
+    assert at is not None
+    assert names(outline)[at - 2 : at + 2] == ["  actor", "    l1", "      kernel", "      bias"]
+    assert outline.lines[outline.above(at)].path == "policy/actor/l1"
+    outline.close(outline.above(outline.above(at)))
+    assert names(outline) == before
+    policy = 1
+    outline.open_all(policy)
+    everything = {line.path for line in outline.lines}
+    assert set(sample.rows) <= everything
+    outline.order("size")
+    sizes = [
+        line.entry.nbytes for line in outline.lines if line.level == 1 and isinstance(line.entry, Module)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert outline.reveal("policy/nothing") is None
+
+
+def test_a_module_that_only_holds_a_module_is_no_line_of_its_own(many: str) -> None:
+    shown = look(many)
+    outline = Outline(shown.root, 20)
+    assert names(outline) == ["model/layers"]
+    at = outline.reveal("model/layers/777/block3/weight")
+    assert at is not None
+    # Only what leads there was unfolded.
+    assert len(outline.lines) < 1100
+
+
+@pytest.mark.parametrize(
+    ("query", "first", "number"),
+    [
+        ("ACTOR", "policy/actor", 3),
+        ("l1/ker", "policy/actor/l1/kernel", 6),
+        ("*/l3/bias", "policy/actor/l3/bias", 6),
+        ("_trainable_variables", "policy/critic/q1/l1/kernel", 12),
+        ("no such thing", None, 0),
+        ("", None, 0),
+    ],
+)
+def test_search_by_part_pattern_and_native_key(sample: Look, query: str, first: str, number: int) -> None:
+    index = Index(sample.root, "file")
+    hits = index.find(query)
+    assert len(hits) == number
+    assert (index.path(hits[0]) if hits else None) == first
+
+
+def test_hits_go_round(sample: Look) -> None:
+    assert [following([2, 5, 9], at) for at in (-1, 2, 9)] == [2, 5, 2]
+    assert [following([2, 5, 9], at, backwards=True) for at in (2, 5)] == [9, 2]
+    assert following([], 3) is None
+
+
+def test_names_and_slots_that_belong_together(sample: Look, tied: str) -> None:
+    ring = sample.relatives("policy/actor/l1/kernel")
+    assert ring[0] == "policy/actor/l1/kernel"
+    assert len(ring) == 3
+    assert all(sample.relatives(slot) == ring for slot in ring)
+    assert sample.relatives("policy/total_it") == ("policy/total_it",)
+    shown = look(tied)
+    assert shown.ways("best/weight") == shown.ways("actor/l1/weight") == ("actor/l1/weight", "best/weight")
+    assert isinstance(shown.rows["best/weight"], Link)
+    # A link adds nothing to the sums.
+    assert shown.root.nbytes == shown.summaries[0].totals.nbytes
+
+
+def read(row: TensorRow) -> Numbers | None:
+    found: list[Numbers | None] = []
+    for _ in steps(row, found.append):
+        pass
+    return found[-1]
+
+
+def told(shown: Look, name: str, comparison: Comparison | None = None, cells: int = 60) -> str:
+    row = shown.rows[name]
+    numbers = (read(row),) if isinstance(row, TensorRow) else None
+    return text.plain(details.details(shown, comparison, row, numbers, cells))
+
+
+def test_the_details_of_a_tensor(sample: Look) -> None:
+    said = told(sample, "policy/actor/l1/kernel")
+    array = sample.rows["policy/actor/l1/kernel"].leaf.array()  # type: ignore[union-attr]
+    for part in (
+        "float32[3, 64]",
+        "192 elements",
+        "768 B",
+        "parameter, trained",
+        "actor/kernel",
+        "slot m",
+        "also",
+    ):
+        assert part in said, part
+    for value in (array.min(), array.mean(), array.std(), np.linalg.norm(array)):
+        assert f"{float(value):.5g}" in said
+    slot = told(sample, sample.relatives("policy/actor/l1/kernel")[1])
+    assert "m of" in slot
+    assert "policy/actor/l1/kernel" in slot
+    module = next(each for each in sample.root.below["policy"].below.values() if each.name == "critic")
+    assert "9,090 parameters" in text.plain(details.details(sample, None, module, None, 40))
+
+
+def test_large_tensors_are_read_in_pieces_and_give_the_same(tied: str) -> None:
+    row = look(tied).rows["large"]
+    assert isinstance(row, TensorRow)
+    assert row.leaf.nbytes > LARGE
+    found: list[Numbers | None] = []
+    assert sum(1 for _ in steps(row, found.append)) > 4
+    (numbers,) = found
+    assert numbers is not None
+    assert numbers.moments is not None
+    array = row.leaf.array().astype(np.float64)
+    assert numbers.moments.mean == pytest.approx(array.mean())
+    assert numbers.moments.std == pytest.approx(array.std())
+    assert numbers.histogram == (75_000,) * 16
+
+
+def test_what_is_no_good_sign_and_what_cannot_be_counted(tied: str) -> None:
+    shown = look(tied)
+    said = told(shown, "bad")
+    assert "NaN" in said
+    assert "1 of 3 are infinite" in said or "1 of 3 is infinite" in said
+    assert "no elements" in told(shown, "none")
+    assert "\x1b" not in told(shown, "note")
+    assert told(shown, "best/weight").endswith("actor/l1/weight")
+
+
+def test_an_error_of_reading_is_one_sentence(damaged: str) -> None:
+    said = told(look(damaged), "policy/actor/l2/kernel", cells=400)
+    assert "the crc32c checksum of 16,384 bytes does not match: the file is damaged" in said
+
+
+def test_two_checkpoints_are_marked() -> None:
+    shown = look(str(TF_SAMPLE), str(OLDER))
+    assert shown.laid is not None
+    comparison = Comparison(shown, shown.laid)
+    assert not comparison.finished
+    assert "compared" in comparison.state()
+    for _ in comparison.steps(comparison.note):
+        pass
+    assert comparison.finished
+    assert comparison.state() == "76 differ"
+    assert comparison.marks["policy/actor/l1/kernel"] == "changed"
+    assert comparison.below["policy/actor/l1"] == 2
+    said = told(shown, "policy/actor/l1/kernel", comparison)
+    assert "of 192 differ" in said
+    assert "cosine" in said
+    assert "the same on both sides" in told(shown, "policy/actor_optimizer/_learning_rate", comparison)
+
+
+def test_a_conversion_is_compared_by_meaning_and_forms_are_seen_at_once(folder: Path) -> None:
+    shown = look(str(TF_SAMPLE), str(TORCH_SAMPLE))
+    assert shown.laid is not None
+    assert shown.laid.by == "agent"
+    assert shown.relatives("actor/0/kernel")[1:] == (
+        "actor_optimizer/m/0/kernel",
+        "actor_optimizer/v/0/kernel",
+    )
+    left = {"same": np.eye(2), "shape": np.eye(2), "left": np.eye(2), "values": np.eye(2)}
+    right = {"same": np.eye(2), "shape": np.eye(3), "right": np.eye(2), "values": np.zeros((2, 2))}
+    files = [
+        safetensors(folder / f"{word}.safetensors", arrays) for word, arrays in (("a", left), ("b", right))
+    ]
+    pair = look(*files)
+    assert pair.laid is not None
+    comparison = Comparison(pair, pair.laid)
+    assert comparison.marks == {"shape": "changed", "left": "left", "right": "right"}
+    assert "another shape" in told(pair, "shape", comparison)
+    assert "only right" in told(pair, "right", comparison)
+    assert "not compared yet" in told(pair, "same", comparison)
+    for _ in comparison.steps(comparison.note):
+        pass
+    assert comparison.marks["values"] == "changed"
+    assert titles.title(pair, comparison, 80)[1].text.strip() == "2 differ, 1 only left, 1 only right"
+
+
+def test_the_page_about_the_checkpoint(sample: Look) -> None:
+    said = text.plain(about.about(sample, 78))
+    for part in ("tensor_bundle (crc32c checksums)", "td3_tf", "2 files", "27,142"):
+        assert part in said
+    assert max(map(len, said.splitlines())) <= 78
+    two = text.plain(about.keys(78, two=True))
+    assert "next and previous difference" in two
+    assert "difference" not in text.plain(about.keys(78, two=False))
+
+
+# --- Tables of values ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 4), (2, 3, 4), (2, 1, 3, 5)])
+def test_every_cell_has_its_index(shape: tuple[int, ...]) -> None:
+    array = np.arange(float(np.prod(shape, dtype=int))).reshape(shape)
+    grid = Grid(shape, 3)
+    seen = set()
+    for table in range(grid.slices):
+        for row in range(grid.rows):
+            for column in range(grid.columns):
+                index = grid.index(table, row, column)
+                if index is not None:
+                    assert grid.cell(index) == (table, row, column)
+                    seen.add(array[index].item())
+    assert seen == set(array.reshape(-1).tolist())
+    with pytest.raises(ValueError, match="no such index"):
+        grid.cell((99,) * max(1, len(shape)))
+
+
+def test_cells_are_those_of_the_array_whether_read_whole_or_in_part(tied: str) -> None:
+    rows = look(tied).rows
+    for name, table in (("deep", 4), ("large", 0), ("long", 0), ("half", 0)):
+        leaf = rows[name].leaf
+        assert isinstance(leaf, Leaf)
+        grid = Grid(leaf.shape, 5)
+        block = Values(leaf).read(grid, table, range(1, min(3, grid.rows)), range(1, min(4, grid.columns)))
+        for row in range(block.shape[0]):
+            for column in range(block.shape[1]):
+                index = grid.index(table, row + 1, column + 1)
+                assert block[row, column] == leaf.array()[index]
+    large = rows["large"].leaf
+    assert isinstance(large, Leaf)
+    values = Values(large)
+    values.read(Grid(large.shape, 5), 0, range(2), range(2))
+    assert values._whole is None
+    lying = Difference(values, values).read(Grid(large.shape, 5), 0, range(2), range(2))
+    assert not lying.any()
+
+
+@pytest.mark.parametrize("largest", [3e-9, 0.0023, 0.5, 12.3, 12_345.6, 1e30])
+def test_numbers_take_one_width_and_no_small_one_looks_like_zero(largest: float) -> None:
+    as_text = written(np.dtype("f4"), Moments(size=2, low=-largest, high=largest))
+    said = [as_text(value) for value in (largest, -largest, largest * 1e-9, 0.0, float("nan"))]
+    assert all(len(each) <= as_text.width for each in said)
+    assert float(said[2]) > 0
+    assert said[3:] == ["0", "nan"]
+    assert float(said[0]) == pytest.approx(largest, rel=1e-4)
+
+
+def test_all_of_a_value_is_told_exactly() -> None:
+    assert exactly(np.float32(0.1)) == "0.1"
+    assert exactly(np.int64(-3)) == "-3"
+    assert exactly(b"[b]\x1b\xff") == "[b]\\x1b\\xff"
+
+
+def test_a_histogram_shows_what_there_is_at_all() -> None:
+    counts = (1, 0, *[10_000] * 13, 1)
+    found = Numbers(Moments(130_002, -1.0, 1.0), counts)
+    columns, bars = histogram.columns(found, 40), text.plain(histogram.bars(found, 60))
+    assert text.plain(columns).splitlines()[3].startswith("▁▁  ██")
+    assert bars.splitlines()[0].count("▏") == 1
+    assert "10,000" in bars
+    assert max(map(len, bars.splitlines())) <= 60
+
+
+def test_lines_are_fitted_by_cells_and_inert() -> None:
+    for name in HOSTILE:
+        for cells in (8, 20, 60):
+            assert text.cell_len(text.padded(name, cells)) == cells
+            assert all(text.cell_len(each) <= cells for each in text.wrapped(name, cells))
+            assert text.padded(name, cells).isprintable()
+
+
+def test_what_is_looked_at_is_read_before_what_is_compared() -> None:
+    done: list[str] = []
+
+    def job(name: str, number: int) -> Iterator[None]:
+        for _ in range(number):
+            done.append(name)
+            time.sleep(0.002)
+            yield
+
+    failed: list[Exception] = []
+    reader = Reader(failed.append)
+    reader.ask("comparison", job("compared", 20))
+    time.sleep(0.01)
+    reader.ask("numbers", job("given up", 20))
+    reader.ask("numbers", job("looked at", 3))
+    while not reader.idle():
+        time.sleep(0.001)
+    assert done.index("looked at") < len(done) - 10
+    assert done.count("compared") == 20
+    assert done.count("given up") <= 1
+    reader.ask("values", (each for each in [1 / 0][:0]) if done == [] else _fails())
+    while not reader.idle():
+        time.sleep(0.001)
+    assert isinstance(failed[0], ZeroDivisionError)
+
+
+def _fails() -> Iterator[None]:
+    yield
+    raise ZeroDivisionError
+
+
+# --- The command ----------------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_the_hint_is_inspect() -> None:
+    assert "draws on a terminal" in refused(in_process("browse", TF_SAMPLE))
+    assert f"ckpttool inspect {TF_SAMPLE}" in in_process("browse", TF_SAMPLE).err
+
+
+def test_there_is_no_document() -> None:
+    ran = in_process("browse", TF_SAMPLE, "--json")
+    assert ran.status == 2
+    assert ran.json()["error"]["hint"] == f"ckpttool inspect {TF_SAMPLE} --json"
+
+
+def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.browser import start
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(start, "require_terminal", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textual" else found(name))
+    ran = in_process("browse", TF_SAMPLE)
+    assert "needs textual" in refused(ran)
+    assert "pip install 'ckpttool[browse]'" in ran.err
+
+
+def test_a_folder_of_which_no_checkpoint_is_the_latest_is_refused(tmp_path: Path) -> None:
+    for name in ("a.pt", "b.pt"):
+        shutil.copy(TORCH_SAMPLE, tmp_path / name)
+    with pytest.raises(UsageError, match="no one checkpoint"):
+        look(str(tmp_path))
+
+
+# --- The keys, in Textual's pilot -------------------------------------------------------------------------
+
+Talk = Callable[["Played"], Awaitable[None]]
+
+
+class Played:
+    """A browser without a terminal: keys go in, the lines of its screen come out."""
+
+    def __init__(self, app: Any, pilot: Any) -> None:
+        self.app, self.pilot = app, pilot
+
+    async def settled(self) -> None:
+        """Wait until the listing is there, and what the cursor rests on has been read."""
+        from ckpttool.browser.main_screen import MainScreen
+
+        for _ in range(2):
+            await asyncio.sleep(0.02)
+            await self.pilot.pause()
+            while not any(isinstance(s, MainScreen) and s.reader.idle() for s in self.app.screen_stack):
+                assert self.app.fault is None
+                await asyncio.sleep(0.005)
+        await self.pilot.pause()
+
+    async def press(self, *keys: str) -> list[str]:
+        await self.pilot.press(*keys)
+        await self.settled()
+        return self.lines()
+
+    def to(self, name: str) -> None:
+        """Put the cursor on an entry, as a search would, without its letters."""
+        assert self.app.screen.tree_pane.reveal(name)
+
+    async def type(self, words: str) -> list[str]:
+        return await self.press(*["slash" if letter == "/" else letter for letter in words])
+
+    def lines(self) -> list[str]:
+        return ["".join(part.text for part in strip) for strip in self.app.screen._compositor.render_strips()]
+
+    def on(self) -> str:
+        """Return the name that the cursor is on."""
+        return str(self.app.screen.tree_pane.entry.path)
+
+
+def play(talk: Talk, *paths: object, size: tuple[int, int] = (80, 24)) -> None:
+    pytest.importorskip("textual")
+    from ckpttool.browser import main_screen
+    from ckpttool.browser.app import Browser
+    from ckpttool.browser.opening import Opening
+
+    async def whole() -> None:
+        app = Browser(Opening(str(paths[0]), lambda: look(*map(str, paths))))
+        async with app.run_test(size=size) as pilot:
+            played = Played(app, pilot)
+            await played.settled()
+            await talk(played)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main_screen, "_REST_S", 0.001)
+        asyncio.run(whole())
+
+
+def screen(lines: list[str]) -> list[str]:
+    """Return a screen as the page shows it, without the mark of how far a pane is scrolled."""
+    return [line.replace("┃", " ").rstrip() for line in lines]
+
+
+def documented(number: int) -> list[str]:
+    page = (ROOT / "docs" / "howto" / "browse_in_the_terminal.md").read_text(encoding="utf-8")
+    return page.split("```text\n")[number + 1].partition("\n```")[0].split("\n")
+
+
+def test_a_walk_with_the_keys() -> None:
+    async def talk(browser: Played) -> None:
+        lines = browser.lines()
+        assert "78 tensors" in lines[0]
+        assert all(word in lines[-1] for word in ("search", "values", "help", "quit"))
+        assert all(len(line) == 80 for line in lines)
+        await browser.press("slash")
+        lines = await browser.type("l1/k")
+        assert lines[-1].startswith("/l1/k")
+        assert lines[-1].rstrip().endswith("1 of 6")
+        assert any("policy/actor/l1/kernel" in line for line in lines)
+        assert any("-1.3527" in line for line in lines)
+        lines = await browser.press("enter")
+        assert screen(lines) == documented(0)
+        lines = await browser.press("n")
+        assert "2 of 6" in lines[-1]
+        assert browser.on() == "policy/actor_target/l1/kernel"
+        await browser.press("N", "N")
+        assert browser.on() == "policy/critic_target/q2/l1/kernel"
+        await browser.press("b")
+        assert browser.on() == "policy/actor/l1/kernel"
+        await browser.press("o")
+        assert browser.on() == "policy/actor_optimizer/_momentums/0"
+        await browser.press("o", "o")
+        assert browser.on() == "policy/actor/l1/kernel"
+        await browser.press("left", "left")
+        assert browser.on() == "policy/actor/l1"
+        assert any("▸ l1" in line for line in browser.lines())
+        lines = await browser.press("s")
+        assert "the largest first" in lines[-1]
+        lines = await browser.press("home", "enter")
+        assert browser.on() == "policy"
+        await browser.press("slash", "x", "escape")
+        assert browser.on() == "policy"
+        lines = await browser.press("i")
+        assert any("crc32c checksums" in line for line in lines)
+        lines = await browser.press("escape", "question_mark", "end")
+        assert any("go to an index" in line for line in lines)
+        lines = await browser.press("escape", "d")
+        assert "nothing to compare with" in lines[-1]
+        await browser.press("q")
+        assert browser.app.return_value == 0
+
+    play(talk, TF_SAMPLE)
+
+
+def test_values_histogram_and_second_names(tied: str) -> None:
+    async def talk(browser: Played) -> None:
+        browser.to("best/weight")
+        assert browser.on() == "best/weight"
+        await browser.press("enter")
+        assert browser.on() == "actor/l1/weight"
+        lines = await browser.press("a", "a", "v")
+        assert lines[3].split() == ["1", "3.000", "4.000", "5.000"]
+        lines = await browser.press("end")
+        assert lines[-2].startswith("[3, 2] = 11.0")
+        lines = await browser.press("escape", "h")
+        assert any("█" in line and "8.3%" in line for line in lines)
+        lines = await browser.press("escape")
+        browser.to("deep")
+        lines = await browser.press("v", "right_square_bracket", "end")
+        assert "[0, 1, :, :]  2 of 6" in lines[0]
+        assert lines[-2].startswith("[0, 1, 3, 4] = 39")
+        lines = await browser.press("g", *"1,2,0,9", "enter")
+        assert "no such index" in lines[-2]
+        lines = await browser.press(*"1 2 0 3".replace(" ", ","), "enter")
+        assert lines[-2].startswith("[1, 2, 0, 3] = 103")
+        await browser.press("escape")
+        browser.to("large")
+        lines = await browser.press("v", "end")
+        assert lines[-2].startswith("[1199, 999] = 1.199999e+06")
+        await browser.press("escape")
+        browser.to("none")
+        lines = await browser.press("v")
+        assert "has no elements" in lines[-1]
+        browser.to("note")
+        lines = await browser.press("v")
+        assert "only tensors have values" in lines[-1]
+        for name, said in (("bits", "true"), ("half", "0.5000"), ("wave", "1+2j"), ("bad", "nan")):
+            browser.to(name)
+            lines = await browser.press("v")
+            assert said in lines[2], name
+            await browser.press("escape")
+
+    play(talk, tied)
+
+
+def test_marks_and_differences() -> None:
+    async def talk(browser: Played) -> None:
+        lines = browser.lines()
+        assert "76 differ" in lines[0]
+        assert lines[2].startswith("~ ▾ policy")
+        lines = await browser.press("d", "d")
+        assert browser.on() == "policy/actor/l1/kernel"
+        assert any("of 192 differ" in line for line in lines)
+        assert screen(lines) == documented(1)
+        assert any("left         right" in line for line in lines)
+        lines = await browser.press("D")
+        assert browser.on() == "policy/total_it"
+        lines = await browser.press("d", "v")
+        assert lines[0].rstrip().endswith("left")
+        at = lines[-2]
+        lines = await browser.press("x", "x")
+        assert "left - right" in lines[0]
+        assert lines[-2].partition(" = ")[0] == at.partition(" = ")[0]
+
+    play(talk, TF_SAMPLE, OLDER)
+
+
+def test_hostile_names_are_inert_and_keep_their_columns(hostile: str) -> None:
+    async def talk(browser: Played) -> None:
+        for _ in HOSTILE:
+            lines = await browser.press("e", "down")
+            assert all(text.cell_len(line) == 80 for line in lines)
+            assert all(line.isprintable() for line in lines)
+        lines = browser.lines()
+        assert any("[bold red]x[" in line for line in lines)
+        assert any("a\\x1b[2Jb" in line for line in lines)
+        lines = await browser.press("home", "v")
+        assert "1.0000" in lines[2]
+
+    play(talk, hostile)
+
+
+def test_an_error_of_reading_stays_in_the_details(damaged: str) -> None:
+    async def talk(browser: Played) -> None:
+        browser.to("policy/actor/l2/kernel")
+        await browser.settled()
+        lines = browser.lines()
+        assert any("checksum of 16,384 bytes" in line for line in lines)
+        lines = await browser.press("v")
+        assert "checksum" in lines[2] or "damaged" in lines[2] or "found" in lines[2]
+        lines = await browser.press("escape", "down")
+        assert browser.app.fault is None
+
+    play(talk, damaged)
+
+
+@pytest.mark.parametrize("size", [(60, 20), (40, 10), (200, 50)])
+def test_other_sizes(size: tuple[int, int]) -> None:
+    async def talk(browser: Played) -> None:
+        browser.to("policy/actor/l1/kernel")
+        await browser.settled()
+        lines = browser.lines()
+        assert len(lines) == size[1]
+        assert all(len(line) == size[0] for line in lines)
+        assert any("kernel" in line for line in lines)
+        if size[0] >= 60:
+            assert any("-1.3527" in line for line in lines)
+            assert "quit" in lines[-1]
+        for key in ("v", "i", "question_mark", "h"):
+            lines = await browser.press(key)
+            assert all(len(line) == size[0] for line in lines)
+            await browser.press("escape")
+
+    play(talk, TF_SAMPLE, size=size)
+
+
+def test_ten_thousand_tensors_and_the_mouse(many: str) -> None:
+    async def talk(browser: Played) -> None:
+        assert "10,000 tensors" in browser.lines()[0]
+        await browser.press("slash", "9", "enter")
+        browser.to("model/layers/777/block3/weight")
+        assert browser.on() == "model/layers/777/block3/weight"
+        await browser.pilot.click("#tree", offset=(8, 3))
+        await browser.settled()
+        assert browser.on() != "model/layers/777/block3/weight"
+
+    play(talk, many)
+
+
+def test_what_cannot_be_opened_ends_it_with_the_error() -> None:
+    pytest.importorskip("textual")
+    from ckpttool.browser.app import Browser
+    from ckpttool.browser.opening import Opening
+
+    async def whole() -> Browser:
+        app = Browser(Opening("none", lambda: look("none.pt")))
+        async with app.run_test() as pilot:
+            while app.fault is None:
+                await pilot.pause(0.01)
+        return app
+
+    assert "none.pt" in str(asyncio.run(whole()).fault)
+
+
+# --- A real terminal ------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A screen of tmux with a shell in it, on a socket of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.command = ["tmux", "-L", f"ckpttool-{os.getpid()}", "-f", "/dev/null"]
+        program = f"{sys.executable} -m ckpttool browse"
+        (folder / "browse").write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+        (folder / "browse").chmod(0o755)
+        (folder / "sh").write_text(
+            f"export PYTHONPATH={ROOT} PATH={folder}:$PATH PS1='ready> ' TERM=screen\n"
+        )
+        self._run("new-session", "-d", "-x", "80", "-y", "24", f"ENV={folder}/sh exec sh -i")
+
+    def _run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [*self.command, *arguments], capture_output=True, text=True, check=True, timeout=20
+        )
+        return done.stdout
+
+    def screen(self, *options: str) -> str:
+        return self._run("capture-pane", "-p", *options)
+
+    def keys(self, *keys: str) -> None:
+        self._run("send-keys", *keys)
+
+    def wait(self, *words: str) -> str:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            seen = self.screen()
+            if all(word in seen for word in words):
+                return seen
+            time.sleep(0.05)
+        raise AssertionError(f"{words} never came:\n{self.screen()}")
+
+
+@pytest.fixture(scope="module")
+def terminal(folder: Path) -> Iterator[Terminal]:
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+    pytest.importorskip("textual")
+    terminal = Terminal(folder)
+    try:
+        terminal.wait("ready>")
+        yield terminal
+    finally:
+        terminal._run("kill-server")
+
+
+def test_a_real_screen(terminal: Terminal, hostile: str) -> None:
+    terminal.keys(f"clear; NO_COLOR=1 browse {TF_SAMPLE}; echo left $?", "Enter")
+    terminal.wait("78 tensors", "quit")
+    terminal.keys("/", "l", "1", "/", "k")
+    terminal.wait("-1.3527", "1 of 6")
+    terminal.keys("Enter")
+    terminal.wait("▾ l1", "search")
+    seen = terminal.screen("-e")
+    # Without colours, and the cursor is seen all the same.
+    assert "\x1b[7m" in seen
+    assert not any(f"\x1b[{code}m" in seen for code in (31, 33, 36))
+    terminal.keys("v")
+    terminal.wait("-0.0696", "[0, 0] = -0.0696")
+    terminal.keys("Escape")
+    terminal.wait("▾ l1")
+    terminal.keys("q")
+    seen = terminal.wait("left 0", "ready>")
+    # What was there before is there again.
+    assert "tensors" not in seen
+    terminal.keys(f"clear; browse {hostile}; echo left $?", "Enter")
+    terminal.wait("[bold red]x[", "a\\x1b[2Jb", "quit")
+    assert "\x1b[33m" in terminal.screen("-e")
+    terminal.keys("C-c")
+    terminal.wait("left 130")
+
+
+def test_a_signal_and_a_wrong_path_leave_the_terminal_as_it_was(terminal: Terminal, folder: Path) -> None:
+    terminal.keys("clear; browse none.pt; echo left $?", "Enter")
+    assert "ckpttool: none.pt" in terminal.wait("left 2")
+    said = folder / "pid"
+    terminal.keys(f"clear; sh -c 'echo $$ > {said}; exec browse {TF_SAMPLE}'; echo left $?", "Enter")
+    terminal.wait("78 tensors", "quit")
+    os.kill(int(said.read_text()), signal.SIGTERM)
+    seen = terminal.wait("left 143", "ready>")
+    assert "Traceback" not in seen
+    terminal.keys("clear; echo it is $((6 * 7))", "Enter")
+    terminal.wait("it is 42")

@@ -1,0 +1,397 @@
+"""`report`: what is on the page, taken apart as data; that it is one file, and that names stay names."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import pickle
+import re
+import shutil
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.report import curves, numbers, results
+from ckpttool.report.pictures import Pictures, budget, matrix, shrunk
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.report_pages import HOSTILE, Page, write_hostile
+
+EARLY = TORCH_SAMPLE.with_name("ckpt-2500.pt")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("report")
+
+
+def made(folder: Path, name: str, *arguments: object) -> tuple[Page, dict[str, Any]]:
+    """Write a report; return the page taken apart and the document."""
+    ran = in_process("report", *arguments, "--out", folder / name, "--force", "--json")
+    assert ran.status == 0, ran.out
+    return Page.of(folder / name), ran.json()
+
+
+@pytest.fixture(scope="module")
+def sample(folder: Path) -> Page:
+    return made(folder, "sample.html", TF_SAMPLE)[0]
+
+
+# --- One checkpoint ---------------------------------------------------------------------------------
+
+
+def test_the_tree_is_that_of_inspect(sample: Page) -> None:
+    listed = in_process("inspect", TF_SAMPLE, "--json").json()
+    rows = sample.rows
+    assert set(rows) == {each["path"] for each in (*listed["tensors"], *listed["values"])}
+    for tensor in listed["tensors"]:
+        row = rows[tensor["path"]]
+        assert (row["dtype"], row["shape"], row["nbytes"]) == (
+            tensor["dtype"],
+            tensor["shape"],
+            tensor["nbytes"],
+        )
+        assert row.get("role", "parameter") == tensor["role"]
+        assert set(row.get("aliases", ())) <= set(tensor["aliases"])
+        assert row.get("key", row["path"]) == tensor["key"]
+    modules = {row["path"]: row for row in sample.data["rows"] if row.get("module")}
+    for module in listed["modules"]:
+        if module["path"] in modules:
+            shown = modules[module["path"]]
+            assert shown["tensors"] == module["tensors"]
+            assert shown.get("parameters", 0) == module["parameters"]
+
+
+def test_rows_stand_below_their_modules(sample: Page) -> None:
+    above: list[str] = []
+    for row in sample.data["rows"]:
+        del above[row["level"] :]
+        assert len(above) == row["level"]
+        assert all(row["path"].startswith(f"{path}/") for path in above)
+        if row.get("module"):
+            above.append(row["path"])
+
+
+def test_the_optimizers_state_stands_beside_its_weights(sample: Page) -> None:
+    by_id = {row["id"]: row for row in sample.rows.values() if "id" in row}
+    kernel = sample.rows["policy/critic/q1/l1/kernel"]
+    slots = [by_id[each] for each in kernel["slots"]]
+    assert sorted(slot["slot"] for slot in slots) == ["m", "v"]
+    assert {slot["of"] for slot in slots} == {kernel["id"]}
+
+
+def test_the_numbers_are_those_of_stats(sample: Page) -> None:
+    known = {each["path"]: each for each in in_process("stats", TF_SAMPLE, "--json").json()["tensors"]}
+    for path, row in sample.rows.items():
+        if "stats" in row:
+            assert row.get("histogram", []) == known[path]["histogram"]
+            assert row["stats"]["mean"] == pytest.approx(known[path]["mean"], rel=1e-5)
+            assert row["stats"].get("zeros", 0) == known[path]["zeros"]
+    assert sum("stats" in row for row in sample.rows.values()) == len(known)
+
+
+def test_a_heat_map_shows_the_tensor(sample: Page) -> None:
+    tree = open_checkpoint(str(TF_SAMPLE)).tree
+    (leaf,) = (leaf for at, leaf in tree.tensors() if tree.names[at] == "policy/critic/q1/l1/kernel")
+    picture = sample.rows["policy/critic/q1/l1/kernel"]["picture"]
+    assert picture[1:5] == [4, 64, 4, 64]
+    shown = sample.cells(picture)
+    assert np.abs(shown - leaf.array()).max() <= picture[5] / 127
+
+
+def test_everything_that_is_known_of_the_file_is_said(sample: Page) -> None:
+    digest = in_process("digest", TF_SAMPLE, "--json").json()
+    for said in (
+        "ckpt-15000.data-00000-of-00001", digest["sha256"], "tensor_bundle", "td3_tf", "plain data",
+        "crc32c of every tensor, verified", "27,142", "Pendulum-v1", "given by examples/train_td3.py",
+        "Nothing found that is wrong", "Written for these very weights",
+    ):  # fmt: skip
+        assert said in sample.words
+
+
+def test_the_same_checkpoint_gives_the_same_bytes(sample: Page, folder: Path) -> None:
+    made(folder, "again.html", TF_SAMPLE)
+    assert (folder / "again.html").read_bytes() == (folder / "sample.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ({}, []),
+        ({"a": 1, "b": {"c": "x"}}, ["a", "b/c"]),
+        ({"none": np.zeros((0, 3)), "complex": np.ones((3, 3), complex), "bool": np.ones(5, bool)},
+         ["none", "complex", "bool"]),
+    ],
+    ids=["nothing", "values alone", "unusual tensors"],
+)  # fmt: skip
+def test_whatever_is_in_it_there_is_a_page(
+    content: dict[str, object], shown: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
+    page, document = made(tmp_path, "x.html", tmp_path / "x.pkl")
+    assert list(page.rows) == shown
+    assert document["tensors"] + document["values"] == len(shown)
+
+
+# --- One file ---------------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_else(sample: Page) -> None:
+    for tag, attributes in sample.elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form", "audio", "video")
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            assert name not in ("src", "srcset", "style", "action", "data", "ping")
+            if name == "href":
+                assert (value or "").startswith("#")
+    assert not re.search(r"url\(|@import", sample.styles[0])
+    assert not re.search(r"fetch|XMLHttp|WebSocket|sendBeacon|innerHTML|eval\(|import\(", sample.scripts[2])
+
+
+def test_its_policy_lets_only_its_own_script_and_style_count(sample: Page) -> None:
+    (policy,) = (attributes["content"] for tag, attributes in sample.elements if "http-equiv" in attributes)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for kind, content in (("style-src", sample.styles[0]), ("script-src", sample.scripts[2])):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{kind} 'sha256-{digest}'" in policy
+
+
+def test_hostile_names_are_text(tmp_path: Path, sample: Page) -> None:
+    page, document = made(tmp_path, "hostile.html", write_hostile(tmp_path / "hostile.pkl"))
+    assert [tag for tag, _ in page.elements].count("script") == 3 == len(page.scripts)
+    shown = [row["path"] for row in page.data["rows"]]
+    for name in HOSTILE.values():
+        assert any(path.startswith(name) for path in shown), name
+    assert max(map(len, shown)) <= 400
+    assert page.rows["text"]["value"] == "</script><b>bold"
+    whole = (tmp_path / "hostile.html").read_text(encoding="utf-8")
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u2028\u2029\u202a-\u202e\u2066-\u2069]", whole)
+    assert len(whole) < 300_000
+    # The only tags that a name could have brought in are not there.
+    assert {tag for tag, _ in page.elements} <= {tag for tag, _ in sample.elements} | {
+        "details",
+        "summary",
+        "br",
+    }
+    nan = page.rows["nan"]
+    assert nan["signs"] == ["1 of 64 is NaN"]
+    assert np.argwhere(np.isnan(page.cells(nan["picture"]))).tolist() == [[0, 0]]
+    assert document["findings"] == 1
+
+
+def test_words_stand_out_from_what_is_behind_them(sample: Page) -> None:
+    # WCAG 2.2, success criterion 1.4.3: text has a contrast of 4.5 at least, here in both themes.
+    def light(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", sample.styles[0])
+    for theme in (1, 2):
+        colours = {each[0]: light(each[theme]) for each in pairs}
+        for words in ("ink", "soft", "accent", "good", "bad", "mark"):
+            for behind in ("ground", "sheet", "sunk", "tint", "good-tint", "bad-tint"):
+                low, high = sorted((colours[words], colours[behind]))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (theme, words, behind)
+
+
+# --- Pictures ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 300))
+def test_a_cell_is_the_mean_of_its_block(height: int, width: int, most: int) -> None:
+    array = np.random.default_rng(0).standard_normal((height, width))
+    cells, shape = shrunk(array, most)
+    assert shape == (height, width)
+    assert cells.size <= most
+    tall, wide = -(-height // cells.shape[0]), -(-width // cells.shape[1])
+    for row in range(0, cells.shape[0], 3):
+        for column in range(0, cells.shape[1], 3):
+            block = array[row * tall : (row + 1) * tall, column * wide : (column + 1) * wide]
+            assert cells[row, column] == pytest.approx(block.mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(1, 3_000_000), (3_000_000, 1), (1500, 2000)])
+def test_a_large_tensor_is_not_copied(shape: tuple[int, int]) -> None:
+    array = np.ones(shape, np.float32)
+    tracemalloc.start()
+    cells, _ = shrunk(array, 4096)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (cells == 1).all()
+    assert peak < array.nbytes / 2
+
+
+def test_a_row_or_column_is_one_filter() -> None:
+    torch_filters = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    assert (matrix("conv/weight", torch_filters)[1] == torch_filters[1].ravel()).all()
+    keras_filters = np.arange(4 * 5 * 3 * 2).reshape(4, 5, 3, 2)
+    assert (matrix("conv/kernel", keras_filters)[:, 1] == keras_filters[..., 1].ravel()).all()
+    assert matrix("bias", np.arange(7)).shape == (1, 7)
+    assert Pictures(9).add("one", np.ones(())) is None
+
+
+def test_many_tensors_have_smaller_pictures() -> None:
+    assert budget(1) == budget(700) == 4096
+    assert 250 < budget(10_000) < 350
+    assert budget(10**7) == 64
+
+
+# --- Two checkpoints --------------------------------------------------------------------------------
+
+
+def test_what_differs_is_listed_and_marked(folder: Path) -> None:
+    page, document = made(folder, "two.html", EARLY, TORCH_SAMPLE)
+    known = in_process("diff", EARLY, TORCH_SAMPLE, "--json").json()
+    assert document["changes"] == len(known["changed"]) == len(page.data["changes"])
+    assert [each["path"] for each in page.data["changes"]] == [each["path"] for each in known["changed"]]
+    biggest = known["changed"][0]
+    assert page.rows[biggest["path"]]["change"] == 0
+    change = page.data["changes"][0]
+    assert change["at"] == str(biggest["values"]["at"])
+    assert float(change["max_abs"]) == pytest.approx(biggest["values"]["max_abs"], rel=1e-2)
+    left, right, more = (page.cells(each) for each in change["pictures"])
+    assert np.abs(right - left - more).max() <= 3 * change["pictures"][0][5] / 127
+    assert biggest["path"] in page.words
+
+
+def test_across_frameworks_the_marks_are_on_the_first_ones_own_paths(folder: Path) -> None:
+    page, document = made(folder, "meaning.html", TF_SAMPLE.with_name("ckpt-12500"), TORCH_SAMPLE)
+    marked = [path for path, row in page.rows.items() if "change" in row]
+    assert "policy/actor/l1/kernel" in marked
+    change = page.data["changes"][page.rows["policy/actor/l1/kernel"]["change"]]
+    assert change["path"] == "actor/0/kernel"
+    assert document["changes"]
+
+
+def test_identical_is_said(folder: Path) -> None:
+    page, document = made(folder, "same.html", TORCH_SAMPLE, TORCH_SAMPLE)
+    assert document["changes"] == 0
+    assert "Identical: 90 tensors" in page.words
+
+
+def test_what_one_side_has_alone_and_other_shapes(tmp_path: Path) -> None:
+    for name, entries in (
+        ("a.npz", {"same": np.ones(3), "gone": np.ones(2), "shape": np.ones((2, 3))}),
+        ("b.npz", {"same": np.ones(3), "new": np.ones(2), "shape": np.ones((3, 2))}),
+    ):
+        np.savez(tmp_path / name, **entries)
+    page, _ = made(tmp_path, "alone.html", tmp_path / "a.npz", tmp_path / "b.npz")
+    assert page.rows["gone"]["change"] == -1
+    assert page.data["changes"][page.rows["shape"]["change"]]["sentence"] == "float64[2, 3] → float64[3, 2]"
+    assert "change" not in page.rows["same"]
+    assert "Only in A: 1 gone" in page.words
+    assert "Only in B: 1 new" in page.words
+
+
+# --- What lies beside -------------------------------------------------------------------------------
+
+
+def test_the_conversion_is_told_from_the_receipt_or_from_its_document(tmp_path: Path) -> None:
+    target = tmp_path / "agent.pt"
+    saved = in_process("convert", TF_SAMPLE, target, "--json", "--no-verify")
+    (tmp_path / "convert.json").write_text(saved.out)
+    page, document = made(tmp_path, "a.html", target)
+    assert document["conversion"]
+    assert "94 moves, tensor by tensor" in page.words
+    assert "policy/actor/l1/kernel transpose actor/l1/weight" in page.words
+    assert "Written for these very weights" in page.words
+    page, _ = made(tmp_path, "b.html", target, "--conversion", tmp_path / "convert.json")
+    assert "94 moves, tensor by tensor" in page.words
+    assert "Written for these very weights" in page.words
+    # That of other weights is shown as such, and found beside the file it is a finding as well.
+    page, _ = made(tmp_path, "c.html", EARLY, "--conversion", f"{target}.ckpttool.json")
+    assert "Written for other weights" in page.words
+    shutil.copy(EARLY, target)
+    page, document = made(tmp_path, "d.html", target)
+    assert "was written for other weights" in page.words
+    assert document["findings"] == 1
+
+
+@pytest.mark.environment
+def test_returns_and_learning_curves_are_shown(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    asked = ("--env", "Pendulum-v1", "--episodes", "3", "--json")
+    (tmp_path / "run.json").write_text(in_process("eval", TORCH_SAMPLE.parent, *asked).out)
+    (tmp_path / "one.json").write_text(in_process("eval", TORCH_SAMPLE, *asked).out)
+    files = [word for name in ("run", "one") for word in ("--eval", tmp_path / f"{name}.json")]
+    page, document = made(tmp_path, "r.html", TORCH_SAMPLE, *files)
+    assert document["evaluations"] == 7
+    assert "7 checkpoints played in Pendulum-v1" in page.words
+    one = json.loads((tmp_path / "one.json").read_text())
+    assert numbers.shown(one["mean"]) in page.words
+    circles = [attributes for tag, attributes in page.elements if tag == "circle"]
+    assert len(circles) == 6 + 7 * 3
+
+
+def test_a_logged_curve_and_numbers_that_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "e.json"
+    curve = {"tag": "<b>eval", "of": "evaluation", "steps": [0, 10, 20], "values": [1.0, "NaN", 3.0]}
+    file.write_text(
+        json.dumps(
+            {"checkpoint": "x", "env": "<i>", "returns": [1, "Infinity", None], "mean": "NaN", "ci95": None,
+             "training_curves": [curve], "notes": ["\x1b[31m"], "protocol": 3}
+        )
+    )  # fmt: skip
+    found = results.read([str(file)])
+    assert found.curves[0].points == ((0.0, 1.0, 1.0, 1.0), (20.0, 3.0, 3.0, 3.0))
+    page, _ = made(tmp_path, "p.html", TORCH_SAMPLE, "--eval", file)
+    assert "<i>" in page.words
+    assert "logged: <b>eval" in page.words
+    assert ("i", {}) not in page.elements
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+def test_an_axis_has_round_numbers_within_it(low: float, span: float) -> None:
+    found = curves.steps(low, low + span)
+    assert len(found) <= 12
+    assert all(low - span * 1e-6 <= value <= low + span * (1 + 1e-6) for value in found)
+
+
+# --- The command ------------------------------------------------------------------------------------
+
+
+def test_the_name_is_that_of_the_checkpoint_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    ran = in_process("report", TORCH_SAMPLE, "--glob", "actor/**", cwd=tmp_path)
+    assert ran.status == 0
+    assert ran.out.splitlines()[-1].startswith("wrote ckpt-15000.pt.report.html")
+    assert "exists already" in refused(in_process("report", TORCH_SAMPLE, cwd=tmp_path))
+    page = Page.of(tmp_path / "ckpt-15000.pt.report.html")
+    assert {path.partition("/")[0] for path in page.rows} == {"actor"}
+    assert in_process("report", TORCH_SAMPLE, "--force", "-q", cwd=tmp_path).status == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["ckpt-15000.pt.report.html"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none.pt"], "no such checkpoint"),
+        ([TORCH_SAMPLE, "none.pt"], "no such checkpoint"),
+        ([TORCH_SAMPLE, "--eval", "text.json"], "text.json: the evaluation is not JSON"),
+        ([TORCH_SAMPLE, "--eval", "other.json"], "other.json: this is no evaluation"),
+        ([TORCH_SAMPLE, "--conversion", "other.json"], "other.json: this is no report of a conversion"),
+        ([TORCH_SAMPLE, "--eval", "none.json"], "none.json: the evaluation is not there"),
+        ([TORCH_SAMPLE, "--out", "none/x.html"], "does not exist"),
+        ([TORCH_SAMPLE, "--out", "."], "is a folder"),
+    ],
+)
+def test_what_is_refused(arguments: list[object], said: str, tmp_path: Path) -> None:
+    (tmp_path / "text.json").write_text("hello")
+    (tmp_path / "other.json").write_text('{"evaluations": [{}]}')
+    assert said in refused(in_process("report", *arguments, cwd=tmp_path))
+    assert {each.name for each in tmp_path.iterdir()} == {"text.json", "other.json"}
+
+
+def test_the_checkpoint_is_never_the_target(tmp_path: Path) -> None:
+    copy = tmp_path / "agent.pt"
+    shutil.copy(TORCH_SAMPLE, copy)
+    assert "same file" in refused(in_process("report", copy, "--out", copy, "--force"))
+    assert copy.read_bytes() == TORCH_SAMPLE.read_bytes()

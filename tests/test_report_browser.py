@@ -1,0 +1,317 @@
+"""`report` in a real browser: opened, searched, walked by keyboard, compared, printed; nothing leaves it.
+
+Screens are kept in build/screens, or where CKPTTOOL_SCREENS says.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpttool.report import report
+from ckpttool.report.page import page
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
+from tests.report_pages import HOSTILE, write_hostile
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytest.importorskip("selenium", reason="selenium drives the browser")
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not here")
+
+SCREENS = Path(os.environ.get("CKPTTOOL_SCREENS", ROOT / "build" / "screens"))
+OPTIONS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--force-device-scale-factor=1",
+)  # fmt: skip
+MANY = 10_000
+
+
+class Browser:
+    """One browser for all tests here; a page is opened anew by each."""
+
+    def __init__(self, folder: Path) -> None:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+
+        options = webdriver.ChromeOptions()
+        for option in (*OPTIONS, f"--user-data-dir={folder}"):
+            options.add_argument(option)
+        options.binary_location = str(CHROMIUM)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=Service(executable_path=str(DRIVER)))
+
+    def open(self, file: Path, width: int = 1280, height: int = 900) -> None:
+        """Show a page; what was said of the one before is forgotten."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        for kind in ("browser", "performance"):
+            self.driver.get_log(kind)
+        self.driver.get(file.as_uri())
+
+    def run(self, script: str, *arguments: object) -> Any:
+        """Return what a script in the page returns."""
+        return self.driver.execute_script(script, *arguments)
+
+    def press(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        chain = ActionChains(self.driver)
+        for key in keys:
+            chain.send_keys(key)
+        chain.perform()
+
+    def focused(self) -> str:
+        """Return the path of the row with the focus."""
+        return str(self.run("return rows[Number(document.activeElement.dataset.index)]?.path ?? ''"))
+
+    def complaints(self) -> list[str]:
+        """Return what the page has written on its console."""
+        return [each["message"] for each in self.driver.get_log("browser")]
+
+    def requests(self) -> set[str]:
+        """Return what pages of ours have asked for; the browser's own first page asks for a great deal."""
+        said = (json.loads(each["message"])["message"] for each in self.driver.get_log("performance"))
+        sent = [each["params"] for each in said if each["method"] == "Network.requestWillBeSent"]
+        return {each["request"]["url"] for each in sent if each["documentURL"].startswith("file:")}
+
+    def screen(self, name: str) -> None:
+        """Keep a picture of what is seen."""
+        SCREENS.mkdir(parents=True, exist_ok=True)
+        data = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
+        (SCREENS / f"report-{name}.png").write_bytes(base64.b64decode(data))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def browser(folder: Path) -> Iterator[Browser]:
+    made = Browser(folder / "profile")
+    yield made
+    made.driver.quit()
+
+
+@pytest.fixture(scope="module")
+def sample(folder: Path) -> Path:
+    file = folder / "sample.html"
+    report(str(TF_SAMPLE), out=str(file))
+    return file
+
+
+@pytest.fixture(scope="module")
+def compared(folder: Path) -> Path:
+    file = folder / "compared.html"
+    report(str(TORCH_SAMPLE.with_name("ckpt-2500.pt")), str(TORCH_SAMPLE), out=str(file))
+    return file
+
+
+@pytest.fixture(scope="module")
+def hostile(folder: Path) -> Path:
+    file = folder / "hostile.html"
+    report(str(write_hostile(folder / "hostile.pkl")), out=str(file))
+    return file
+
+
+@pytest.fixture(scope="module")
+def many(folder: Path) -> Path:
+    """A page of ten thousand tensors, each as rich as the sample's largest."""
+    made = report(str(TORCH_SAMPLE), out=str(folder / "one.html")).contents
+    rich = next(row for row in made.rows if row["path"] == "critic/q1/l2/weight")
+    rows: list[dict[str, Any]] = []
+    for at in range(MANY):
+        if at % 16 == 0:
+            place = {"level": 0, "name": f"block{at // 16}", "path": f"block{at // 16}"}
+            rows.append({**place, "module": True, "tensors": 16, "parameters": 1, "nbytes": 1})
+        shown = {"name": f"w{at % 16}", "path": f"block{at // 16}/w{at % 16}"}
+        rows.append({**rich, **shown, "level": 1, "id": at, "slots": []})
+    file = folder / "many.html"
+    file.write_bytes(page(replace(made, rows=rows)))
+    return file
+
+
+def test_it_opens_and_nothing_leaves_it(browser: Browser, sample: Path) -> None:
+    browser.open(sample)
+    assert browser.driver.title == "ckpt-15000 · ckpttool report"
+    assert browser.run("return document.getElementById('count').textContent") == "78 entries"
+    assert browser.complaints() == []
+    assert browser.requests() == {sample.as_uri()}
+    items = browser.run(
+        "const told = ['level', 'setsize', 'posinset', 'label'].map((word) => `aria-${word}`);"
+        "return [...document.querySelectorAll('[role=treeitem]')]"
+        ".map((item) => told.map((name) => item.getAttribute(name)))"
+    )
+    assert len(items) > 20
+    assert all(all(each) for each in items)
+    assert browser.run("return document.querySelectorAll('#tree [tabindex=\"0\"]').length") == 1
+    browser.screen("sample-light")
+    # What a page may not do is not left to its own script.
+    tried = (
+        "const done = arguments[0];"
+        "fetch('https://example.invalid/').then(() => done('left'), () => done('held'))"
+    )
+    assert browser.driver.execute_async_script(tried) == "held"
+    assert any("Content Security Policy" in each for each in browser.complaints())
+    assert not [url for url in browser.requests() if not url.startswith("file:")]
+
+
+def test_search_finds_by_words(browser: Browser, sample: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(sample)
+    browser.press("/")
+    browser.press("q1 l1 KERNEL", Keys.ENTER)
+    # Critic and target: each has one, the critic's with two moments.
+    assert browser.run("return document.getElementById('count').textContent") == "2 of 78"
+    assert browser.focused() == "policy/critic/q1/l1/kernel"
+    assert browser.run("return document.querySelectorAll('mark').length") > 2
+    browser.screen("search")
+    browser.press("/", "no such thing")
+    browser.press(Keys.ENTER)
+    assert "Nothing matches" in browser.run("return document.getElementById('tree').textContent")
+    browser.press("/", Keys.ESCAPE)
+    assert browser.run("return document.getElementById('count').textContent") == "78 entries"
+    assert browser.complaints() == []
+
+
+def test_the_tree_is_walked_by_keyboard(browser: Browser, sample: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(sample)
+    browser.press(Keys.TAB, Keys.ENTER)  # the link that skips to the tensors
+    browser.run("document.getElementById('fold').click(); focus(visible[0])")
+    browser.press(Keys.END)
+    assert browser.focused() == "policy"
+    browser.press(Keys.RIGHT, Keys.RIGHT)
+    assert browser.focused() == "policy/total_it"
+    browser.press(Keys.DOWN, Keys.RIGHT, Keys.DOWN, Keys.RIGHT, Keys.DOWN, Keys.ENTER)
+    assert browser.focused() == "policy/actor/l1/kernel"
+    assert browser.run("return document.activeElement.getAttribute('aria-expanded')") == "true"
+    panel = browser.run("return document.activeElement.querySelector('.panel').textContent")
+    assert "Optimizer state" in panel
+    assert "policy/actor/l1/_kernel/.ATTRIBUTES/VARIABLE_VALUE" in panel
+    colours = browser.run(
+        "const c = document.activeElement.querySelector('.heat canvas');"
+        "return new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size"
+    )
+    assert colours > 20
+    browser.press(Keys.TAB, Keys.ENTER)  # the first slot's name leads to it
+    assert browser.focused().startswith("policy/actor_optimizer/")
+    browser.press(Keys.LEFT, Keys.LEFT)
+    assert browser.run("return document.activeElement.getAttribute('aria-expanded')") == "true"
+    assert browser.complaints() == []
+
+
+def test_dark_and_light(browser: Browser, sample: Path) -> None:
+    browser.open(sample)
+    browser.run("reveal(rows.findIndex((row) => row.path === 'policy/actor/l2/kernel'))")
+    browser.run("scrollBy(0, -200)")
+    look = (
+        "const c = document.querySelector('.heat canvas').getContext('2d').getImageData(0, 0, 20, 20).data;"
+        "const level = (rgb) => rgb[0] + rgb[1] + rgb[2];"
+        "let sum = 0; for (let at = 0; at < c.length; at += 4) sum += level(c.slice(at, at + 3));"
+        "const ground = getComputedStyle(root).backgroundColor.match(/\\d+/g).map(Number);"
+        "return [level(ground), sum / (c.length / 4), theme.getAttribute('aria-pressed')]"
+    )
+    page_before, map_before, pressed_before = browser.run(look)
+    browser.run("document.getElementById('theme').click()")
+    page_after, map_after, pressed_after = browser.run(look)
+    browser.screen("sample-dark")
+    assert page_before > 600 > 150 > page_after
+    assert map_before > map_after + 100
+    assert (pressed_before, pressed_after) == ("false", "true")
+
+
+def test_a_difference_leads_to_both_sides(browser: Browser, compared: Path) -> None:
+    browser.open(compared, height=1400)
+    browser.screen("compared")
+    browser.run("document.querySelector('a[data-change]').click()")
+    assert browser.focused() == "critic/q2/l2/weight"
+    titles = browser.run(
+        "return [...document.activeElement.querySelectorAll('.heat h4')].map((title) => title.textContent)"
+    )
+    assert titles == ["A", "B", "B \u2212 A"]
+    browser.screen("compared-open")
+    browser.run(
+        "const pick = document.getElementById('filter'); pick.value = 'changed';"
+        "pick.dispatchEvent(new Event('change'))"
+    )
+    assert browser.run("return document.getElementById('count').textContent") == "91 of 133"
+    assert browser.complaints() == []
+
+
+def test_hostile_names_stay_names(browser: Browser, hostile: Path) -> None:
+    browser.open(hostile)
+    browser.run("document.getElementById('unfold').click()")
+    browser.run("rows.forEach((row, index) => { if (row.id !== undefined) opened.add(index) }); show()")
+    text = browser.run("return document.getElementById('tree').textContent")
+    for name in HOSTILE.values():
+        assert name.partition("/")[0] in text
+    browser.screen("hostile")
+    assert browser.driver.title == "hostile.pkl · ckpttool report"
+    assert browser.run("return document.querySelectorAll('img, b b, i b, script').length") == 3
+    assert browser.complaints() == []
+    assert browser.requests() == {hostile.as_uri()}
+
+
+def test_ten_thousand_tensors_open_in_two_seconds(browser: Browser, many: Path) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    took = []
+    for _ in range(3):
+        browser.open(many)
+        took.append(browser.run("return performance.getEntriesByName('ready')[0].startTime"))
+    assert min(took) < 2000
+    assert browser.run("return document.getElementById('count').textContent") == "10,000 entries"
+    drawn = "return document.querySelectorAll('[role=treeitem]').length"
+    first = browser.run("document.getElementById('unfold').click();" + drawn)
+    assert first <= 500
+    browser.run("document.getElementById('more').scrollIntoView()")
+    WebDriverWait(browser.driver, 10).until(lambda _: browser.run(drawn) > first)
+    searched = (
+        "const begin = performance.now(); field.value = 'block62 w7'; search();"
+        "document.body.offsetHeight; return [performance.now() - begin, counted.textContent]"
+    )
+    best = min(browser.run(searched) for _ in range(3))
+    assert best[0] < 500
+    assert best[1] == "6 of 10,000"
+    browser.screen("many")
+
+
+def test_a_phone_scrolls_one_way(browser: Browser, sample: Path, compared: Path, hostile: Path) -> None:
+    for file in (sample, compared, hostile):
+        browser.open(file, width=360, height=740)
+        browser.run(
+            "document.getElementById('unfold').click();"
+            "document.querySelectorAll('details').forEach((each) => each.open = true);"
+        )
+        browser.run(
+            "rows.forEach((row, index) => { if (row.picture && opened.size < 4) opened.add(index) }); show()"
+        )
+        assert browser.run("return document.documentElement.scrollWidth") <= 360, file.name
+        browser.screen(f"phone-{file.stem}")
+
+
+def test_on_paper_the_tree_is_whole_and_light(browser: Browser, sample: Path) -> None:
+    browser.open(sample)
+    browser.run(
+        "addEventListener('beforeprint', () => {"
+        "window.onPaper = document.querySelectorAll('[role=treeitem]').length });"
+        "document.getElementById('fold').click()"
+    )
+    paper = browser.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]
+    assert base64.b64decode(paper).startswith(b"%PDF")
+    assert browser.run("return window.onPaper") == browser.run("return rows.length")
+    assert browser.run("return document.querySelectorAll('[role=treeitem]').length") == 2
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    browser.screen("print")
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
