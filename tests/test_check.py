@@ -1,0 +1,181 @@
+"""check: what must not be committed is found in each of many files, by one status; the hooks call it so."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import display
+from ckpttool.ops.check import check
+from ckpttool.ops.save import save
+from ckpttool.tree import Tree
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
+from tests.pickles import ACTING
+from tests.trees import leaf
+
+EXAMPLE = (ROOT / "examples" / "ci" / "checkpoints.yml").read_text()
+HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a good agent, its recorded shapes, and one file for each thing that must not be."""
+    folder = tmp_path_factory.mktemp("files")
+    tree = open_checkpoint(str(TORCH_SAMPLE)).tree
+    at, weight = next((path, each) for path, each in tree.tensors() if display(path) == "actor/l1/weight")
+    array = weight.array().copy()
+
+    def changed(name: str, new: np.ndarray) -> None:
+        save(Tree({**tree.leaves, at: leaf(new, weight.key)}), str(folder / name))
+
+    shutil.copy(TORCH_SAMPLE, folder / "good.pt")
+    changed("shape.pt", array[:, :2])
+    changed("half.pt", array.astype(np.float16))
+    array[1, 1], array[2, 2] = np.nan, np.inf
+    changed("nan.pt", array)
+    less = {path: each for path, each in tree.leaves.items() if path != at}
+    save(Tree(less), str(folder / "less.pt"))
+    (folder / "hostile.pkl").write_bytes(ACTING["GLOBAL + REDUCE"][0])
+    damaged = bytearray(TORCH_SAMPLE.read_bytes())
+    damaged[damaged.index(bytes(weight.read()))] ^= 1
+    (folder / "damaged.pt").write_bytes(damaged)
+    (folder / "pointer.pt").write_text(POINTER)
+    (folder / "ckpttool-shapes.json").write_text(in_process("inspect", folder / "good.pt", "--json").out)
+    return folder
+
+
+def run(folder: Path, *arguments: object) -> Ran:
+    return in_process("check", *arguments, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "status", "said"),
+    [
+        ("good.pt", "--strict --shapes ckpttool-shapes.json --layout td3_torch", 0, "good.pt: pytorch, "),
+        ("hostile.pkl", "--no-numbers", 1, "hostile.pkl: loading: loading would run code: "),
+        ("nan.pt", "", 1, "nan.pt: numbers: actor/l1/weight: 1 NaN and 1 infinite of 192 numbers"),
+        ("nan.pt", "--no-numbers", 0, "nothing found"),
+        ("shape.pt", "", 0, "nothing found"),
+        ("shape.pt", "--shapes ckpttool-shapes.json", 1,
+         "layout: actor/l1/weight: float32[64, 2], recorded is float32[64, 3]"),
+        ("half.pt", "--shapes ckpttool-shapes.json", 1, "float16[64, 3], recorded is float32[64, 3]"),
+        ("less.pt", "--shapes ckpttool-shapes.json", 1, "l1/weight: no such tensor, recorded is float32"),
+        (TF_SAMPLE, "--shapes ckpttool-shapes.json", 1, "layout: 168 tensors are not as recorded"),
+        ("good.pt", "--layout td3_tf", 1, "good.pt: layout: the checkpoint is not of layout td3_tf"),
+    ],
+)  # fmt: skip
+def test_one_file(files: Path, name: str, options: str, status: int, said: str) -> None:
+    ran = run(files, name, *options.split())
+    assert said in ran.out
+    assert (ran.status, ran.err) == (status, "")
+
+
+def test_classes_are_found_by_those_who_want_plain_data_only(tmp_path: Path) -> None:
+    (tmp_path / "x.pkl").write_bytes(b"cpackage.module\nThing\n.")
+    assert run(tmp_path, "x.pkl").status == 0
+    ran = run(tmp_path, "x.pkl", "--strict")
+    assert ran.status == 1
+    assert "loading needs classes: package.module.Thing" in ran.out
+
+
+def test_many_files_are_all_looked_at_and_the_worst_counts(files: Path) -> None:
+    ran = run(files, "nan.pt", "good.pt", "pointer.pt", "hostile.pkl", "damaged.pt")
+    assert ran.status == 2
+    assert [line.split(":")[0] for line in ran.out.splitlines() if not line.startswith(" ")] == [
+        "nan.pt", "good.pt", "hostile.pkl", "5 checkpoints",
+    ]  # fmt: skip
+    assert ran.out.endswith("5 checkpoints: 2 with findings, 2 not readable\n")
+    told = [line for line in ran.err.splitlines() if line.startswith("ckpttool: ")]
+    assert "pointer.pt: this is a Git LFS pointer" in told[0]
+    assert re.match(r"ckpttool: damaged.pt: .*checksum.*in actor/l1/weight", told[1])
+    assert run(files, "nan.pt", "good.pt").status == 1
+    quiet = run(files, "good.pt", "nan.pt", "--quiet").out
+    assert "good.pt" not in quiet
+    assert "nan.pt" in quiet
+
+
+def test_the_parts_of_a_bundle_are_one_checkpoint_and_a_folder_all_in_it() -> None:
+    parts = [f"{TF_SAMPLE}{end}" for end in (".index", ".data-00000-of-00001", ".ckpttool.json")]
+    assert [each.path for each in check(parts).checkpoints] == [str(TF_SAMPLE)]
+    assert len(check([str(TF_SAMPLE.parent)]).checkpoints) == 6
+
+
+def test_the_document(files: Path) -> None:
+    ran = run(files, "nan.pt", "pointer.pt", "--json")
+    assert (ran.status, ran.err) == (2, "")
+    found = ran.json()
+    assert found["clean"] is False
+    bad, unread = found["checkpoints"]
+    assert (bad["format"], bad["layout"], bad["tensors"], bad["error"]) == ("pytorch", "td3_torch", 90, None)
+    assert [each["topic"] for each in bad["findings"]] == ["numbers"]
+    assert unread["error"]["kind"] == "not_a_checkpoint"
+    assert (unread["findings"], unread["format"]) == ([], None)
+    assert run(files, "good.pt", "--json").json()["clean"] is True
+
+
+def test_bad_input_of_one_file_is_one_sentence(files: Path, tmp_path: Path) -> None:
+    assert "Git LFS pointer" in refused(run(files, "pointer.pt"))
+    assert "checksum" in refused(run(files, "damaged.pt"))
+    assert "no layout is called 'td4'" in refused(run(files, "good.pt", "--layout", "td4"))
+    ran = run(files, "good.pt", "--shapes", "none.json")
+    assert "no recorded shapes" in refused(ran)
+    assert "hint: ckpttool inspect PATH --json > none.json" in ran.err
+    (tmp_path / "other.json").write_text(in_process("digest", TORCH_SAMPLE, "--json").out)
+    odd = '{"layout": null, "tensors": [{"path": 7, "dtype": 7, "shape": ["x"]}]}'
+    for text in ("[1]", "{}", '{"layout": null, "tensors": [7]}', odd):
+        (tmp_path / "saved.json").write_text(text)
+        refused(run(files, "good.pt", "--shapes", tmp_path / "saved.json"))
+    assert "inspect --json" in refused(run(files, "good.pt", "--shapes", tmp_path / "other.json"))
+
+
+# --- The hooks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hook", "bad"),
+    [
+        ("ckpttool-pickles", ["hostile.pkl", "pointer.pt"]),
+        ("ckpttool-check", ["hostile.pkl", "nan.pt", "damaged.pt"]),
+        ("ckpttool-layout", ["shape.pt", "half.pt", "less.pt"]),
+    ],
+)
+def test_what_a_hook_runs_passes_the_good_and_fails_the_bad(files: Path, hook: str, bad: list[str]) -> None:
+    command, *options = [*shlex.split(HOOKS[hook]["entry"]), *HOOKS[hook].get("args", [])]
+    assert command == "ckpttool"
+    ran = in_process(*options, "good.pt", cwd=files)
+    assert ran.status == 0, ran.err
+    for name in bad:
+        ran = in_process(*options, "good.pt", name, cwd=files)
+        assert ran.status in (1, 2), name
+        assert f"{name}: " in ran.out + ran.err
+
+
+def test_the_hooks_take_checkpoints_and_nothing_else() -> None:
+    taken = re.compile(HOOKS["ckpttool-check"]["files"])
+    ours = [path.name for path in (ROOT / "sample_ckpts").rglob("*") if path.is_file()]
+    assert {Path(name).suffix for name in ours if not taken.search(name)} == {"", ".json"}
+    assert {Path(name).suffix for name in ours if taken.search(name)} == {
+        ".pt",
+        ".index",
+        ".data-00000-of-00001",
+    }
+    assert not [name for name in ("README.md", "data.zip", "train.py", "x.pt.txt") if taken.search(name)]
+    assert len({hook["files"] for hook in HOOKS.values()}) == 1
+
+
+def test_what_the_example_job_runs_passes_the_good_and_fails_the_bad(files: Path) -> None:
+    steps = yaml.safe_load(EXAMPLE)["jobs"]["check"]["steps"]
+    found = [re.search(r"xargs -0 -r ckpttool (.*)", step.get("run", "")) for step in steps]
+    numbers, layout = (each[1].split() for each in found if each is not None)
+    assert [in_process(*each, "good.pt", cwd=files).status for each in (numbers, layout)] == [0, 0]
+    bad = [in_process(*numbers, name, cwd=files).status for name in ("hostile.pkl", "nan.pt", "damaged.pt")]
+    assert bad == [1, 1, 2]
+    assert in_process(*layout, "shape.pt", cwd=files).status == 1
