@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from ckpttool import limits
-from ckpttool.cli import evaluating, measuring, output
-from ckpttool.cli.options import AsJson, Glob, LayoutOption, PathArgument, Quiet
-from ckpttool.cli.progress import progress
+from ckpttool.cli import (
+    browsing,
+    checking,
+    completing,
+    describing,
+    evaluating,
+    measuring,
+    next_steps,
+    output,
+    reporting,
+)
+from ckpttool.cli.options import (
+    AsJson,
+    Glob,
+    InputShape,
+    LayoutOption,
+    LikeArgs,
+    LikePython,
+    PathArgument,
+    Quiet,
+    like_of,
+)
+from ckpttool.cli.progress import fetching, progress
 from ckpttool.errors import CkpttoolError, UsageError
 from ckpttool.version import __version__
+
+# However it was started: usage lines, and the variable that a shell's completion sets, are named after it.
+_NAME = "ckpttool"
 
 
 class _Ended(SystemExit):
@@ -44,7 +69,7 @@ class _Commands(typer.core.TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    name="ckpttool",
+    name=_NAME,
     no_args_is_help=True,
     help="See, convert, prove and play reinforcement-learning checkpoints, without the program that "
     "wrote them. Nothing in a checkpoint is ever executed.",
@@ -75,11 +100,12 @@ def _main(
 ) -> None:
     if limit:
         context.with_resource(limits.chosen(limit))
+    context.with_resource(fetching(quiet=not {"-q", "--quiet"}.isdisjoint(sys.argv)))
 
 
 @app.command(
     epilog="Examples: ckpttool inspect runs/ckpt-15000 --glob 'actor/**' --depth 2; "
-    "ckpttool inspect model.keras --graph model.svg"
+    "ckpttool inspect agent.pt --graph agent.svg"
 )
 def inspect(
     path: PathArgument,
@@ -87,7 +113,14 @@ def inspect(
     depth: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Fold the modules at level N into one line each.")
     ] = None,
-    sort: Annotated[str, typer.Option(metavar="ORDER", help="file, size or name, in every module.")] = "file",
+    sort: Annotated[
+        str,
+        typer.Option(
+            metavar="ORDER",
+            help="file, size or name, in every module.",
+            autocompletion=completing.among("file", "size", "name"),
+        ),
+    ] = "file",
     keys: Annotated[bool, typer.Option("--keys", help="Show the native keys as well.")] = False,
     aliases: Annotated[
         bool, typer.Option("--aliases", help="Show every other path of each tensor as well.")
@@ -125,16 +158,21 @@ def inspect(
         output.write(output.document({**found.document(), **({"graph": drawn} if drawn else {})}))
     else:
         output.write(inspection.text(found, view, drawn))
+        next_steps.tell(next_steps.after_inspect, found, quiet=quiet or drawn is not None)
     return status
 
 
-@app.command(epilog="Example: ckpttool digest agent.pt --json > saved.json, later --check saved.json")
+@app.command(
+    epilog="Examples: ckpttool digest agent.pt --json > saved.json; "
+    "ckpttool digest agent.pt --check saved.json"
+)
 def digest(
     path: PathArgument,
     check: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Compare with a digest saved by --json, or with a sidecar."),
     ] = None,
+    glob: Glob = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -144,12 +182,14 @@ def digest(
     with progress("digest", quiet=quiet or as_json) as moving:
         found = op.digest(path, moving)
     compared = op.compare(found, check) if check is not None else None
+    found = op.shown(found, glob)
     if as_json:
         output.write(output.document(_digest_document(found, compared)))
     else:
         from ckpttool.cli import tables
 
         output.write(tables.digest(found, compared))
+        next_steps.tell(next_steps.after_digest, path, quiet=quiet)
     return 0 if compared is None or compared.equal else 1
 
 
@@ -166,7 +206,7 @@ def _digest_document(found: Any, compared: Any) -> dict[str, Any]:
 
 
 @app.command(
-    epilog="Examples: ckpttool convert runs/ckpt-15000 agent.pt; ckpttool convert agent.pt out/ckpt-1 --to tf"
+    epilog="Examples: ckpttool convert runs/ckpt-15000 agent.pt; ckpttool convert agent.pt ckpt-1 --to tf"
 )
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="What to convert.", show_default=False)],
@@ -186,6 +226,7 @@ def convert(
             "d3rlpy (.d3), d3rlpy_model (.pt), rsl_rl, fasttd3, skrl, elegantrl, tf_agents, acme, "
             "keras_rl, rllib. Guessed from DST's suffix: .pt, .pth, .index, .h5, .cleanrl_model, "
             ".safetensors, .npz or .onnx.",
+            autocompletion=completing.targets,
         ),
     ] = None,
     layout: LayoutOption = None,
@@ -225,7 +266,11 @@ def convert(
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="For onnx: the environment whose action bounds count."),
+        typer.Option(
+            metavar="ID",
+            help="For onnx: the environment whose action bounds count.",
+            autocompletion=completing.environments,
+        ),
     ] = None,
     l2: Annotated[
         list[str] | None,
@@ -251,28 +296,20 @@ def convert(
             "code runs, in a process of its own, with the current folder on the path.",
         ),
     ] = None,
-    like_args: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help="For --like: the factory's arguments, '{\"hidden\": 256}'."),
-    ] = None,
-    input_shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="H,W,C",
-            help="For --like: the shape of the model's input without its batch, once for each input. The "
-            "model is called with it.",
-        ),
-    ] = None,
+    like_args: LikeArgs = None,
+    input_shape: InputShape = None,
     match: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SOURCE=TARGET", help="For --like: these two layers or modules belong together."
         ),
     ] = None,
-    python: Annotated[
-        str | None, typer.Option(metavar="INTERPRETER", help="For --like: the Python that has its framework.")
-    ] = None,
+    python: LikePython = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False,
+    glob: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="For --dry-run: show only moves from or to paths that match."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace DST if it exists.")] = False,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Write even if something is unmapped.")
@@ -293,6 +330,8 @@ def convert(
     gc.disable()
     from ckpttool.ops import convert as op
 
+    if glob is not None and not dry_run:
+        raise UsageError("--glob is for --dry-run alone", hint="--part PATH converts what lies below a path")
     with progress("convert", quiet=quiet or as_json) as moving:
         done = op.convert(
             source,
@@ -310,7 +349,7 @@ def convert(
             flatten=flatten or (),
             network=network,
             env=env,
-            like=_like(like, like_args, input_shape, python),
+            like=like_of(like, like_args, input_shape, python),
             match=match or (),
             allow_missing=allow_missing,
             dry_run=dry_run,
@@ -319,23 +358,15 @@ def convert(
             verify=not no_verify,
             progress=moving,
         )
+    done = replace(done, report=done.report.shown(glob))
     if as_json:
         output.write(output.document(done.document()))
     else:
         from ckpttool.cli import tables
 
         output.write(tables.conversion(done, quiet=quiet, whole=dry_run))
+        next_steps.tell(next_steps.after_convert, done, quiet=quiet)
     return 0 if done.within and (done.report.complete or allow_missing) else 1
-
-
-def _like(factory: str | None, arguments: str | None, shapes: list[str] | None, python: str | None) -> Any:
-    if factory is None:
-        if arguments or shapes or python:
-            raise UsageError("--like-args, --input-shape and --python are for --like alone")
-        return None
-    from ckpttool.agents.skeleton.beside import like
-
-    return like(factory, arguments, shapes or (), python)
 
 
 @app.command(epilog="Example: ckpttool verify runs/ckpt-15000 agent.pt")
@@ -381,6 +412,7 @@ def verify(
         from ckpttool.cli import tables
 
         output.write(tables.parity(found, quiet=quiet))
+        next_steps.tell(next_steps.after_verify, second, found, quiet=quiet)
     return 0 if found.within else 1
 
 
@@ -388,7 +420,14 @@ app.command("eval", epilog=evaluating.EXAMPLES)(evaluating.evaluate)
 app.command(epilog="Examples: ckpttool stats agent.pt; ckpttool stats runs/ckpt-15000 --depth 1")(
     measuring.stats
 )
+app.command(epilog=reporting.EXAMPLES)(reporting.report)
 app.command(epilog="Example: ckpttool doctor downloaded.pt --env HalfCheetah-v5")(measuring.doctor)
+app.command(
+    epilog="Examples: ckpttool check runs/; ckpttool check *.pt --shapes shapes.json; "
+    "ckpttool check downloaded.pt --strict --no-numbers"
+)(checking.check)
+app.command(epilog="Example: ckpttool textconv agent.pt")(checking.textconv)
+app.command(epilog=browsing.EXAMPLES)(browsing.browse)
 app.command(epilog="Examples: ckpttool diff old.pt new.pt; ckpttool diff runs/ckpt-15000 agent.pt --json")(
     measuring.diff
 )
@@ -422,6 +461,9 @@ def show_limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: 
 
         output.write(tables.limits(limits.document()))
     return 0
+
+
+app.command(epilog=describing.EXAMPLES)(describing.schema)
 
 
 def _listing(kind: Any, *, as_json: bool) -> int:
@@ -463,7 +505,7 @@ def run() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     as_json = "--json" in sys.argv
     try:
-        status = _parser()(standalone_mode=False)
+        status = _parser()(prog_name=_NAME, standalone_mode=False)
     except CkpttoolError as error:
         output.fail(error, as_json=as_json)
         status = 2
@@ -492,7 +534,7 @@ def _other(error: Exception, *, as_json: bool) -> int:
     if callable(message):
         text = str(message()).strip()
         if type(error).__name__ != "NoArgsIsHelpError":
-            output.fail(UsageError(text.rstrip("."), hint="ckpttool --help"), as_json=as_json)
+            output.fail(_misspelt(error, text), as_json=as_json)
         else:
             output.write(text)
         return 2
@@ -505,3 +547,20 @@ def _other(error: Exception, *, as_json: bool) -> int:
     )
     output.fail(unexpected, as_json=as_json)
     return 2
+
+
+def _misspelt(error: Any, text: str) -> UsageError:
+    """Return our sentence for a usage error of typer's, with what was probably meant."""
+    context = getattr(error, "ctx", None)
+    command = _NAME if context is None or context.parent is None else f"{_NAME} {context.info_name}"
+    near = getattr(error, "possibilities", None)
+    if getattr(error, "option_name", None) and near is not None:
+        meant = f"did you mean {near[0]}; " if near else ""
+        return UsageError(f"there is no option {error.option_name}", hint=f"{meant}{command} --help")
+    word = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
+    if f"No such command {word!r}" in text and os.path.exists(word):
+        # A path alone is somebody who wants to see it.
+        return UsageError(
+            f"there is no command {word!r}", hint=f"did you mean ckpttool inspect {shlex.quote(word)}"
+        )
+    return UsageError(text.rstrip("."), hint=f"{command} --help")

@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ckpttool.shown import shortened
+
 _NARROWEST = 60
 _HANGING = " " * 4
 # What a column is cut down to when the terminal is narrow, and what it never exceeds.
@@ -41,17 +43,6 @@ def columns() -> int:
     return max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns)
 
 
-def shortened(text: str, width: int) -> str:
-    """Return the text in at most `width` characters: the middle is left out, because both ends tell most."""
-    if len(text) <= width:
-        return text
-    if width < 3:
-        return text[: max(0, width)]
-    # The end of a path tells more than its beginning.
-    tail = (width - 1) * 3 // 5
-    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
-
-
 def wrapped(sentence: str) -> str:
     """Return a labelled sentence, on a terminal in lines of its width; a path in it is never broken."""
     if not sys.stdout.isatty():
@@ -61,9 +52,21 @@ def wrapped(sentence: str) -> str:
     )
 
 
+def beside(path: str, used: int) -> str:
+    """Return a path for a line with `used` other characters: whole in a pipe, to be copied from there."""
+    return shortened(path, max(2 * _SHORTEST, columns() - used)) if sys.stdout.isatty() else path
+
+
 def styled() -> bool:
-    """Return whether colours are shown: on a terminal, unless NO_COLOR is set."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    """Return whether colours are shown: on a terminal that knows them, unless NO_COLOR is set."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not plain
+
+
+def ended(line: str) -> str:
+    """Return the line without spaces at its end, in front of the end of a style too."""
+    line = line.rstrip()
+    return line.removesuffix(PLAIN).rstrip() + PLAIN if line.endswith(PLAIN) else line
 
 
 def drawn(lines: list[Line], width: int) -> list[str]:
@@ -104,7 +107,7 @@ def drawn(lines: list[Line], width: int) -> list[str]:
         if colours:
             left = f"{BOLD}{left}{PLAIN}" if line.module else left
             right = f"{DIM}{right}{PLAIN}" if right else ""
-        text.append(f"{left}  {middle}  {right}".rstrip())
+        text.append(ended(f"{left}  {middle}  {right}"))
         text += [f"{indent}    {below}" for below in line.below]
     return text
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.agents.statistics import Estimate
-from ckpttool.cli.output import clean
 from ckpttool.cli.tables import listed
 from ckpttool.ops import algorithms, score_files
+from ckpttool.shown import clean
 
 if TYPE_CHECKING:
     from ckpttool.ops.algorithms import Algorithm, Asked, Comparison

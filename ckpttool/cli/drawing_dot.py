@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ckpttool.cli.output import clean
-from ckpttool.cli.tree import count, kind, size
 from ckpttool.ops.drawing import Graph, Node
+from ckpttool.ops.modules import kind
+from ckpttool.shown import clean, count, size
 
 _STYLES = {"child": "solid", "alias": "dashed", "slot": "dotted"}
 

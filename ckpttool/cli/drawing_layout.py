@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckpttool.cli.columns import shortened
-from ckpttool.cli.output import clean
-from ckpttool.cli.tree import count, kind, size
 from ckpttool.ops.drawing import Edge, Graph, Node
+from ckpttool.ops.modules import kind
+from ckpttool.shown import clean, count, shortened, size
 
 # The widest of the usual monospaced fonts advances by 0.602 of its size.
 FONT = 12

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckpttool.cli import output
+from ckpttool.cli import completing, next_steps, output
 from ckpttool.cli.columns import wrapped
 from ckpttool.cli.options import (
     AdapterOption,
@@ -48,7 +48,12 @@ def evaluate(
         ),
     ],
     env: Annotated[
-        str | None, typer.Option(metavar="ID", help="Gymnasium environment. Default: the sidecar's.")
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Gymnasium environment. Default: the sidecar's.",
+            autocompletion=completing.environments,
+        ),
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes to play.")] = 10,
     seed: Annotated[
@@ -59,9 +64,21 @@ def evaluate(
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu",
     backend: Annotated[
-        str, typer.Option(metavar="NAME", help="numpy, torch, tensorflow or onnxruntime.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="numpy, torch, tensorflow or onnxruntime.",
+            autocompletion=completing.backends,
+        ),
     ] = "numpy",
-    network: Annotated[str, typer.Option(metavar="NAME", help="actor or actor_target.")] = "actor",
+    network: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="actor or actor_target.",
+            autocompletion=completing.among("actor", "actor_target"),
+        ),
+    ] = "actor",
     noise: Noise = None,
     dtype: Dtype = "float32",
     engine: Engine = "auto",
@@ -135,8 +152,10 @@ def evaluate(
     shown = showing.show(wanted, found, env, layout, beside.curves, quiet=quiet, as_json=as_json)
     if as_json:
         output.write(output.document({**content, **shown.document}))
-    elif shown.lines:
-        output.write("\n".join(shown.lines))
+    else:
+        if shown.lines:
+            output.write("\n".join(shown.lines))
+        next_steps.tell(next_steps.after_eval, found, env, quiet=quiet)
     return _status(found, shown, told.mean, min_return)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, get_args
 
-from ckpttool.cli.columns import wrapped
-from ckpttool.cli.output import clean
-from ckpttool.cli.tree import Sort, View, count, render, size
+from ckpttool import places, urls
+from ckpttool.cli.columns import beside, wrapped
+from ckpttool.cli.tree import View, render
 from ckpttool.errors import UsageError, choice
+from ckpttool.ops.modules import Sort
 from ckpttool.ops.summary import Summary, summary
+from ckpttool.shown import clean, count, size
 from ckpttool.wire import asked
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def view(
 
 def look(path: str, glob: str | None, layout: str | None) -> Summary | Folder:
     """Return what is at the path; folders are looked into only where there is one."""
-    if not os.path.isdir(path):
+    if not places.isdir(places.named(path)):
         return summary(path, glob, layout)
     from ckpttool.ops import folder
 
@@ -58,7 +59,7 @@ def is_plain(found: Summary | Folder) -> bool:
 def text(found: Summary | Folder, view: View, drawn: dict[str, Any] | None) -> str:
     """Return what is printed."""
     if not isinstance(found, Summary):
-        head = f"{clean(found.path)}: {count(len(found.checkpoints), 'checkpoint')}"
+        head = f"{clean(urls.spelled(found.path))}: {count(len(found.checkpoints), 'checkpoint')}"
         notes = [wrapped(f"note: {clean(note)}") for note in (*found.notes, found.hint)]
         return "\n".join([head, *_table(found.checkpoints, len(found.checkpoints)), *notes])
     if drawn is not None:
@@ -72,7 +73,7 @@ def text(found: Summary | Folder, view: View, drawn: dict[str, Any] | None) -> s
 
 
 def _table(listed: Sequence[Listed], most: int) -> list[str]:
-    """Return a line for each of the last `most` checkpoints; the path comes last and whole, to be copied."""
+    """Return a line for each of the last `most` checkpoints; the path comes last."""
     left_out = len(listed) - most
     lines = [f"and {left_out} earlier ones (--json lists all)"] if left_out > 0 else []
     shown = listed[max(0, left_out) :]
@@ -82,7 +83,7 @@ def _table(listed: Sequence[Listed], most: int) -> list[str]:
     for each in shown:
         step = "" if each.step is None else f"{each.step:,}"
         said = "  latest" * each.latest + "  incomplete" * (not each.complete)
-        lines.append(
-            f"{step:>{width}}  {size(each.nbytes):>7}  {each.when:%Y-%m-%d %H:%M}  {clean(each.path)}{said}"
-        )
+        start = f"{step:>{width}}  {size(each.nbytes):>7}  {each.when:%Y-%m-%d %H:%M}  "
+        where = clean(urls.spelled(each.path))
+        lines.append(f"{start}{beside(where, len(start) + len(said))}{said}")
     return lines

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.columns import columns, shortened, wrapped
-from ckpttool.cli.output import clean
+from ckpttool.cli.columns import beside, columns, wrapped
 from ckpttool.leaf import Leaf, Record, ValueLeaf
+from ckpttool.shown import clean, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,7 +32,9 @@ def stats(found: Stats, depth: int | None, sort: str) -> str:
     else:
         rows = [(each.path, each.moments, _bars(each.histogram)) for each in _ordered(found, sort)]
     lines = _table(rows)
-    lines += [f"{clean(each.path)}: {sign}" for each in found.tensors for sign in each.signs]
+    lines += [
+        f"{beside(clean(each.path), len(sign) + 2)}: {sign}" for each in found.tensors for sign in each.signs
+    ]
     if found.left_out:
         lines.append(f"{len(found.left_out):,} tensors hold no numbers")
     everything = "every number is finite" if found.finite else "not every number is finite"
@@ -51,7 +53,8 @@ def _ordered(found: Stats, sort: str) -> Sequence[Any]:
 
 def _table(rows: Iterable[tuple[str, Moments, str]]) -> list[str]:
     rows = list(rows)
-    room = columns() - len(_HEADS) * (_NUMBER + 1) - (_SHARE + 1) - (_HISTOGRAM + 1)
+    drawn = _HISTOGRAM + 1 if any(bars for _, _, bars in rows) else 0
+    room = columns() - len(_HEADS) * (_NUMBER + 1) - (_SHARE + 1) - drawn
     width = max(_SHORTEST_PATH, min(room, max((len(clean(path)) for path, _, _ in rows), default=0)))
     lines = [f"{'':{width}}" + "".join(f" {head:>{_NUMBER}}" for head in _HEADS) + f" {'zeros':>{_SHARE}}"]
     for path, known, bars in rows:
@@ -81,7 +84,7 @@ def diff(found: Diff, *, whole: bool) -> str:
         lines.append(f"and {len(found.changed) - len(shown):,} more that differ (--all shows them)")
     for word, names in (("left", found.only_left), ("right", found.only_right)):
         some = names if whole else names[:_SHOWN]
-        lines += [f"only {word}: {clean(name)}" for name in some]
+        lines += [f"only {word}: {beside(clean(name), len(word) + 7)}" for name in some]
         if len(some) < len(names):
             lines.append(f"only {word}: and {len(names) - len(some):,} more")
     lines += [wrapped(f"note: {clean(note)}") for note in found.notes]
@@ -91,15 +94,17 @@ def diff(found: Diff, *, whole: bool) -> str:
 def _change(change: Changed) -> list[str]:
     head = clean(change.path)
     if change.values is None:
-        return [f"{head}: {_shown(change.left)} -> {_shown(change.right)}"]
+        what = f"{_shown(change.left)} -> {_shown(change.right)}"
+        return [f"{beside(head, len(what) + 2)}: {what}"]
     values = change.values
     kinds = {entry.dtype for entry in (change.left, change.right) if isinstance(entry, Leaf)}
     types = f", {' -> '.join(sorted(kinds))}" if len(kinds) > 1 else ""
     where = f" at {list(values.at)}" if values.at else ""
     angle = "" if values.cosine is None else f", cosine {values.cosine:.6g}"
     nans = f", NaN in one alone {values.nans:,}" if values.nans else ""
+    what = f"{values.different:,} of {values.size:,} differ{types}"
     return [
-        f"{head}: {values.different:,} of {values.size:,} differ{types}",
+        f"{beside(head, len(what) + 2)}: {what}",
         f"    {_text(values.left)} -> {_text(values.right)}{where}",
         f"    largest {values.max_abs:.3g}, relative {values.max_rel:.3g}{angle}{nans}",
     ]
@@ -111,8 +116,9 @@ def _verdict(found: Diff) -> str:
         how = "identical after mapping" if found.by == "agent" else "identical"
         between = f" ({' -> '.join(str(each) for each in found.layouts)})" if found.by == "agent" else ""
         return f"{how}: {tensors}{between}"
+    differing = _count(len(found.changed), "entry differs", "entries differ")
     return (
-        f"{_count(len(found.changed), 'entry', 'entries')} differ, {len(found.only_left):,} only left, "
+        f"{differing}, {len(found.only_left):,} only left, "
         f"{len(found.only_right):,} only right, {tensors} equal"
     )
 
@@ -137,7 +143,7 @@ def diagnosis(found: Diagnosis, *, quiet: bool) -> str:
     lines += [] if quiet else [wrapped(f"note: {clean(note)}") for note in found.notes]
     what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
     verdict = _count(len(found.findings), "finding") if found.findings else "nothing found"
-    return "\n".join([*lines, f"{what}: {verdict}"])
+    return "\n".join([*lines, wrapped(f"{what}: {verdict}")])
 
 
 def _count(number: int, word: str, words: str | None = None) -> str:

@@ -6,8 +6,18 @@ from typing import Annotated
 
 import typer
 
-from ckpttool.cli import output
-from ckpttool.cli.options import AsJson, Glob, LayoutOption, PathArgument, Quiet
+from ckpttool.cli import completing, next_steps, output
+from ckpttool.cli.options import (
+    AsJson,
+    Glob,
+    InputShape,
+    LayoutOption,
+    LikeArgs,
+    LikePython,
+    PathArgument,
+    Quiet,
+    like_of,
+)
 from ckpttool.cli.progress import progress
 from ckpttool.errors import UsageError, choice
 
@@ -20,7 +30,12 @@ def stats(
     depth: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="A line for each module down to level N instead.")
     ] = None,
-    sort: Annotated[str, typer.Option(metavar="ORDER", help="file, name, size or norm.")] = "file",
+    sort: Annotated[
+        str,
+        typer.Option(
+            metavar="ORDER", help="file, name, size or norm.", autocompletion=completing.among(*_ORDERS)
+        ),
+    ] = "file",
     layout: LayoutOption = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -41,6 +56,7 @@ def stats(
         from ckpttool.cli import measures
 
         output.write(measures.stats(found, depth, sort))
+        next_steps.tell(next_steps.after_stats, path, found, quiet=quiet)
     return 0 if found.finite else 1
 
 
@@ -54,9 +70,17 @@ def diff(
             metavar="HOW",
             help="path, or agent: what means the same, across frameworks. auto: agent where both are agents, "
             "of different formats or layouts.",
+            autocompletion=completing.among("auto", "path", "agent"),
         ),
     ] = "auto",
-    sort: Annotated[str, typer.Option(metavar="ORDER", help="abs, rel or cosine: biggest first.")] = "abs",
+    sort: Annotated[
+        str,
+        typer.Option(
+            metavar="ORDER",
+            help="abs, rel or cosine: biggest first.",
+            autocompletion=completing.among("abs", "rel", "cosine"),
+        ),
+    ] = "abs",
     whole: Annotated[bool, typer.Option("--all", help="Show every change, not the first twenty.")] = False,
     layout: LayoutOption = None,
     as_json: AsJson = False,
@@ -76,31 +100,56 @@ def diff(
         from ckpttool.cli import measures
 
         output.write(measures.diff(found, whole=whole))
+        next_steps.tell(next_steps.after_diff, left, right, found, quiet=quiet)
     return 0 if found.identical else 1
 
 
 def doctor(
     path: PathArgument,
     env: Annotated[
-        str | None, typer.Option(metavar="ID", help="The environment it is for. Default: its own files'.")
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="The environment it is for. Default: its own files'.",
+            autocompletion=completing.environments,
+        ),
     ] = None,
     layout: LayoutOption = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FACTORY",
+            help="Also say what of your own model, which this class or function makes, nothing in the "
+            "checkpoint fills. Your code runs, in a process of its own.",
+        ),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="For --like: what fills it, a path or a network (policy/actor, actor)."
+        ),
+    ] = None,
+    like_args: LikeArgs = None,
+    input_shape: InputShape = None,
+    python: LikePython = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
     """Say what is wrong with a checkpoint, or will be when it is used, and what mends it.
 
     Exits with 1 on a finding: names that would run code, NaN, dead units, vanished moments, facts that
-    nothing tells, an environment that does not fit.
+    nothing tells, an environment that does not fit, tensors of your model that nothing fills.
     """
     from ckpttool.ops import doctor as op
 
     with progress("doctor", quiet=quiet or as_json) as moving:
-        found = op.diagnose(path, env, layout, moving)
+        model = like_of(like, like_args, input_shape, python)
+        found = op.diagnose(path, env, layout, moving, model=model, part=part)
     if as_json:
         output.write(output.document(found.document()))
     else:
         from ckpttool.cli import measures
 
         output.write(measures.diagnosis(found, quiet=quiet))
+        next_steps.tell(next_steps.after_doctor, path, found, quiet=quiet)
     return 1 if found.findings else 0

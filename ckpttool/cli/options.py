@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from ckpttool.cli import completing
+from ckpttool.errors import UsageError
 
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A file, a TensorFlow prefix, or a folder.", show_default=False)
@@ -18,7 +21,12 @@ Glob = Annotated[
     ),
 ]
 LayoutOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Read the source as this layout (see ckpttool layouts).")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Read the source as this layout (see ckpttool layouts).",
+        autocompletion=completing.layouts,
+    ),
 ]
 Video = Annotated[
     str | None,
@@ -48,9 +56,17 @@ Engine = Annotated[
     typer.Option(
         metavar="NAME",
         help="What steps the environments: auto, gymnasium, mujoco, pendulum.batch, device.",
+        autocompletion=completing.among("auto", "gymnasium", "mujoco", "pendulum.batch", "device"),
     ),
 ]
-Dtype = Annotated[str, typer.Option(metavar="NAME", help="What the policy computes in: float32 or float64.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What the policy computes in: float32 or float64.",
+        autocompletion=completing.among("float32", "float64"),
+    ),
+]
 AdapterOption = Annotated[
     str | None,
     typer.Option(
@@ -58,6 +74,7 @@ AdapterOption = Annotated[
         metavar="NAME",
         help="zero_contact_forces: Ant and Humanoid policies from before simulators reported these. What the "
         "policy's size decides is adapted unasked.",
+        autocompletion=completing.among("zero_contact_forces"),
     ),
 ]
 Runs = Annotated[bool, typer.Option("--runs", help="Each PATH is one training run: intervals over the runs.")]
@@ -77,3 +94,29 @@ Csv = Annotated[
 Tensorboard = Annotated[
     str | None, typer.Option(metavar="DIR", help="Write scalars at the training steps for TensorBoard.")
 ]
+LikeArgs = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help="For --like: the factory's arguments, '{\"hidden\": 256}'."),
+]
+InputShape = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="H,W,C",
+        help="For --like: the shape of the model's input without its batch, once for each input. The "
+        "model is called with it.",
+    ),
+]
+LikePython = Annotated[
+    str | None, typer.Option(metavar="INTERPRETER", help="For --like: the Python that has its framework.")
+]
+
+
+def like_of(factory: str | None, arguments: str | None, shapes: list[str] | None, python: str | None) -> Any:
+    """Return the model that --like and its options name, None without; raise UsageError for these alone."""
+    if factory is None:
+        if arguments or shapes or python:
+            raise UsageError("--like-args, --input-shape and --python are for --like alone")
+        return None
+    from ckpttool.agents.skeleton.beside import like
+
+    return like(factory, arguments, shapes or (), python)

@@ -11,27 +11,15 @@ from typing import Any
 
 from ckpttool import documents
 from ckpttool.errors import CkpttoolError
+from ckpttool.shown import clean, fitting, sentence
 from ckpttool.version import __version__
 
 SCHEMA = 1
 # Our own colours; a name from a file has no escape character left (see clean).
 _STYLE = re.compile("\x1b\\[[0-9;]*m")
 
-# Characters of what is said of an error, whatever a hostile file puts into its names.
-_LONGEST, _LONGEST_NAME = 600, 200
 # Objects of a list that are shown with a line for each of their values.
 _MANY = 20_000
-
-
-def clean(text: str) -> str:
-    """Return the text with everything that does not print (control, bidi, surrogates) as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 def document(content: dict[str, Any]) -> str:
@@ -70,12 +58,12 @@ def write(text: str) -> None:
 def fail(error: CkpttoolError, *, as_json: bool) -> None:
     """Say what is wrong: a sentence and a hint on stderr, or the error document on stdout."""
     if as_json:
-        facts = {"kind": error.kind, "message": _sentence(error), "file": error.file, "hint": error.hint}
+        facts = {"kind": error.kind, "message": sentence(error), "file": error.file, "hint": error.hint}
         write(document({"error": facts}))
         return
-    lines = [f"ckpttool: {_sentence(error)}"]
+    lines = [f"ckpttool: {sentence(error)}"]
     if error.hint:
-        lines.append(f"hint: {_fitting(clean(error.hint))}")
+        lines.append(f"hint: {fitting(clean(error.hint))}")
     _say(lines)
 
 
@@ -87,20 +75,6 @@ def ended(how: str) -> None:
 
 def _say(lines: list[str]) -> None:
     print("\n".join(lines), file=sys.stderr)  # noqa: T201  # the one place that speaks to stderr
-
-
-def _sentence(error: CkpttoolError) -> str:
-    text = clean(str(error))
-    if len(text) <= _LONGEST or not error.file:
-        return _fitting(text)
-    # What is wrong comes after the name of the file, which may be long.
-    file, rest = clean(error.file), text.removeprefix(clean(error.file))
-    return _fitting(_fitting(file, _LONGEST_NAME) + rest)
-
-
-def _fitting(text: str, most: int = _LONGEST) -> str:
-    """Return the text, its middle left out where it is long: no few lines hold what a file may name."""
-    return text if len(text) <= most else f"{text[: most // 2 - 3]}...{text[-most // 2 :]}"
 
 
 def silence_stdout() -> None:

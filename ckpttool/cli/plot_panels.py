@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckpttool.cli.output import clean
 from ckpttool.cli.terminal_plots import FEWEST, bins
-from ckpttool.cli.tree import count
 from ckpttool.ops.evaluation import Evaluation
 from ckpttool.ops.ranking import Point
 from ckpttool.ops.training_curve import TrainingCurve
+from ckpttool.shown import clean, count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

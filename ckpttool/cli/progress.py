@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ckpttool import places
 from ckpttool.ops.progress import Progress, silent
+from ckpttool.shown import clean, shortened
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 _PATIENCE_S = 1.0
+_NAME = 40
 
 
 class _Shown:
@@ -74,3 +77,26 @@ def progress(label: str, *, quiet: bool, unit: str | None = None) -> Iterator[Pr
         yield shown
     finally:
         shown.stop()
+
+
+@contextmanager
+def fetching(*, quiet: bool) -> Iterator[None]:
+    """Draw a bar for every file elsewhere that has to be fetched whole, where a person watches."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    shown: dict[str, _Shown] = {}
+
+    def told(name: str, done: int, total: int) -> None:
+        bar = shown.setdefault(name, _Shown(f"fetch {shortened(clean(name), _NAME)}", None))
+        bar(done, total)
+        if done >= total:
+            shown.pop(name).stop()
+
+    token = places.watch.set(told)
+    try:
+        yield
+    finally:
+        places.watch.reset(token)
+        for bar in shown.values():
+            bar.stop()

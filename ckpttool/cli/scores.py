@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from ckpttool.agents.reference_scores import reference
-from ckpttool.cli.columns import wrapped
-from ckpttool.cli.output import clean
+from ckpttool.cli.columns import beside, wrapped
 from ckpttool.cli.tables import listed
 from ckpttool.ops.evaluation import Evaluation
 from ckpttool.ops.ranking import Best, Ranked, Scored, episodes_needed
 from ckpttool.ops.sweep import Sweep
+from ckpttool.shown import clean
 
 _STEPS = {
     "name": "steps are the numbers in the files' names",
@@ -35,12 +35,9 @@ def _table(found: Sweep) -> list[str]:
     rows = [("rank", "step", "mean", "95 % of the mean", "IQM", "behind")]
     rows += [_row(each, places.get(each.evaluation.checkpoint)) for each in found.scored]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    # The path comes last and whole: it is what people copy.
     paths = ["checkpoint", *(f"{clean(e.checkpoint)}{_cut_short(e)}" for e in found.evaluations)]
-    return [
-        " ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) + f"  {path}"
-        for row, path in zip(rows, paths, strict=True)
-    ]
+    starts = [" ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return [f"{start}  {beside(path, len(start) + 2)}" for start, path in zip(starts, paths, strict=True)]
 
 
 def _row(each: Scored, place: Ranked | None) -> tuple[str, str, str, str, str, str]:

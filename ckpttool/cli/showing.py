@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.cli import output, plots
-from ckpttool.cli.output import clean
 from ckpttool.cli.progress import progress
 from ckpttool.errors import CkpttoolError, UsageError
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.film import Film
 from ckpttool.ops.sweep import Sweep
 from ckpttool.ops.training_curve import TrainingCurve
+from ckpttool.shown import clean
 
 
 @dataclass(frozen=True, slots=True)

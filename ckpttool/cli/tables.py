@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ckpttool.cli.columns import wrapped
-from ckpttool.cli.output import clean
+from ckpttool.cli.columns import beside, ended, styled, wrapped
+from ckpttool.cli.columns import columns as width
+from ckpttool.shown import clean
 
 if TYPE_CHECKING:
     from ckpttool.ops.convert import Conversion
     from ckpttool.ops.digest import Comparison, Digest
     from ckpttool.ops.listing import Row
     from ckpttool.ops.parity import Parity
+    from ckpttool.ops.schemas import Listed
     from ckpttool.ops.train_step import TrainStep
     from ckpttool.ops.verify import Verification
 
@@ -34,11 +35,11 @@ def drawn(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> 
         )
     for row in rows:
         table.add_row(*(clean(cell).replace("[", r"\[") for cell in row))
-    terminal = sys.stdout.isatty()
-    console = Console(file=io.StringIO(), width=None if terminal else 80, force_terminal=terminal)
+    colours: Literal["auto"] | None = "auto" if styled() else None
+    console = Console(file=io.StringIO(), width=width(), force_terminal=styled(), color_system=colours)
     console.print(table)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO given above
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    return "\n".join(map(ended, text.splitlines()))
 
 
 def listed(label: str, names: Sequence[str]) -> list[str]:
@@ -73,7 +74,8 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
         # Two lines an entry: two paths and a rule side by side do not fit a terminal.
         for m in report.mapped:
             shapes = _shapes(m.shape_in, m.shape_out)
-            lines += [clean(m.source), f"    -> {clean(m.target)}  {m.rule}  {shapes}".rstrip()]
+            said = f"  {m.rule}  {shapes}".rstrip()
+            lines += [beside(clean(m.source), 0), f"    -> {beside(clean(m.target), len(said) + 7)}{said}"]
         lines.append("")
     lines += listed("unmapped", report.unused) + listed("missing", report.missing)
     if not quiet:
@@ -176,6 +178,11 @@ def listing(kind: str, rows: Sequence[Row]) -> str:
         for row, cell in zip(rows, cells, strict=True):
             cell.insert(3, _yes(bool(row.seen)))
     return drawn(columns, cells)
+
+
+def schemas(rows: Sequence[Listed]) -> str:
+    """Return a row per JSON Schema."""
+    return drawn((("schema", "left"), ("of what", "path")), ((row.name, row.title) for row in rows))
 
 
 def limits(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
 
-from ckpttool.cli import asking
+from ckpttool import urls
 from ckpttool.cli.columns import BOLD, PLAIN, Line, columns, drawn, styled, wrapped
-from ckpttool.cli.output import clean
-from ckpttool.leaf import Leaf
-from ckpttool.ops.modules import Module, given
-from ckpttool.ops.rows import TensorRow, ValueRow, natural, shown_value
+from ckpttool.ops import asking
+from ckpttool.ops.modules import Module, Sort, entries, given, kind, through
+from ckpttool.ops.rows import TensorRow, ValueRow, shown_value
 from ckpttool.ops.summary import Summary
-
-Sort = Literal["file", "size", "name"]
-
-_UNITS = ("B", "kB", "MB", "GB", "TB")
-_NUMBERED = re.compile(r"(?:layer(?:_with_weights)?-)?[0-9]+")
+from ckpttool.shown import clean, count, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +32,13 @@ class View:
     names: bool = False
 
 
-def size(nbytes: int) -> str:
-    """Return a number of bytes as people read it, in powers of a thousand."""
-    value, unit = float(nbytes), 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{nbytes} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
-
-
-def count(number: int, word: str) -> str:
-    """Return `1 tensor`, `2 tensors`."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
 def render(found: Summary, view: View) -> str:
     """Return the tree with a header, what the format adds, and notes."""
     lines = list(_lines(found.modules[0], view)) if found.modules else []
     body = drawn(lines, columns())
     if view.quiet:
         return "\n".join(body)
-    from ckpttool.cli.signatures import signatures
+    from ckpttool.ops.signatures import signatures
 
     said = signatures(found.checkpoint.details, columns())
     table = asking.table(found.checkpoint.asks) if view.names else []
@@ -71,8 +51,9 @@ def _header(found: Summary) -> list[str]:
     layout = found.layout or "none recognised"
     checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
     written = f", {clean(checkpoint.writer)}" if checkpoint.writer else ""
+    where = clean(urls.spelled(checkpoint.path))
     lines = [
-        f"{BOLD}{clean(checkpoint.path)}{PLAIN}" if styled() else clean(checkpoint.path),
+        f"{BOLD}{where}{PLAIN}" if styled() else where,
         f"format {checkpoint.format} ({checks}){written}",
         f"layout {layout}" + (f": {clean(found.evidence)}" if found.evidence else ""),
         f"{count(totals.tensors, 'tensor')}, {count(totals.parameters, 'parameter')}{_frozen(found)}, "
@@ -85,7 +66,8 @@ def _header(found: Summary) -> list[str]:
             f"  {role:<9}  {count(n, 'tensor'):>13}  {elements:>15,}  {size(nbytes):>7}"
             for role, n, elements, nbytes in rows
         ]
-    return [*lines, *asking.line(checkpoint.asks)]
+    said = asking.sentence(checkpoint.asks)
+    return [*lines, wrapped(said)] if said else lines
 
 
 def _frozen(found: Summary) -> str:
@@ -96,40 +78,17 @@ def _frozen(found: Summary) -> str:
 
 
 def _lines(root: Module, view: View) -> Iterator[Line]:
-    waiting = _entries(root, 0, view.sort)[::-1]
+    waiting = [(0, name, entry) for name, entry in reversed(entries(root, view.sort))]
     while waiting:
         level, name, entry = waiting.pop()
         if not isinstance(entry, Module):
             yield _row(level, name, entry, view)
             continue
-        module = entry
-        while module.step:
-            # A module that only holds one module is no step of its own.
-            (module,) = module.below.values()
-            name = f"{name}/{module.name}"
+        name, module = through(name, entry)
         folded = view.depth is not None and level + 1 >= view.depth
         yield _module(level, name, module, folded=folded)
         if not folded:
-            waiting += _entries(module, level + 1, view.sort)[::-1]
-
-
-_Entry = tuple[int, str, TensorRow | ValueRow | Module]
-
-
-def _entries(module: Module, level: int, sort: Sort) -> list[_Entry]:
-    entries: list[_Entry] = [(level, name, row) for name, row in module.rows]
-    entries += [(level, name, below) for name, below in module.below.items()]
-    if sort == "name":
-        entries.sort(key=lambda entry: natural(entry[1]))
-    elif sort == "size":
-        entries.sort(key=lambda entry: -_nbytes(entry[2]))
-    return entries
-
-
-def _nbytes(entry: TensorRow | ValueRow | Module) -> int:
-    if isinstance(entry, Module):
-        return entry.nbytes
-    return entry.leaf.nbytes if isinstance(entry, TensorRow) else 0
+            waiting += [(level + 1, name, each) for name, each in reversed(entries(module, view.sort))]
 
 
 def _module(level: int, name: str, module: Module, *, folded: bool) -> Line:
@@ -149,36 +108,6 @@ def _module(level: int, name: str, module: Module, *, folded: bool) -> Line:
         note,
         module=True,
     )
-
-
-def kind(module: Module) -> str:
-    """Return a module's class and activation, `Dense relu`, as far as the file names them.
-
-    Where Keras numbers its layers (`layer-3`, `_operations/3`), the layer's own name stands before them.
-    """
-    what = " ".join(clean(word) for word in (module.kind or "", activation(module.facts)) if word)
-    return ": ".join(word for word in (clean(_layer(module)), what) if word)
-
-
-def _layer(module: Module) -> str:
-    """Return the name of a layer whose path has only its number: the file's, or that of its variables."""
-    if not _NUMBERED.fullmatch(module.name):
-        return ""
-    named = module.facts.get("layer")
-    if isinstance(named, str):
-        return named
-    stored = {
-        row.leaf.name.rpartition("/")[0]
-        for _, row in module.rows
-        if isinstance(row.leaf, Leaf) and row.leaf.name
-    }
-    return stored.pop().rpartition("/")[2] if len(stored) == 1 else ""
-
-
-def activation(facts: Mapping[str, Any]) -> str:
-    """Return the activation that a module's facts name, "linear" left out because it is none."""
-    named = facts.get("activation")
-    return named if isinstance(named, str) and named != "linear" else ""
 
 
 def _row(level: int, name: str, row: TensorRow | ValueRow, view: View) -> Line:

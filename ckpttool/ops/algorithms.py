@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpttool import places
 from ckpttool.agents import comparison
 from ckpttool.agents.statistics import Estimate, iqm, mean, mean_interval, paired_interval
 from ckpttool.errors import CkpttoolError, UsageError
@@ -115,7 +116,7 @@ def asked(paths: Sequence[str], last: int, layout: str | None = None) -> tuple[A
                 expected=f"the last {last}",
                 found=str(len(checkpoints)),
             )
-        found.setdefault(tuple(map(os.path.realpath, checkpoints)), Asked(path, checkpoints))
+        found.setdefault(tuple(map(places.realpath, checkpoints)), Asked(path, checkpoints))
     return tuple(found.values())
 
 
@@ -130,10 +131,10 @@ def _may_play(entry: Entry, layout: str | None) -> bool:
 
 def algorithm(runs: Sequence[Asked], scored: Sequence[Scored], last: int) -> Algorithm | None:
     """Return what the finished evaluations say of these runs; None if not one run is complete."""
-    by_place = {os.path.realpath(each.evaluation.checkpoint): each for each in scored}
+    by_place = {places.realpath(each.evaluation.checkpoint): each for each in scored}
     complete, missing = [], []
     for each in runs:
-        of = [by_place.get(os.path.realpath(path)) for path in each.checkpoints]
+        of = [by_place.get(places.realpath(path)) for path in each.checkpoints]
         found = _run(each.path, [one for one in of if one is not None]) if None not in of else None
         if found is None:
             missing.append(f"{each.path} is left out: not all of its checkpoints were played")

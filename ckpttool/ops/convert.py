@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool import sidecar
+from ckpttool import sidecar, urls
 from ckpttool.behind import Lane
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
@@ -180,7 +180,7 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         checkpoint = checkpoint if heard is None else heard.checkpoint
         way = route(checkpoint, request, own.sidecar)
         if how.dry_run or not (way.report.complete or how.allow_missing):
-            return Conversion(checkpoint.path, target, way.report, None, written=False)
+            return Conversion(urls.spelled(checkpoint.path), target, way.report, None, written=False)
 
         def digested() -> Own:
             return own if heard is None else replace(own, sha256=heard.digest().sha256)
@@ -191,7 +191,12 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
     notes = (*way.report.notes, *proof.notes, *_compared(way, sha256), *lost)
     report = replace(way.report, notes=notes)
     return Conversion(
-        checkpoint.path, target, report, sha256, written=written is not None, parity=proof.networks
+        urls.spelled(checkpoint.path),
+        target,
+        report,
+        sha256,
+        written=written is not None,
+        parity=proof.networks,
     )
 
 

@@ -11,7 +11,7 @@ from ckpttool.leaf import Leaf, ValueLeaf
 from ckpttool.ops.array_difference import ArrayDifference
 from ckpttool.ops.rows import shown_value
 
-By = Literal["path", "agent"]
+By = Literal["path", "agent", "model"]
 Sort = Literal["abs", "rel", "cosine"]
 Entry = Leaf | ValueLeaf
 
@@ -62,7 +62,8 @@ class Changed:
 class Diff:
     """Two checkpoints beside each other.
 
-    `by` says what was laid side by side: entries of one path, or of one meaning in agents of `layouts`.
+    `by` says what was laid side by side: entries of one path, of one meaning in agents of `layouts`, or what
+    fills a live model.
     `equal` counts tensors that are the same in both, `only_left` and `only_right` name entries that one has
     alone.
     """

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ckpttool import documents
+from ckpttool import documents, urls
 from ckpttool.behind import Lane
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, NotFoundError
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.globs import matcher, nothing
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.source import Buffer, Source, pieces
@@ -82,6 +83,18 @@ class Comparison:
     only_here: tuple[str, ...]
     only_saved: tuple[str, ...]
     equal: bool
+
+
+def shown(found: Digest, glob: str | None) -> Digest:
+    """Return the digest with those tensors alone whose path matches; `sha256` stays that of the whole.
+
+    Raise UsageError for a `glob` that no path matches.
+    """
+    keep = matcher(glob)
+    kept = tuple(each for each in found.tensors if keep(each.path))
+    if glob is not None and not kept:
+        raise nothing(glob, [each.path for each in found.tensors], found.path)
+    return replace(found, tensors=kept)
 
 
 def digest(path: str, progress: Progress = silent) -> Digest:
@@ -219,7 +232,9 @@ def combined(checkpoint: Checkpoint, hashes: Mapping[Path, str]) -> Digest:
     for line in sorted([*map(_line, found), *_values(checkpoint)]):
         whole.update(line)
     checksums = "none in this format" if checkpoint.integrity == "none" else "verified"
-    return Digest(checkpoint.path, checkpoint.format, checksums, tuple(found), whole.hexdigest())
+    return Digest(
+        urls.spelled(checkpoint.path), checkpoint.format, checksums, tuple(found), whole.hexdigest()
+    )
 
 
 def sha256(leaf: Leaf) -> str:

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from ckpttool import urls
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import ChecksumError, CkpttoolError, MissingExtraError
-from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.errors import ChecksumError, CkpttoolError, MissingExtraError, UsageError
 from ckpttool.layouts.recognise import recognise
 from ckpttool.ops import evaluate, knowledge
 from ckpttool.ops.evaluation import Protocol
+from ckpttool.ops.findings import Finding
+from ckpttool.ops.load_into import opened
+from ckpttool.ops.model_findings import of_model
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, Own, agent_of, own_sidecar
-from ckpttool.ops.stats import stats_of
+from ckpttool.ops.stats import Stats, stats_of
 from ckpttool.wire import asked
 
-Topic = Literal["loading", "numbers", "optimizer", "agent", "environment"]
 _SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong; `fix` is a command or what else helps, None where nothing is known to."""
-
-    topic: Topic
-    sentence: str
-    fix: str | None = None
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {"topic": self.topic, "sentence": self.sentence, "fix": self.fix}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +47,59 @@ class Diagnosis:
 
 
 def diagnose(
-    path: str, env: str | None = None, layout: str | None = None, progress: Progress = silent
+    path: str,
+    env: str | None = None,
+    layout: str | None = None,
+    progress: Progress = silent,
+    *,
+    model: Any = None,
+    part: str | None = None,
 ) -> Diagnosis:
     """Look at everything that can be looked at without playing: pickles, numbers, facts, the environment.
 
-    `env` is the environment that the agent is meant for; without it the one that its files name. Raise what
-    opening and reading raise: a damaged file is no finding, it is an error.
+    `env` is the environment that the agent is meant for; without it the one that its files name. With a
+    `model`, a live one or a Like, also what of it nothing in the checkpoint fills; `part` takes what lies
+    below one path, or one network. Raise what opening and reading raise: a damaged file is no finding, it is
+    an error.
     """
-    checkpoint = open_checkpoint(path)
+    if model is None and part is not None:
+        raise UsageError("a part is for a model")
+    checkpoint = opened(path)
     notes: list[str] = []
-    findings = [
-        *_loading(checkpoint, notes),
-        *_numbers(checkpoint, progress),
-        *_orphans(checkpoint, layout),
-        *_agent(checkpoint, env, layout, notes),
-    ]
+    findings = list(_at_rest(checkpoint, stats_of(checkpoint, progress=progress), layout, notes))
+    findings += _agent(checkpoint, env, layout, notes, _environment)
+    if model is not None:
+        findings += of_model(checkpoint, model, part, notes)
+    return _diagnosis(checkpoint, layout, findings, notes)
+
+
+def examined(checkpoint: Checkpoint, numbers: Stats, sha256: str, layout: str | None = None) -> Diagnosis:
+    """Return what is wrong with a checkpoint of which numbers and digest are known.
+
+    Nothing is read again, and no environment is made.
+    """
+    notes: list[str] = []
+    findings = list(_at_rest(checkpoint, numbers, layout, notes))
+    findings += _agent(checkpoint, None, layout, notes, lambda *_: iter(()), sha256)
+    return _diagnosis(checkpoint, layout, findings, notes)
+
+
+def _diagnosis(
+    checkpoint: Checkpoint, layout: str | None, findings: list[Finding], notes: list[str]
+) -> Diagnosis:
     if checkpoint.integrity == "none":
         notes.append("the format has no checksums: `ckpttool digest PATH --json` saves some")
     binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
     named = None if binding is None else binding.layout
-    return Diagnosis(checkpoint.path, checkpoint.format, named, tuple(findings), tuple(notes))
+    return Diagnosis(urls.spelled(checkpoint.path), checkpoint.format, named, tuple(findings), tuple(notes))
+
+
+def _at_rest(
+    checkpoint: Checkpoint, numbers: Stats, layout: str | None, notes: list[str]
+) -> Iterator[Finding]:
+    yield from _loading(checkpoint, notes)
+    yield from _numbers(numbers)
+    yield from _orphans(checkpoint, layout)
 
 
 def _loading(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
@@ -94,13 +116,13 @@ def _loading(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
 
 
 def _data_alone(checkpoint: Checkpoint) -> str:
-    return f"ckpttool convert {checkpoint.path} safe.npz --allow-missing"
+    return f"ckpttool convert {urls.spelled(checkpoint.path)} safe.npz --allow-missing"
 
 
-def _numbers(checkpoint: Checkpoint, progress: Progress) -> Iterator[Finding]:
+def _numbers(numbers: Stats) -> Iterator[Finding]:
     """Give what `stats` calls no good sign, the same sign of many tensors once."""
     tensors: dict[str, list[str]] = {}
-    for each in stats_of(checkpoint, progress=progress).tensors:
+    for each in numbers.tensors:
         for sign in each.signs:
             tensors.setdefault(sign, []).append(each.path)
     for sign, paths in tensors.items():
@@ -123,16 +145,21 @@ def _orphans(checkpoint: Checkpoint, layout: str | None) -> Iterator[Finding]:
         yield Finding(
             "optimizer",
             f"{len(alone):,} moments belong to no weight of the file, such as {alone[0]}",
-            f"ckpttool inspect {checkpoint.path} shows which have an owner",
+            f"ckpttool inspect {urls.spelled(checkpoint.path)} shows which have an owner",
         )
 
 
 def _agent(
-    checkpoint: Checkpoint, env: str | None, layout: str | None, notes: list[str]
+    checkpoint: Checkpoint,
+    env: str | None,
+    layout: str | None,
+    notes: list[str],
+    place: Callable[[Agent, str | None, list[str]], Iterator[Finding]],
+    sha256: str | None = None,
 ) -> Iterator[Finding]:
-    """Give what running the checkpoint as an agent would lack."""
+    """Give what running the checkpoint as an agent would lack, and what `place` says of its environment."""
     try:
-        agent = agent_of(checkpoint, own_sidecar, layout)
+        agent = agent_of(checkpoint, lambda opened: own_sidecar(opened, sha256), layout)
     except ChecksumError as error:
         yield Finding("agent", error.message, error.hint)
         agent = agent_of(checkpoint, lambda _: Own(), layout)
@@ -142,9 +169,9 @@ def _agent(
     for what in agent.binding.facts.lacks if agent.sidecar is None else ():
         if what == knowledge.ACTION_BOUNDS and env is not None:
             continue
-        fix = f"ckpttool eval {checkpoint.path} --env ID takes them from the environment"
+        fix = f"ckpttool eval {urls.spelled(checkpoint.path)} --env ID takes them from the environment"
         yield Finding("agent", f"nothing tells {what}", fix if what == knowledge.ACTION_BOUNDS else None)
-    yield from _environment(agent, env, notes)
+    yield from place(agent, env, notes)
 
 
 def _environment(agent: Agent, env: str | None, notes: list[str]) -> Iterator[Finding]:

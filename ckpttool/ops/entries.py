@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from ckpttool import plugins, sidecar
+from ckpttool import places, plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError
 from ckpttool.formats.probe import Format
@@ -46,15 +46,16 @@ def entries(paths: Sequence[str]) -> tuple[Entry, ...]:
     found: dict[str, Entry] = {}
     for path in paths:
         for entry in _meant(path, alone=len(paths) == 1):
-            found.setdefault(os.path.realpath(entry.path), entry)
+            found.setdefault(places.realpath(entry.path), entry)
     return tuple(found.values())
 
 
 def _meant(path: str, *, alone: bool) -> Iterator[Entry]:
-    if os.path.isdir(path) and (inside := folder.checkpoints(path)):
+    path = places.named(path)
+    if places.isdir(path) and (inside := folder.checkpoints(path)):
         for each in inside:
             yield Entry(each.path, named=False, found=_reader(each))
-    elif not os.path.lexists(path) and glob.has_magic(path):
+    elif places.store(path) is None and not os.path.lexists(path) and glob.has_magic(path):
         yield from _matches(path)
     elif alone or not path.endswith(BESIDE):
         yield _named(path)

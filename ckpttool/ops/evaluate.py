@@ -223,7 +223,7 @@ def _drift(agent: Agent, spec: EnvSpec) -> tuple[str, ...]:
     if known.get("id") and known["id"] != spec.id:
         found.append(f"trained in {known['id']}, played in {spec.id}")
     theirs, ours = known.get("gymnasium"), spec.versions.get("gymnasium")
-    if theirs and theirs != ours:
+    if theirs and ours and theirs != ours:
         found.append(f"trained with gymnasium {theirs}, played with {ours}")
     return tuple(found)
 

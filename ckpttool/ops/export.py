@@ -10,7 +10,7 @@ from typing import IO
 
 import numpy as np
 
-from ckpttool import sidecar
+from ckpttool import sidecar, urls
 from ckpttool.agents.backends import numpy as reference
 from ckpttool.agents.network import Network
 from ckpttool.errors import FormatError, MissingExtraError, UnsupportedError, UsageError
@@ -72,7 +72,7 @@ def export(
     wiring, facts, assumed = told(agent, part, env)
     report = contents.report(agent, part, facts, assumed)
     if dry_run:
-        return Exported(agent.checkpoint.path, report)
+        return Exported(urls.spelled(agent.checkpoint.path), report)
     network = network_of(agent, part, wiring)
     own = agent.sidecar.target_sha256 if agent.sidecar is not None else None
     made = replace(
@@ -86,10 +86,10 @@ def export(
     parity, engine = _compared(agent, title, network, model)
     report = replace(report, notes=(*report.notes, f"the model was run by {engine}"))
     if not parity.within:
-        return Exported(agent.checkpoint.path, report, parity)
+        return Exported(urls.spelled(agent.checkpoint.path), report, parity)
     made = replace(made, target_sha256=hashlib.sha256(model).hexdigest(), parity=Proof((parity,)).entry())
     _write(target, model, made, agent.checkpoint.files, force=force, sync=sync)
-    return Exported(agent.checkpoint.path, report, parity, made.target_sha256)
+    return Exported(urls.spelled(agent.checkpoint.path), report, parity, made.target_sha256)
 
 
 def _require_library() -> None:

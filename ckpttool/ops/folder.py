@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ckpttool import plugins
-from ckpttool.errors import CkpttoolError, TruncatedError
+from ckpttool import places, plugins, urls
+from ckpttool.errors import CkpttoolError, NotFoundError, TruncatedError
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.checkpoint_state import State
 from ckpttool.formats.probe import Probe
@@ -41,7 +41,7 @@ class Folder:
     def document(self) -> dict[str, Any]:
         """Return the JSON document: that of `inspect`, about no checkpoint."""
         return {
-            "path": self.path,
+            "path": urls.spelled(self.path),
             **dict.fromkeys(("format", "writer", "layout")),
             "tensors": [],
             "values": [],
@@ -60,7 +60,8 @@ def look(path: str, glob: str | None = None, layout: str | None = None) -> Summa
     A folder of folders stands for its only checkpoint, or for its highest number (`MODEL/123`). A folder of
     several checkpoints that does not name the latest gives a Folder. Raise what `summary` raises.
     """
-    if not os.path.isdir(path):
+    path = places.named(path)
+    if not places.isdir(path):
         return summary(path, glob, layout)
     try:
         latest = resolve(path).location
@@ -77,6 +78,7 @@ def look(path: str, glob: str | None = None, layout: str | None = None) -> Summa
 
 def checkpoints(path: str) -> tuple[Listed, ...]:
     """Return the checkpoints that lie in a folder, from first to last step; none if it is one itself."""
+    path = places.named(path)
     try:
         latest = resolve(path).location
     except CkpttoolError:
@@ -105,7 +107,12 @@ def _without_latest(
         raise error
     if state is not None:
         notes = [*notes, error.message]
-    return Folder(path, tuple(listed), tuple(notes), f"none is named as the latest; look at {whole[-1].path}")
+    return Folder(
+        path,
+        tuple(listed),
+        tuple(notes),
+        f"none is named as the latest; look at {urls.spelled(whole[-1].path)}",
+    )
 
 
 def _served(folder: str, listed: list[Listed]) -> Listed | None:
@@ -115,9 +122,9 @@ def _served(folder: str, listed: list[Listed]) -> Listed | None:
     (tensorflow_serving/sources/storage_path/file_system_storage_path_source.proto).
     """
     if len(listed) == 1 and listed[0].complete:
-        below = os.path.isdir(listed[0].path) or not os.path.samefile(os.path.dirname(listed[0].path), folder)
+        below = places.isdir(listed[0].path) or not places.samefile(os.path.dirname(listed[0].path), folder)
         return listed[0] if below else None
-    if not all(each.complete and os.path.isdir(each.path) for each in listed):
+    if not all(each.complete and places.isdir(each.path) for each in listed):
         return None
     names = [os.path.basename(each.path) for each in listed]
     if not all(name.isascii() and name.isdigit() for name in names):
@@ -159,7 +166,7 @@ class _Home:
 
 def _listed(folder: str, state: State | None, latest: str | None) -> list[Listed]:
     """Return the checkpoints, from the first step to the last."""
-    names = frozenset(os.listdir(folder))
+    names = frozenset(places.listdir(folder))
     homes = {folder: _Home(names)}
     times = _times(state)
     found = []
@@ -167,8 +174,8 @@ def _listed(folder: str, state: State | None, latest: str | None) -> list[Listed
         # A folder of checkpoints may stand in the folder; then the files are there.
         within = os.path.dirname(place.path) or os.curdir
         name = _PATTERN.sub("", os.path.basename(place.path))
-        if (home := folder if os.path.samefile(within, folder) else within) not in homes:
-            homes[home] = _Home(frozenset(os.listdir(home)))
+        if (home := folder if places.samefile(within, folder) else within) not in homes:
+            homes[home] = _Home(frozenset(places.listdir(home)))
         own = homes[home].own(name)
         nbytes, changed = _measured([os.path.join(within, each) for each in own])
         found.append(
@@ -230,20 +237,20 @@ def _measured(paths: list[str]) -> tuple[int, float]:
     """Return the bytes at the paths, those in folders with them, and the time of the last change."""
     total, newest = 0, 0.0
     for path in paths:
-        files = [path] if os.path.isfile(path) else _below(path)
+        files = [path] if places.isfile(path) else _below(path)
         for file in files:
             try:
-                found = os.stat(file)
-            except OSError:
+                found = places.seen(file)
+            except (OSError, NotFoundError):
                 continue
-            total += found.st_size
-            newest = max(newest, found.st_mtime)
+            total += found.size
+            newest = max(newest, found.mtime_ns / 1e9)
     return total, newest
 
 
 def _below(folder: str) -> list[str]:
     files: list[str] = []
-    for at, _, names in os.walk(folder):
+    for at, names in places.walk(folder):
         files += [os.path.join(at, name) for name in names]
         if len(files) >= MAX_NAMES:
             break

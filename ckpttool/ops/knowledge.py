@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpttool import documents, plugins
+from ckpttool import documents, places, plugins
 from ckpttool.agents.components import widths
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import FormatError, MappingError
@@ -37,8 +37,8 @@ def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, 
     layout = plan.told(plugins.find("layouts", binding.layout).load())
     notes = []
     for file in layout.companions(checkpoint.path) if layout is not None else ():
-        if os.path.isfile(file) and layout is not None:
-            if os.path.islink(file):
+        if places.isfile(file) and layout is not None:
+            if places.islink(file):
                 File.beside(file, checkpoint.files[0].path)
             before, binding = binding, layout.told_by(binding, file, _companion(file))
             if binding is not before:

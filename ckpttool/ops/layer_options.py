@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ckpttool.errors import UsageError, choice
+from ckpttool.globs import matcher
 from ckpttool.mapping.kinds import KINDS, Told
 from ckpttool.mapping.layers import Choice
-from ckpttool.ops.globs import matcher
 
 _SHAPE = re.compile(r"\d{1,9}(?:,\d{1,9})+", re.ASCII)
 _KIND = re.compile(r"(?P<name>\w+)(?::(?P<number>\d{1,9}))?", re.ASCII)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool import limits
-from ckpttool.leaf import ValueLeaf, display
+from ckpttool.leaf import Leaf, ValueLeaf, display
+from ckpttool.ops.rows import natural
+from ckpttool.shown import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +25,9 @@ _OWN_LISTS = re.compile(
     r"(?:^|/)(?:_[^/]*|(?:non_)?(?:trainable_)?variables|regularization_losses|keras_api|layers/[0-9]+"
     r"|layer(?:_with_weights)?-[0-9]+)(?:/|$)"
 )
+Sort = Literal["file", "size", "name"]
+
+_NUMBERED = re.compile(r"(?:layer(?:_with_weights)?-)?[0-9]+")
 # A configuration may nest as it likes; what is shown of it does not.
 _DEEPEST_FACT = 6
 
@@ -124,6 +129,60 @@ def given(names: Iterable[str]) -> list[str]:
     A name that is spelled exactly (leaf.exact) reads like that of a tensor, and tells nobody more.
     """
     return [name for name in names if not name.startswith((".", "[")) and not _OWN_LISTS.search(name)]
+
+
+def entries(module: Module, sort: Sort) -> list[tuple[str, TensorRow | ValueRow | Module]]:
+    """Return what stands in the module by its names: its own entries before modules, or in another order."""
+    found: list[tuple[str, TensorRow | ValueRow | Module]] = [*module.rows, *module.below.items()]
+    if sort == "name":
+        found.sort(key=lambda entry: natural(entry[0]))
+    elif sort == "size":
+        found.sort(key=lambda entry: -_nbytes(entry[1]))
+    return found
+
+
+def _nbytes(entry: TensorRow | ValueRow | Module) -> int:
+    if isinstance(entry, Module):
+        return entry.nbytes
+    return entry.leaf.nbytes if isinstance(entry.leaf, Leaf) else 0
+
+
+def through(name: str, module: Module) -> tuple[str, Module]:
+    """Return the module that people see under the name: one that only holds another is no step of its own."""
+    while module.step:
+        (module,) = module.below.values()
+        name = f"{name}/{module.name}"
+    return name, module
+
+
+def kind(module: Module) -> str:
+    """Return a module's class and activation, `Dense relu`, as far as the file names them.
+
+    Where Keras numbers its layers (`layer-3`, `_operations/3`), the layer's own name stands before them.
+    """
+    what = " ".join(clean(word) for word in (module.kind or "", activation(module.facts)) if word)
+    return ": ".join(word for word in (clean(_layer(module)), what) if word)
+
+
+def _layer(module: Module) -> str:
+    """Return the name of a layer whose path has only its number: the file's, or that of its variables."""
+    if not _NUMBERED.fullmatch(module.name):
+        return ""
+    named = module.facts.get("layer")
+    if isinstance(named, str):
+        return named
+    stored = {
+        row.leaf.name.rpartition("/")[0]
+        for _, row in module.rows
+        if isinstance(row.leaf, Leaf) and row.leaf.name
+    }
+    return stored.pop().rpartition("/")[2] if len(stored) == 1 else ""
+
+
+def activation(facts: Mapping[str, Any]) -> str:
+    """Return the activation that a module's facts name, "linear" left out because it is none."""
+    named = facts.get("activation")
+    return named if isinstance(named, str) and named != "linear" else ""
 
 
 def walk(module: Module) -> Iterator[Module]:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from ckpttool import plugins
 from ckpttool.errors import UsageError, choice, some
+from ckpttool.globs import matcher
 from ckpttool.layouts.canonical import ALL_OPTIMIZED, SLOTS, Binding, setting
 from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES, FLAGS, of_slots
 from ckpttool.layouts.optimizers.keras_read import keras_class
 from ckpttool.leaf import display
 from ckpttool.mapping.report import Move
-from ckpttool.ops.globs import matcher
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 

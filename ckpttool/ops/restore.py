@@ -162,8 +162,8 @@ class Own:
     sha256: str | None = None
 
 
-def own_sidecar(checkpoint: Checkpoint) -> Own:
-    """Return the sidecar beside the checkpoint; only if there is one are the weights read.
+def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
+    """Return the sidecar beside the checkpoint; the weights are read if there is one and no `sha256` of them.
 
     Raise ChecksumError if it was written for other weights: what it says of bounds and statistics is wrong
     for these, and to go on without would be wrong in silence.
@@ -171,7 +171,7 @@ def own_sidecar(checkpoint: Checkpoint) -> Own:
     found, waiting = sidecar.load(checkpoint.path), sidecar.waiting(checkpoint.path)
     if found is None and waiting is None:
         return Own()
-    sha256 = digest_of(checkpoint).sha256
+    sha256 = sha256 or digest_of(checkpoint).sha256
     if waiting is not None and waiting.target_sha256 == sha256:
         return Own(waiting, sha256)
     if found is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from ckpttool import urls
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, typed
 
 
@@ -76,7 +77,7 @@ class Listed:
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
         return {
-            "path": self.path,
+            "path": urls.spelled(self.path),
             "format": self.format,
             "step": self.step,
             "latest": self.latest,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool import limits
+from ckpttool import limits, urls
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.globs import matcher, nothing
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, Path
 from ckpttool.ops import moments
-from ckpttool.ops.globs import matcher
 from ckpttool.ops.moments import Moments
 from ckpttool.ops.progress import Progress, silent
 
@@ -87,7 +87,9 @@ class Stats:
     @property
     def finite(self) -> bool:
         """Say whether everything is a number: neither NaN nor infinite."""
-        return not any(each.moments.nans or each.moments.infs for each in self.tensors)
+        return not any(
+            each.moments.nans or _odd(each.path.split("/"), each.leaf, each.moments) for each in self.tensors
+        )
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -107,19 +109,29 @@ def stats(
 ) -> Stats:
     """Read every tensor whose path matches `glob`, one at a time, checksums verified.
 
-    Raise what opening and reading raise, with the tensor's path.
+    Raise what opening and reading raise, with the tensor's path, and UsageError for a `glob` that no path
+    matches.
     """
     return stats_of(open_checkpoint(path), glob, layout, progress)
 
 
 def stats_of(
-    checkpoint: Checkpoint, glob: str | None = None, layout: str | None = None, progress: Progress = silent
+    checkpoint: Checkpoint,
+    glob: str | None = None,
+    layout: str | None = None,
+    progress: Progress = silent,
+    seen: Callable[[Path, Leaf, np.ndarray], None] | None = None,
 ) -> Stats:
-    """Return the stats of a checkpoint that is already listed."""
+    """Return the stats of a checkpoint that is already listed.
+
+    `seen` is handed every array while it is in memory, for whoever wants to know more of it.
+    """
     tree = checkpoint.tree
     binding = recognise(tree, os.path.basename(checkpoint.path), layout)
     keep = matcher(glob)
     chosen = [(at, leaf) for at, leaf in tree.tensors() if keep(tree.names[at])]
+    if glob is not None and not chosen:
+        raise nothing(glob, [tree.names[at] for at, _ in tree.tensors()], checkpoint.path)
     total, done = sum(leaf.nbytes for _, leaf in chosen), 0
     found, left_out = [], []
     for at, leaf in chosen:
@@ -127,13 +139,16 @@ def stats_of(
             left_out.append(tree.names[at])
             continue
         try:
-            found.append(_tensor(tree.names[at], at, leaf))
+            array = leaf.array()
+            found.append(tensor_stats(tree.names[at], at, leaf, array))
+            if seen is not None:
+                seen(at, leaf, array)
         except CkpttoolError as error:
             raise error.located(file=checkpoint.path, path=tree.names[at]) from error
         done += leaf.nbytes
         progress(done, total)
     return Stats(
-        checkpoint.path,
+        urls.spelled(checkpoint.path),
         checkpoint.format,
         None if binding is None else binding.layout,
         tuple(found),
@@ -142,11 +157,11 @@ def stats_of(
     )
 
 
-def _tensor(name: str, path: Path, leaf: Leaf) -> TensorStats:
-    array = leaf.array()
+def tensor_stats(name: str, path: Path, leaf: Leaf, array: np.ndarray) -> TensorStats:
+    """Return the stats of one tensor of numbers that has been read."""
     known = moments.of(array)
     return TensorStats(
-        name, leaf, known, moments.histogram(array, known), tuple(_signs(path, leaf, array, known))
+        name, leaf, known, moments.histogram(array, known), tuple(signs(path, leaf, known, array))
     )
 
 
@@ -163,17 +178,30 @@ def _modules(found: list[TensorStats]) -> Iterator[ModuleStats]:
     return (ModuleStats(path, count, known) for path, (count, known) in sums.items())
 
 
-def _signs(path: Path, leaf: Leaf, array: np.ndarray, known: Moments) -> Iterator[str]:
-    """Give a sentence for each thing that training would not leave behind if it went well."""
-    for count, what in ((known.nans, "NaN"), (known.infs, "infinite")):
+def signs(path: Path, leaf: Leaf, known: Moments, array: np.ndarray | None = None) -> Iterator[str]:
+    """Give a sentence for each thing that training would not leave behind if it went well.
+
+    Units are looked at where the whole array is there.
+    """
+    odd = _odd([str(step.value) for step in path], leaf, known)
+    for count, what in ((known.nans, "NaN"), (odd, "infinite")):
         if count:
             yield f"{count:,} of {known.size:,} {'is' if count == 1 else 'are'} {what}"
     if not known.finite or leaf.dtype == "bool":
         return
     if leaf.role == "slot" and leaf.slot in _SQUARES:
         yield from _of_squares(known)
-    elif leaf.role == "parameter":
+    elif leaf.role == "parameter" and array is not None:
         yield from _of_units(path, array, known)
+
+
+def _odd(steps: Sequence[str], leaf: Leaf, known: Moments) -> int:
+    """Return how many infinities should not be there.
+
+    The open sides of a space that an agent keeps (`observation_space`: gymnasium/spaces/box.py) are infinite.
+    """
+    is_bound = leaf.role == "other" and any(step.endswith("_space") for step in steps)
+    return 0 if is_bound else known.infs
 
 
 def _of_squares(known: Moments) -> Iterator[str]:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ckpttool import urls
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import LimitError
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.globs import matcher, nothing
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Path, Role
 from ckpttool.ops import asking, plain_names, updates
-from ckpttool.ops.globs import matcher
 from ckpttool.ops.modules import Module, grouped
 from ckpttool.ops.rows import Listed, TensorRow, ValueRow
 from ckpttool.wire import asked
@@ -74,7 +75,7 @@ class Summary:
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
-            "path": self.checkpoint.path,
+            "path": urls.spelled(self.checkpoint.path),
             "format": self.checkpoint.format,
             "writer": self.checkpoint.writer,
             "layout": self.layout,
@@ -99,7 +100,11 @@ def summary(path: str, glob: str | None = None, layout: str | None = None) -> Su
 
     `layout` names the layout to recognise it by; without it all are asked.
     """
-    checkpoint = open_checkpoint(path)
+    return summary_of(open_checkpoint(path), glob, layout)
+
+
+def summary_of(checkpoint: Checkpoint, glob: str | None = None, layout: str | None = None) -> Summary:
+    """Return the listing of a checkpoint that has been opened."""
     tree = checkpoint.tree
     binding = recognise(tree, os.path.basename(checkpoint.path), layout)
     owners: Mapping[Path, Path] = binding.of if binding is not None else {}
@@ -122,12 +127,13 @@ def summary(path: str, glob: str | None = None, layout: str | None = None) -> Su
         *updates.notes(tree),
     )
     if glob is not None and not rows and not values:
-        notes = (*notes, f"no path matches {glob}")
+        told = nothing(glob, list(tree.names.values()))
+        notes = (*notes, "; ".join(filter(None, (told.message, told.hint))))
     entries: list[TensorRow | ValueRow] = [*rows, *values]
     try:
         modules = grouped(((entry.path, entry) for entry in entries), tree.containers)
     except LimitError as error:
-        raise error.located(file=path) from None
+        raise error.located(file=checkpoint.path) from None
     return Summary(checkpoint, name, evidence, tuple(rows), values, totals, notes, modules)
 
 

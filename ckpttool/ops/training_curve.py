@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ckpttool import places
 from ckpttool.errors import ChangedError, CkpttoolError, TruncatedError
 from ckpttool.ops.rows import natural
 from ckpttool.source import File
@@ -101,6 +102,8 @@ def beside(paths: Sequence[str]) -> Found:
 
 def _folder(path: str) -> str | None:
     """Return the nearest folder with event files, None if there is none up to the run's folder."""
+    if places.store(path) is not None:
+        return None
     place = os.path.abspath(path)
     place = place if os.path.isdir(place) else os.path.dirname(place)
     shared = {os.path.realpath(each) for each in (os.path.expanduser("~"), tempfile.gettempdir(), os.sep)}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckpttool import plugins
+from ckpttool import plugins, urls
 from ckpttool.agents.network import Network
 from ckpttool.agents.worker import TIMEOUT_S, Worker
 from ckpttool.errors import UsageError
@@ -98,8 +98,8 @@ def verify(
         else f"error against float64 at most {tolerance:g} of the output's scale"
     )
     return Verification(
-        a.checkpoint.path,
-        b.checkpoint.path,
+        urls.spelled(a.checkpoint.path),
+        urls.spelled(b.checkpoint.path),
         backends,
         tuple(found),
         bound,
@@ -118,11 +118,19 @@ def _backend(agent: Agent) -> str:
     return agent.framework if plugins.find("backends", agent.framework).available() else "numpy"
 
 
+def _in_its_place(agent: Agent) -> str:
+    extra = plugins.find("backends", agent.framework).extra
+    has_it = f" (pip install 'ckpttool[{extra}]')" if extra else ""
+    return (
+        f"{agent.framework} is not installed{has_it}: {urls.spelled(agent.checkpoint.path)} was run by numpy"
+    )
+
+
 def _said(a: Agent, b: Agent) -> Iterator[str]:
     """Go through what the two differ in besides their numbers."""
     for agent in (a, b):
         if _backend(agent) != agent.framework:
-            yield f"{agent.framework} is not installed: {agent.checkpoint.path} was run by numpy"
+            yield _in_its_place(agent)
     if lost(a, b):
         yield f"B lacks {', '.join(lost(a, b))}"
     if lost(b, a):

@@ -1,0 +1,257 @@
+"""What a person sees: it fits, it is coloured only where that is read, and it says what comes next."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.ops.save import save
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, Terminal, in_process, refused
+from tests.trees import torch_tree
+
+STYLE = re.compile("\x1b\\[[0-9;]*m")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints that the examples of --help name."""
+    folder = tmp_path_factory.mktemp("place")
+    for name in ("agent.pt", "new.pt", "downloaded.pt"):
+        shutil.copy(TORCH_SAMPLE, folder / name)
+    shutil.copy(f"{TORCH_SAMPLE}.ckpttool.json", folder / "agent.pt.ckpttool.json")
+    shutil.copy(TORCH_SAMPLE.with_name("ckpt-2500.pt"), folder / "old.pt")
+    for name in ("runs", "run"):
+        (folder / name).mkdir()
+        for file in TF_SAMPLE.parent.glob("c*"):
+            if "-2500" in file.name or "-15000" in file.name or file.name == "checkpoint":
+                shutil.copy(file, folder / name)
+    assert in_process("convert", "agent.pt", "old.npz", "--no-verify", cwd=folder).status == 0
+    os.remove(folder / "old.npz.ckpttool.json")
+    shapes = in_process("inspect", "agent.pt", "--json", cwd=folder).out
+    (folder / "shapes.json").write_text(shapes)
+    return folder
+
+
+def shown(place: Path, *words: object, **env: str) -> Ran:
+    return in_process(*words, cwd=place, env={"TERM": "xterm-256color", **env}, kind=Terminal)
+
+
+# Of everything that is listed, one of each kind.
+SEEN = [
+    ["inspect", "runs/ckpt-15000"],
+    ["inspect", "runs"],
+    ["inspect", "agent.pt", "--sort", "size", "--aliases"],
+    ["stats", "agent.pt"],
+    ["stats", "runs/ckpt-15000", "--depth", "2", "--sort", "size"],
+    ["doctor", "agent.pt"],
+    ["diff", "old.pt", "new.pt"],
+    ["diff", "agent.pt", "new.pt"],
+    ["convert", "runs/ckpt-15000", "x.pt", "--dry-run"],
+    ["check", "runs", "agent.pt"],
+    ["formats"],
+    ["layouts"],
+    ["backends"],
+    ["limits"],
+    ["schema"],
+]
+
+
+@pytest.mark.parametrize("words", SEEN, ids=" ".join)
+def test_it_fits_eighty_columns(place: Path, words: list[str]) -> None:
+    seen = shown(place, *words, COLUMNS="80")
+    assert seen.status in (0, 1), seen.err
+    lines = [line for line in STYLE.sub("", seen.out).splitlines() if not line.startswith("next: ")]
+    assert max(map(len, lines)) <= 80
+    assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("words", [["inspect", "agent.pt"], ["limits"]], ids=" ".join)
+def test_colours_and_next_steps_are_for_terminals_and_for_those_who_want_them(
+    place: Path, words: list[str]
+) -> None:
+    assert "\x1b" in shown(place, *words).out
+    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert "\x1b" not in shown(place, *words, **env).out
+    piped = in_process(*words, cwd=place).out
+    assert not re.search("\x1b|next: ", piped)
+    assert "next: " not in shown(place, *words, "--quiet").out
+
+
+def test_a_wide_terminal_is_used(place: Path) -> None:
+    narrow, wide = (shown(place, "inspect", "runs/ckpt-15000", COLUMNS=width).out for width in ("80", "200"))
+    assert "…" in narrow
+    assert "m of policy/critic/q2/l2/kernel" in wide
+    assert "…" not in wide
+    narrow, wide = (shown(place, "limits", COLUMNS=width).out for width in ("80", "200"))
+    assert len(wide.splitlines()) < len(narrow.splitlines())
+
+
+def test_long_names_lose_their_middle_on_a_terminal_and_are_whole_in_a_pipe(tmp_path: Path) -> None:
+    deep = ".".join(f"a_rather_long_name_of_a_module_{n}" for n in range(6))
+    for name, number in (("a.pt", 1), ("b.pt", 2)):
+        tensors = {f"{deep}.weight": np.full((9, 9), number, np.float32), f"{deep}.{name[0]}": np.ones(2)}
+        save(torch_tree({**tensors, "dead": np.full(3, np.nan, np.float32)}), str(tmp_path / name))
+    for words in (
+        ["inspect", "a.pt"],
+        ["stats", "a.pt"],
+        ["diff", "a.pt", "b.pt"],
+        ["convert", "a.pt", "x.npz", "--dry-run"],
+    ):
+        seen = shown(tmp_path, *words, NO_COLOR="1").out.splitlines()
+        assert max(map(len, seen)) <= 80
+        assert any("…" in line and line.startswith(("a_rather", "    -> a_rather")) for line in seen)
+        if words[0] in ("diff", "convert"):
+            assert deep.replace(".", "/") in in_process(*words, cwd=tmp_path).out
+
+
+@pytest.mark.environment
+def test_a_ranking_and_a_folder_fit_whatever_their_paths_are(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    folder = shutil.copytree(place / "run", tmp_path / ("deep" * 15))
+    for words in (["eval", folder, "--episodes", "2", "--no-chart"], ["inspect", folder, "--depth", "1"]):
+        seen = STYLE.sub("", shown(tmp_path, *words).out).splitlines()
+        rows = [line for line in seen if re.search(r"…\S*ckpt-\d+", line)]
+        assert len(rows) >= 2
+        assert max(map(len, rows)) <= 80
+        # In a pipe they are whole.
+        assert f"  {folder}/ckpt-2500" in in_process(*words, cwd=tmp_path).out
+
+
+def next_of(ran: Ran) -> list[list[str]]:
+    lines = [line for line in STYLE.sub("", ran.out).splitlines() if line.startswith("next: ")]
+    assert len(lines) <= 2
+    return [shlex.split(line.removeprefix("next: ckpttool ")) for line in lines]
+
+
+def test_what_comes_next_is_said_with_the_paths_as_they_are(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    path = tmp_path / "my agent's.pt"
+    shutil.copy(place / "agent.pt", path)
+    shutil.copy(place / "agent.pt.ckpttool.json", f"{path}.ckpttool.json")
+    convert, play = next_of(shown(tmp_path, "inspect", path))
+    assert convert == ["convert", str(path), "ckpt-1", "--to", "tf"]
+    # They are commands that can be typed as they stand.
+    written = shown(tmp_path, *convert)
+    assert written.status == 0, written.err
+    assert next_of(written) == [["verify", str(path), "ckpt-1"], ["eval", "ckpt-1"]]
+    played = shown(tmp_path, *play, "--episodes", "2")
+    assert played.status == 0, played.err
+    assert next_of(played) == [["eval", str(path), "--video", "agent.mp4"]]
+    (tried,) = next_of(shown(tmp_path, "convert", path, "x.npz", "--dry-run", "--glob", "actor/**"))
+    assert tried == ["convert", str(path), "x.npz"]
+    assert next_of(shown(place, "diff", "old.pt", "new.pt")) == [["verify", "old.pt", "new.pt"]]
+    assert next_of(shown(place, "diff", "agent.pt", "new.pt")) == []
+    assert next_of(shown(place, "doctor", "agent.pt")) == [["eval", "agent.pt"]]
+    assert next_of(shown(place, "inspect", "new.pt"))[1] == ["eval", "new.pt", "--env", "ID"]
+
+
+def test_a_pattern_filters_wherever_tensors_are_listed(place: Path) -> None:
+    for words in (["digest", "agent.pt"], ["convert", "agent.pt", "x.npz", "--dry-run"]):
+        document = in_process(*words, "--glob", "actor/l1/*", "--json", cwd=place).json()
+        found = [each.get("path") or each["source"] for each in document.get("tensors") or document["mapped"]]
+        assert found == ["actor/l1/weight", "actor/l1/bias"]
+    whole = in_process("digest", "agent.pt", "--json", cwd=place).json()
+    part = in_process("digest", "agent.pt", "--glob", "actor/**", "--json", cwd=place).json()
+    assert part["sha256"] == whole["sha256"]
+    assert "dry-run" in refused(in_process("convert", "agent.pt", "x.npz", "--glob", "actor/**", cwd=place))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [("actr/**", "actor/**"), ("actor", "actor/**"), ("actor/l1/wieght", "actor/l1/weight"), ("xyz", "")],
+)
+def test_a_pattern_that_nothing_matches_is_told_with_what_was_meant(
+    place: Path, pattern: str, meant: str
+) -> None:
+    hint = f"hint: did you mean --glob '{meant}'\n" if meant else ""
+    for words in (
+        ["stats", "agent.pt"],
+        ["digest", "agent.pt"],
+        ["diff", "old.pt", "new.pt"],
+        ["convert", "agent.pt", "x.npz", "--dry-run"],
+    ):
+        ran = in_process(*words, "--glob", pattern, cwd=place)
+        assert f"no path matches {pattern}" in refused(ran)
+        assert ran.err.endswith(hint)
+        assert ("did you mean" in ran.err) == bool(meant)
+    listed = in_process("inspect", "agent.pt", "--glob", pattern, cwd=place)
+    assert f"note: no path matches {pattern}" in listed.out
+    assert meant in listed.out
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["insect", "agent.pt"], "inspect"),
+        (["agent.pt"], "ckpttool inspect agent.pt"),
+        (["inspect", "agent.pt", "--dept", "2"], "did you mean --depth; ckpttool inspect --help"),
+        (["inspect", "agnt.pt"], "agent.pt"),
+        (["inspect", "agent.pt", "--layout", "td3-torch"], "td3_torch"),
+        (["inspect", "agent.pt", "--sort", "sise"], "size"),
+        (["stats", "agent.pt", "--sort", "nrom"], "norm"),
+        (["diff", "old.pt", "new.pt", "--by", "agnt"], "agent"),
+        (["convert", "agent.pt", "x", "--to", "tensorflow"], "tf"),
+        (["convert", "agent.pt", "x", "--to", "safetensor"], "safetensors"),
+        (["eval", "agent.pt", "--env", "Pendulm-v1"], "Pendulum-v1"),
+        (["eval", "agent.pt", "--backend", "trch"], "torch"),
+        (["eval", "agent.pt", "--engine", "mujco"], "did you mean mujoco"),
+        (["eval", "agent.pt", "--network", "actr"], "actor"),
+        (["--limit", "member=5", "inspect", "agent.pt"], "members"),
+        (["schema", "inspct"], "inspect"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_was_meant_is_said(place: Path, words: list[str], meant: str) -> None:
+    if words[0] == "eval":
+        pytest.importorskip("gymnasium")
+    ran = in_process(*words, cwd=place)
+    refused(ran)
+    assert meant in ran.err
+
+
+# --- The examples of --help ----------------------------------------------------------------------------
+
+# What others run: films and their writers, proofs by two frameworks' processes, a terminal's whole screen.
+ELSEWHERE = re.compile(r"--video|--plot|^verify|^browse|^report")
+FINDS = re.compile(r"^(diff|doctor)")
+
+
+def examples() -> Iterator[str]:
+    from ckpttool.cli.app import app
+
+    for command in app.registered_commands:
+        assert command.epilog, command.name
+        yield from re.split("; ", re.sub("^Examples?: ", "", command.epilog))
+
+
+@pytest.fixture(scope="module")
+def fresh(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same folder, for what writes."""
+    return Path(shutil.copytree(place, tmp_path_factory.mktemp("fresh") / "place"))
+
+
+@pytest.mark.environment
+@pytest.mark.parametrize("example", list(examples()))
+def test_the_examples_of_help_run(fresh: Path, example: str) -> None:
+    pytest.importorskip("gymnasium")
+    program, *words = shlex.split(example)
+    assert program == "ckpttool"
+    if ELSEWHERE.search(" ".join(words)):
+        pytest.skip("it is run by the tests of its own command")
+    target = None
+    if ">" in words:
+        *words, _, target = words
+    if words[0] == "convert":
+        words += ["--force", "--no-verify"]
+    words = [each for word in words for each in (["agent.pt", "new.pt"] if word == "*.pt" else [word])]
+    ran = in_process(*words, cwd=fresh)
+    assert ran.status in ((0, 1) if FINDS.search(words[0]) else (0,)), ran.err
+    if target is not None:
+        (fresh / target).write_text(ran.out)
