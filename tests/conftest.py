@@ -17,15 +17,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from ckpttool.cli import main
+from ckpttool.sidecar import Sidecar
+from tests import schemas
+from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
     from ckpttool.agents.worker import Worker
 
 # A law that fails in one of a thousand cases is found in some run; the suite has ten minutes for all laws.
-settings.register_profile("suite", max_examples=40)
+# How long an example takes says more of the machine than of the law.
+settings.register_profile(
+    "suite", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("suite")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,15 +61,30 @@ def ckpttool(*arguments: object, cwd: Path | None = None, env: dict[str, str] | 
     # A source checkout is enough: the package need not be installed.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **(env or {})}
     done = subprocess.run(command, capture_output=True, cwd=cwd, env=environment, timeout=300, check=False)
-    return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+    printed = done.stdout.decode()
+    schemas.require_printed(arguments, printed)
+    return Ran(done.returncode, printed, done.stderr.decode())
 
 
-def in_process(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> Ran:
+class Terminal(io.TextIOWrapper):
+    """A stdout that says that a person watches."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def in_process(
+    *arguments: object,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    kind: type[io.TextIOWrapper] = io.TextIOWrapper,
+) -> Ran:
     """Run the command line in this process, where all that it imports has been imported already.
 
-    What it prints is what a process prints (test_cli.py compares the two for every command).
+    What it prints is what a process prints (test_cli.py compares the two for every command). `kind` is what
+    its stdout is.
     """
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    out, err = kind(io.BytesIO(), encoding="utf-8"), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ckpttool", *map(str, arguments)])
@@ -85,6 +106,7 @@ def in_process(*arguments: object, cwd: Path | None = None, env: dict[str, str] 
         stream.flush()
         said.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]  # a BytesIO
     assert isinstance(left.value.code, int)
+    schemas.require_printed(arguments, said[0])
     return Ran(left.value.code, *said)
 
 
@@ -107,6 +129,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs the shared corpus of real checkpoints where that is absent."""
     if item.get_closest_marker("corpus") and not CORPUS.is_dir():
         pytest.skip("the shared corpus is not beside the project")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _sidecars_are_described() -> Iterator[None]:
+    """Compare every sidecar that a test has written with its schema, as commands compare what they print."""
+    encode = Sidecar.encode
+
+    def compared(sidecar: Sidecar) -> bytes:
+        encoded = encode(sidecar)
+        schemas.require("sidecar", json.loads(encoded))
+        return encoded
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sidecar, "encode", compared)
+        yield
 
 
 @pytest.fixture(scope="session")

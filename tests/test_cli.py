@@ -45,8 +45,12 @@ ANSWERED: dict[str, list[object]] = {
     "eval": [TORCH_SAMPLE, "--env", "Pendulum-v1", "--episodes", "2"],
     "stats": [TORCH_SAMPLE],
     "doctor": [TORCH_SAMPLE],
+    "check": [TF_SAMPLE, TORCH_SAMPLE],
+    "textconv": [f"{TF_SAMPLE}.index"],
     "diff": [TORCH_SAMPLE, TORCH_SAMPLE],
-    **{name: [] for name in ("formats", "layouts", "backends", "limits")},
+    "report": [TORCH_SAMPLE],
+    "browse": ["--help"],  # it draws on a terminal: test_browse.py
+    **{name: [] for name in ("formats", "layouts", "backends", "limits", "schema")},
 }
 REFUSED: dict[str, list[object]] = {
     "inspect": ["none.pt"],
@@ -371,8 +375,16 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(p): (p.lstat().st_size, p.lstat().st_mtime_ns) for p in sorted(folder.rglob("*"))}
 
 
-@pytest.mark.parametrize("command", ["inspect", "digest", "convert", "eval"])
-@pytest.mark.parametrize("name", CASES)
+# An index alone tells every name and shape: inspect lists these, and says what is missing.
+REFUSED = [
+    pytest.param(name, command, id=f"{name}-{command}")
+    for name in CASES
+    for command in ("inspect", "digest", "convert", "eval")
+    if (name, command) != ("missing shard", "inspect")
+]
+
+
+@pytest.mark.parametrize(("name", "command"), REFUSED)
 def test_bad_input(bad: dict[str, tuple[Path, str]], name: str, command: str, tmp_path: Path) -> None:
     path, word = bad[name]
     before = snapshot(path.parent)
@@ -381,6 +393,14 @@ def test_bad_input(bad: dict[str, tuple[Path, str]], name: str, command: str, tm
     assert word in sentence
     assert not list(tmp_path.iterdir())
     assert snapshot(path.parent) == before, "an input was touched"
+
+
+def test_an_index_without_its_shard_is_listed_with_what_is_missing(bad: dict[str, tuple[Path, str]]) -> None:
+    ran = in_process("inspect", bad["missing shard"][0], "--json")
+    assert ran.status == 0
+    assert len(ran.json()["tensors"]) == 78
+    assert [note for note in ran.json()["notes"] if "is missing" in note]
+    assert [note for note in ran.json()["notes"] if "object graph is in a missing shard" in note]
 
 
 def test_a_hostile_pickle_is_shown_and_nothing_of_it_is_run_or_written(tmp_path: Path) -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import configparser
-import dataclasses
 import importlib.metadata
 import importlib.util
 import json
-import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -20,187 +15,48 @@ from typing import Any
 import pytest
 
 from ckpttool import errors
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.evaluation import Evaluation, Protocol
-from ckpttool.ops.listing import listing
-from ckpttool.ops.parity import Parity
-from ckpttool.ops.summary import summary
-from ckpttool.ops.verify import Verification
-from ckpttool.sidecar import Sidecar
+from docs.blocks import DOCS, ROOT, RUN, Block, blocks, differs
+from docs.screens import Folder, screens
 from tests import warm
 from tests.conftest import in_process
 
-ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
 SAMPLE = str(ROOT / "sample_ckpts" / "td3_pendulum_tf" / "ckpt-15000")
 
-RUN = ("sh", "python")
-DATA = ("text", "json", "toml")
+DATA = ("text", "json", "toml", "yaml")
 TIMEOUT_S = 300
 MARKS = {
     "torch": pytest.mark.torch,
     "tensorflow": pytest.mark.tensorflow,
     "gymnasium": pytest.mark.environment,
 }
-# A block with none of these before it is run, and must end with 0 (see Block).
-NOTE = re.compile(r"<!-- (not run|needs|exits|file): (.+?) -->")
-FENCE = re.compile(r"```(\S*)\s*")
 # They take seconds to import: a program that imports one is begun after that.
 IMPORTED = re.compile(r"^(?:import|from) (keras|tensorflow|torch)\b", re.MULTILINE)
-# Commands that a shell would pass on word for word; those of TensorFlow must not meet PyTorch in one process.
-PLAIN = re.compile(r"ckpttool (?!.*(?:--backend tensorflow|--ray))(?:'[^']*'|[\w ./:,@%+-])+")
-NUMBER = re.compile(r"[0-9a-f]{64}|-?\d[\d,]*(\.\d+)?(e[-+]?\d+)?")
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """A fenced block: its first line's number, its tag, its text, and the comments right before it.
-
-    `not run: REASON` leaves it out, `needs: MODULE ...` skips it without these, `exits: STATUS` is the
-    status that it must end with, `file: NAME` writes it to a file of the page's folder instead.
-    """
-
-    page: Path
-    line: int
-    tag: str
-    text: str
-    notes: dict[str, str]
-
-    @property
-    def place(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-    @property
-    def runs(self) -> bool:
-        return self.tag in RUN and not self.notes.keys() & {"not run", "file"}
-
-
-def blocks(page: Path) -> list[Block]:
-    found: list[Block] = []
-    notes: dict[str, str] = {}
-    lines = enumerate(page.read_text(encoding="utf-8").splitlines(), start=1)
-    for number, line in lines:
-        fence = FENCE.fullmatch(line)
-        if fence is not None:
-            body = []
-            for _, inner in lines:
-                if inner.rstrip() == "```":
-                    break
-                body.append(inner)
-            else:
-                pytest.fail(f"{page}:{number}: the block has no end")
-            found.append(Block(page, number, fence[1], "\n".join(body) + "\n", notes))
-            notes = {}
-        elif NOTE.fullmatch(line.strip()):
-            name, said = NOTE.fullmatch(line.strip()).groups()
-            notes = {**notes, name: said}
-        elif line.strip():
-            notes = {}
-    return found
+# Commands that cannot be run in this process: TensorFlow must not meet PyTorch in one.
+APART = re.compile(r"--backend tensorflow|--ray")
 
 
 def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-class Folder:
-    """The working folder of one page: the samples, and the programs `ckpttool` and `python` on the PATH."""
+class Quick(Folder):
+    """The folder of a page, whose programs start in processes that have imported what takes long."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path / "work"
-        self.has_modules = False
-        self.path.mkdir()
-        shutil.copytree(ROOT / "sample_ckpts", self.path / "sample_ckpts")
-        programs = path / "bin"
-        programs.mkdir()
-        for name, arguments in (("ckpttool", "-m ckpttool"), ("python", "")):
-            program = programs / name
-            program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n', encoding="utf-8")
-            program.chmod(0o755)
-        self.env = {
-            **os.environ,
-            "PATH": os.pathsep.join((str(programs), os.environ["PATH"])),
-            "PYTHONPATH": os.pathsep.join((str(ROOT), str(self.path))),
-            "COLUMNS": "80",
-        }
-
-    def write(self, block: Block) -> None:
-        self.has_modules = True
-        target = self.path / block.notes["file"]
-        target.write_text(block.text, encoding="utf-8")
-        if target.name == "pyproject.toml":
-            self._install(tomllib.loads(block.text)["project"])
-
-    def _install(self, project: dict[str, Any]) -> None:
-        # What pip would leave behind for it: the name, the version and the entry points.
-        metadata = self.path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-        metadata.mkdir()
-        told = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-        (metadata / "METADATA").write_text(told, encoding="utf-8")
-        points = configparser.ConfigParser()
-        points.read_dict(project["entry-points"])
-        with open(metadata / "entry_points.txt", "w", encoding="utf-8") as file:
-            points.write(file)
-
-    def run(self, block: Block) -> str:
-        status, output = self._commanded(block) if self._is_plain(block) else self._begun(block)
-        if status != int(block.notes.get("exits", "0")):
-            pytest.fail(f"{block.place} ended with {status}:\n{output}", pytrace=False)
-        return output
-
-    def _is_plain(self, block: Block) -> bool:
-        # A module that the page has written is found by the processes of its folder alone.
-        lines = block.text.splitlines()
-        return block.tag == "sh" and not self.has_modules and all(map(PLAIN.fullmatch, lines))
-
-    def _commanded(self, block: Block) -> tuple[int, str]:
-        """Run commands as `sh -e` does, in this process: until one fails."""
-        status, output = 0, ""
-        for line in block.text.splitlines():
-            ran = in_process(*shlex.split(line)[1:], cwd=self.path)
-            status, output = ran.status, output + ran.out + ran.err
-            if status:
-                break
-        return status, output
-
-    def _begun(self, block: Block) -> tuple[int, str]:
+    def begun(self, block: Block) -> tuple[int, str]:
         # Keras computes by TensorFlow here.
         imported = {name.replace("keras", "tensorflow") for name in IMPORTED.findall(block.text)}
         if block.tag == "python" and len(imported) == 1:
             return warm.run(imported.pop(), block.text, self.path, self.env)
-        command = ["sh", "-euc"] if block.tag == "sh" else [sys.executable, "-c"]
-        done = subprocess.run(
-            [*command, block.text],
-            cwd=self.path,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        return done.returncode, done.stdout.decode()
+        return super().begun(block)
 
-
-def missing(block: Block) -> list[str]:
-    wanted = block.notes.get("needs", "").split()
-    return [module for module in wanted if importlib.util.find_spec(module) is None]
-
-
-def masked(line: str) -> str:
-    # Speeds, versions and rounding differ between machines, and so do the widths of columns.
-    return re.sub(r"\s+", " ", NUMBER.sub("#", line)).strip()
-
-
-def require_shown(block: Block, output: str) -> None:
-    """Assert that every line of a text block is a line of the output, in order; numbers may differ."""
-    rest = iter([masked(line) for line in output.splitlines()])
-    for line in block.text.splitlines():
-        if line.strip() not in ("", "...") and masked(line) not in rest:
-            pytest.fail(f"{block.place} shows a line that is not printed: {line!r}\n{output}", pytrace=False)
+    def one(self, command: list[str]) -> tuple[int, str]:
+        # A package that the page has installed is found by the processes of its folder alone.
+        if self.has_plugins or APART.search(" ".join(command)):
+            return super().one(command)
+        ran = in_process(*command[1:], cwd=self.path)
+        return ran.status, ran.out + ran.err
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -222,20 +78,11 @@ def marked(page: Path) -> Any:
 
 @pytest.mark.parametrize("page", [marked(p) for p in PAGES if any(b.runs for b in blocks(p))])
 def test_the_blocks_run(page: Path, tmp_path: Path, shared_workers: None) -> None:
-    folder, output, absent = Folder(tmp_path), None, []
-    for block in blocks(page):
-        if "file" in block.notes:
-            folder.write(block)
-        elif block.runs and missing(block):
-            absent += missing(block)
-            output = None
-        elif block.runs:
-            output = folder.run(block)
-        elif block.tag == "text" and output is not None:
-            require_shown(block, output)
-            output = None
-        else:
-            output = None
+    absent = []
+    for block, printed in screens(page, Quick(tmp_path)):
+        absent += block.missing()
+        if block.tag == "text" and printed is not None:
+            assert not (stale := differs(block, printed)), f"{stale}: python -m docs.screens\n{printed}"
     if absent:
         pytest.skip(f"not installed: {', '.join(dict.fromkeys(absent))}; all other blocks passed")
 
@@ -300,43 +147,3 @@ def test_every_kind_of_error_is_explained() -> None:
     told = (DOCS / "json.md").read_text(encoding="utf-8")
     kinds = [k.kind for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
     assert not [kind for kind in kinds if f"`{kind}`" not in told]
-
-
-def keys(value: Any) -> set[str]:
-    if isinstance(value, dict):
-        return set(value).union(*map(keys, value.values()))
-    return set().union(*map(keys, value)) if isinstance(value, list) else set()
-
-
-def test_every_json_key_is_explained(tmp_path: Path) -> None:
-    parity = Parity("actor", 1, 0.0, 0.0, 0.0, 0.0, within=True)
-    documents = {
-        "json.md": [
-            summary(SAMPLE).document(),
-            digest(SAMPLE).document(),
-            convert(SAMPLE, str(tmp_path / "agent.pt"), dry_run=True).document(),
-            Verification("a", "b", ("numpy", "numpy"), (parity,), "", (), ()).document(),
-            *(row.document() for row in listing("formats")),
-        ],
-        "sidecar.md": [Sidecar("").document()],
-    }
-    for page, found in documents.items():
-        told = (DOCS / page).read_text(encoding="utf-8")
-        unexplained = {key for document in found for key in keys(document) if f"`{key}`" not in told}
-        assert not unexplained - {"attr", "index", "key"}, page
-
-
-@pytest.mark.environment
-def test_every_key_of_an_evaluation_is_explained() -> None:
-    pytest.importorskip("gymnasium")
-    from ckpttool.ops.algorithms import Asked, algorithm, compare
-    from ckpttool.ops.evaluate import evaluate
-    from ckpttool.ops.ranking import Scored
-
-    found: Evaluation = evaluate(SAMPLE, "Pendulum-v1", Protocol(episodes=2))
-    told = (DOCS / "json.md").read_text(encoding="utf-8")
-    run = algorithm([Asked(SAMPLE, (SAMPLE,))], (Scored(found, None),), 1)
-    assert run is not None
-    document = found.document() | {"versions": {}} | run.document() | compare(run, run).document()
-    document["environment"]["versions"] = {}
-    assert not [key for key in keys(document) if f"`{key}`" not in told]

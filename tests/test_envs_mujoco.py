@@ -100,11 +100,13 @@ LONG = ("HalfCheetah", "Swimmer", "Ant")
 class TestEveryTask:
     @pytest.mark.parametrize("env_id", IDS)
     def test_whole_episodes_from_four_seeds_are_gymnasiums(self, env_id: str) -> None:
-        ours, theirs = both(env_id, 4, threads=2)
+        # Where nothing else ends them, one version's episodes are as long as Gymnasium has them.
+        long, cut = env_id.startswith(LONG), {"max_episode_steps": 300}
+        ours, theirs = both(env_id, 4, threads=2, **(cut if long and env_id.endswith("v4") else {}))
         with ours, theirs:
             assert (ours.engine, theirs.engine) == ("mujoco", "gymnasium")
             # One step in ten moves half of the rows.
-            found = compare(ours, theirs, 1112 if env_id.startswith(LONG) else 412)
+            found = compare(ours, theirs, 1112 if long and env_id.endswith("v5") else 412)
             assert ours.spec.versions == theirs.spec.versions
         # Episodes came to their ends, and more than one way: none of these falls.
         never_fall = env_id.startswith(("HalfCheetah", "Swimmer", "Reacher", "Pusher"))

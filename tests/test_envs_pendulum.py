@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ckpttool.agents import envs
-from ckpttool.agents.envs import pendulum_batch
-from ckpttool.errors import UnsupportedError, UsageError
+from ckpttool.agents.envs import pendulum_alone, pendulum_batch
+from ckpttool.errors import MissingExtraError, UnsupportedError, UsageError
 
 gymnasium = pytest.importorskip("gymnasium")
 pytestmark = pytest.mark.environment
@@ -76,3 +76,32 @@ def test_rows_of_one_seed_begin_alike_and_nothing_is_drawn() -> None:
             env.frame(0)
     with pytest.raises(UsageError):
         pendulum_batch.PendulumBatch(lambda: None, 0)
+
+
+def test_without_gymnasium_every_bit_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = envs.make("Pendulum-v1", len(SEEDS))
+    monkeypatch.setattr(envs.registry, "installed", lambda: False)
+    ours = envs.make("Pendulum-v1", len(SEEDS), obs_dim=3)
+    assert ours.notes == (pendulum_alone.NOTE,)
+    for field in (
+        "id",
+        "observation",
+        "action_low",
+        "action_high",
+        "max_episode_steps",
+        "render_fps",
+        "arguments",
+    ):
+        assert getattr(ours.spec, field) == getattr(theirs.spec, field)
+    rows, random = np.arange(len(SEEDS)), np.random.default_rng(0)
+    for env in (ours, theirs):
+        env.reset(rows, np.array(SEEDS))
+    for _ in range(200):
+        actions = random.uniform(-3, 3, (len(rows), 1)).astype(np.float32)
+        found, expected = ours.step(actions, rows), theirs.step(actions, rows)
+        assert all((mine == its).all() for mine, its in zip(found, expected, strict=True))
+        np.testing.assert_array_equal(np.asarray(ours.obs), np.asarray(theirs.obs))
+    assert found[2].all()
+    for refused in ({"engine": "gymnasium"}, {"pictures": True}, {"kwargs": {"g": 9.81}, "trusted": True}):
+        with pytest.raises(MissingExtraError, match="environments need gymnasium"):
+            envs.make("Pendulum-v1", **refused)

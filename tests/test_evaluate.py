@@ -183,11 +183,14 @@ def test_ctrl_c_keeps_what_is_finished() -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "ckpttool", "eval", *arguments], stdout=subprocess.PIPE, text=True
     )
-    # Enough for its start and an episode of each, however slow the machine is.
-    while child.poll() is None and seconds(child.pid) < 2.5:
-        time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
-    out, _ = child.communicate(timeout=30)
+    try:
+        # Enough for its start and an episode of each, however slow the machine is.
+        while child.poll() is None and seconds(child.pid) < 2.5:
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        out, _ = child.communicate(timeout=30)
+    finally:
+        child.kill()
     assert child.returncode == 130
     first, second = json.loads(out)["evaluations"]
     for each in (first, second):

@@ -407,12 +407,15 @@ def test_ctrl_c_reports_the_numbers_and_leaves_no_film(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    until = time.monotonic() + 60
-    while not list(tmp_path.iterdir()) and child.poll() is None and time.monotonic() < until:
-        time.sleep(0.05)
-    time.sleep(0.3)
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
+    try:
+        until = time.monotonic() + 60
+        while not list(tmp_path.iterdir()) and child.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
     assert child.returncode == 130, err
     assert b"mean, std of 20 episodes" in out
     assert not err

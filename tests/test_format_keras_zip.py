@@ -19,10 +19,8 @@ from ckpttool.ops.digest import digest_of
 from tests.conftest import in_process, refused
 from tests.test_format_keras_h5 import keras3_file
 from tests.test_formats import FormatContract
-from tests.warm_hdf5 import started_hdf5  # noqa: F401  # a fixture
 
 h5py = pytest.importorskip("h5py")
-pytestmark = pytest.mark.usefixtures("started_hdf5")
 
 METADATA = {"keras_version": "3.15.1", "date_saved": "2026-01-01@00:00:00"}
 

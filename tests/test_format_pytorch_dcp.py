@@ -234,8 +234,9 @@ def test_any_state_reads_back(tmp_path, value, threads):
     try:
         saved(tensors(value), folder, thread_count=threads, single_file_per_rank=threads > 1)
     except (ValueError, CheckpointException) as error:
-        assert "duplicated flatten key" in str(error)  # two names are one, joined with dots
-        return
+        if "duplicated flatten key" in str(error):
+            return  # two names are one, joined with dots
+        raise
     found = open_checkpoint(str(folder)).tree
     assert require_same(found, loaded(folder)) == len(found)
 

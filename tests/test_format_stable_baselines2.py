@@ -329,7 +329,7 @@ WRONG = {
     "a name without an array": ({"names": b'["model/x:0"]'}, FormatError, "no array 'model/x:0'"),
     "a name twice": ({"names": b'["model/log_ent_coef:0", "model/log_ent_coef:0"]'}, FormatError, "twice"),
     "data that is no dict": ({"data": b"[]"}, FormatError, "no dict"),
-    "data 100,000 deep": ({"data": b"[" * 100_000}, FormatError, "not JSON"),
+    "data 100,000 deep": ({"data": b"[" * 100_000}, FormatError, "nested too deeply"),
     "a number of 5,000 digits": ({"data": b'{"a": ' + b"9" * 5000 + b"}"}, FormatError, "not JSON"),
     "no base64": ({"data": b'{"a": {":serialized:": "*"}}'}, FormatError, "not base64"),
     "no pickle": ({"data": b'{"a": {":serialized:": "AAAA"}}'}, FormatError, "opcode"),

@@ -188,10 +188,10 @@ def test_compressed_members_are_explained(tmp_path: Path) -> None:
 WRONG = {
     "a member that is no torch file": ({"policy.pth": b"nothing"}, "not what torch.save writes"),
     "data that is no dict": ({"data": b"[]"}, "no dict"),
-    "data 100,000 deep": ({"data": b"[" * 100_000}, "not JSON"),
+    "data 100,000 deep": ({"data": b"[" * 100_000}, "nested too deeply"),
     "no base64": ({"data": b'{"a": {":serialized:": "*"}}'}, "not base64"),
     "no pickle": ({"data": b'{"a": {":serialized:": "AAAA"}}'}, "opcode"),
-    "a long version": ({"_stable_baselines3_version": b"x" * 100_000}, "claims"),
+    "a long version": ({"_stable_baselines3_version": b"x" * 100_000}, "is too long"),
 }
 
 

@@ -14,7 +14,6 @@ from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, Unsuppor
 from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import process, sources
 from ckpttool.source import File
-from tests.warm_hdf5 import started_hdf5  # noqa: F401  # a fixture
 
 h5py = pytest.importorskip("h5py")
 
@@ -125,6 +124,7 @@ def test_a_flipped_bit_under_fletcher32_is_seen(tmp_path: Path) -> None:
         index(path).datasets["a"].source.read()
 
 
+@pytest.mark.usefixtures("own_hdf5_process")
 def test_an_unknown_filter_is_listed_and_not_loaded(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("a", data=np.arange(100.0), compression="lzf")
@@ -181,6 +181,7 @@ def _virtual(file: Any, folder: Path) -> None:
     file.create_virtual_dataset("a", layout)
 
 
+@pytest.mark.usefixtures("own_hdf5_process")
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -199,6 +200,7 @@ def test_nothing_of_another_file_is_read(tmp_path: Path, make: Any, sentence: st
         index(tmp_path / "x.h5")
 
 
+@pytest.mark.usefixtures("own_hdf5_process")
 def test_links_that_go_round_end(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["loop"] = h5py.SoftLink("/loop")
@@ -220,6 +222,7 @@ def test_links_that_go_round_end(tmp_path: Path) -> None:
     assert len([note for note in found.notes if "soft link" in note]) == 3
 
 
+@pytest.mark.usefixtures("own_hdf5_process")
 def test_deep_groups_are_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         group = file
@@ -229,6 +232,7 @@ def test_deep_groups_are_refused(tmp_path: Path) -> None:
         index(tmp_path / "x.h5")
 
 
+@pytest.mark.usefixtures("own_hdf5_process")
 def test_bombs_are_listed_and_not_read(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("nothing", (1 << 40,), "f4")
@@ -293,6 +297,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         index(path)
 
 
+@pytest.mark.usefixtures("own_hdf5_process")
 def test_a_child_that_dies_or_hangs_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
@@ -318,6 +323,7 @@ def test_a_child_that_dies_or_hangs_is_one_sentence(tmp_path: Path, monkeypatch:
         assert spent() - before < 4
 
 
+@pytest.mark.usefixtures("own_hdf5_process")
 def test_the_child_may_not_write_and_has_no_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,7 +365,6 @@ if refused and fails(lambda: open(os.devnull)) and fails(lambda: h5py.File("x.h5
     assert not (tmp_path / "written").exists() or not (tmp_path / "written").stat().st_size
 
 
-@pytest.mark.usefixtures("started_hdf5")
 def test_damage_never_gets_past_a_ckpttool_error(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
@@ -391,7 +396,6 @@ def test_damage_never_gets_past_a_ckpttool_error(tmp_path: Path) -> None:
     assert slowest < 10
 
 
-@pytest.mark.usefixtures("started_hdf5")
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:

@@ -22,18 +22,24 @@ PACKAGE = ROOT / "ckpttool"
 
 # A floor may import the floors below it. `ckpttool` itself (the face) and `version` stand outside.
 FLOORS = [
+    {"urls"},
     {"errors"},
     {"limits"},
-    {"dtypes", "wire", "plugins", "documents"},
+    {"places"},
+    {"dtypes", "wire", "plugins", "documents", "shown", "globs"},
     {"source", "behind"},
+    {"remote"},
     {"writing"},
     {"leaf"},
+    {"naming"},
     {"tree"},
+    {"face"},
     {"checkpoint", "sidecar"},
     {"mapping", "formats"},
     {"layouts"},
     {"agents", "live"},
     {"ops"},
+    {"report", "browser"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -101,6 +107,11 @@ def test_frameworks_are_named_by_their_backends_only(file: Path) -> None:
         "agents/onnx_model.py": {"onnx"},
         "agents/onnx_run.py": {"onnx", "onnxruntime"},
         "agents/backends/onnxruntime.py": {"onnx", "onnxruntime"},
+        # What turns a leaf into a framework's tensor, imported when somebody asks for one.
+        "face/torch_tensors.py": {"torch"},
+        "face/tensorflow_tensors.py": {"tensorflow"},
+        # The type alone.
+        "face/handle.py": {"torch"},
     }.get(str(file.relative_to(PACKAGE)), set())
     assert {name.split(".")[0] for name in imports(file)} & FRAMEWORKS <= allowed
 
@@ -117,10 +128,36 @@ def test_what_draws_is_named_where_it_draws_and_only_when_it_does(file: Path) ->
         assert not [name for name in at_the_top if "matplotlib" in name]
 
 
+def test_only_the_report_knows_the_library_of_templates() -> None:
+    for file in modules():
+        if room_of(file) != "report":
+            assert not {name.split(".")[0] for name in imports(file)} & {"jinja2", "markupsafe"}, file
+
+
 @pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_the_command_line_knows_typer_and_rich(file: Path) -> None:
-    if room_of(file) != "cli":
-        assert not {name.split(".")[0] for name in imports(file)} & {"typer", "rich"}
+    # The browser's library draws with rich.
+    allowed = {"cli": {"typer", "rich"}, "browser": {"rich", "textual"}}.get(room_of(file), set())
+    assert {name.split(".")[0] for name in imports(file)} & {"typer", "rich", "textual"} <= allowed
+
+
+@pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_remote_knows_who_speaks_with_servers(file: Path) -> None:
+    speaking = {
+        "fsspec",
+        "aiohttp",
+        "yarl",
+        "s3fs",
+        "botocore",
+        "gcsfs",
+        "huggingface_hub",
+        "requests",
+        "http",
+    }
+    found = {name.split(".")[0] for name in imports(file)}
+    assert room_of(file) == "remote" or not found & speaking
+    # By their names alone, when somebody has named a URL (places.named).
+    assert room_of(file) == "remote" or not [name for name in imports(file) if "ckpttool.remote" in name]
 
 
 def test_mapping_and_agents_name_no_format_and_no_backend() -> None:
@@ -153,7 +190,8 @@ def test_looking_at_every_sample_loads_no_framework_and_no_numpy() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     loaded = set(json.loads(done.stdout))
-    assert not loaded & (FRAMEWORKS | {"numpy", "ml_dtypes", "typer", "rich", "zipfile", "pickle"})
+    drawing = {"typer", "rich", "jinja2", "textual"}
+    assert not loaded & (FRAMEWORKS | drawing | {"numpy", "ml_dtypes", "zipfile", "pickle"})
 
 
 def test_importing_the_package_loads_almost_nothing() -> None:
@@ -188,7 +226,20 @@ def test_the_registry_loads_and_answers_to_its_names() -> None:
             assert name == plugin.name
 
 
-COMMANDS = ["inspect", "digest", "convert", "verify", "eval", "formats", "layouts", "backends"]
+COMMANDS = [
+    "inspect",
+    "digest",
+    "check",
+    "textconv",
+    "convert",
+    "verify",
+    "eval",
+    "report",
+    "browse",
+    "formats",
+    "layouts",
+    "backends",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -272,8 +323,7 @@ def test_no_test_imports_tensorflow_to_learn_whether_it_is_there(file: Path) -> 
 
 
 def test_the_command_line_starts_without_numpy() -> None:
-    program = (
-        "import sys, ckpttool.cli.app; print(sorted({'numpy', 'rich.table', 'h5py'} & set(sys.modules)))"
-    )
+    heavy = {"numpy", "rich.table", "h5py", "textual"}
+    program = f"import sys, ckpttool.cli.app; print(sorted({heavy} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"

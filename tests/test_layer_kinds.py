@@ -117,7 +117,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["keras", "tf_keras"])
-def loaded(folder: Path, request: pytest.FixtureRequest) -> tuple[dict[str, np.ndarray], Any]:
+def loaded(
+    folder: Path, request: pytest.FixtureRequest
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return what a library's layers gave, and what torch's give with their weights, loaded strictly."""
     import torch
 
@@ -129,16 +131,18 @@ def loaded(folder: Path, request: pytest.FixtureRequest) -> tuple[dict[str, np.n
     whole = torch.nn.ModuleDict({name: modules[name] for name in theirs})
     state = torch.load(target, weights_only=True)
     assert whole.load_state_dict(state, strict=True)
-    return theirs, modules
+    return theirs, outputs(modules)
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_keras_layers_give_the_same_in_torch(name: str, loaded: tuple[dict[str, np.ndarray], Any]) -> None:
-    theirs, modules = loaded
+def test_keras_layers_give_the_same_in_torch(
+    name: str, loaded: tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+) -> None:
+    theirs, ours = loaded
     if name not in theirs:
         assert name in keras_layers.ONLY_KERAS_3
         return
-    np.testing.assert_allclose(outputs(modules)[name], theirs[name], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("way", ["keras_restored", "tf_keras_restored", "keras_loaded"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from ckpttool.ops.restore import Agent, canonical_tree, restore
 from ckpttool.ops.wiring import Bounds, wire
 from ckpttool.tree import Tree
 from tests import sb3_files as sb3
+from tests import warm_sb3
 from tests.conftest import ROOT, in_process
 from tests.test_layouts import LayoutContract
 
@@ -380,8 +379,9 @@ print(json.dumps(answers))
 
 
 @needs_library
-def test_the_library_loads_what_was_written(tmp_path: Path) -> None:
+def test_the_library_loads_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
+    monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
     for name, kind, make in (("td3", "TD3", sb3.td3_agent), ("sac", "SAC", sb3.sac_agent)):
         source = make(tmp_path / f"{name}.zip")
         # By way of PyTorch's own form, so that nothing of the source file is left.
@@ -395,12 +395,12 @@ def test_the_library_loads_what_was_written(tmp_path: Path) -> None:
             other = after[path]
             assert isinstance(other, Leaf)
             assert bytes(leaf.read()) == bytes(other.read()), display(path)
+    monkeypatch.undo()
     convert(str(tmp_path / "sac.pt"), str(tmp_path / "sac_twice.zip"), to="sb3")
     assert (tmp_path / "sac_again.zip").read_bytes() == (tmp_path / "sac_twice.zip").read_bytes()
     obs = observations()
     np.save(tmp_path / "obs.npy", obs)
-    command = [sys.executable, "-W", "ignore", "-c", REFEREE, json.dumps(asked), str(tmp_path / "obs.npy")]
-    answers = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    answers = warm_sb3.asked(REFEREE, json.dumps(asked), str(tmp_path / "obs.npy"))
     for name, _, path in asked:
         answer = answers[name]
         close(played(restore(path), obs), np.array(answer["actions"]))
@@ -510,8 +510,7 @@ def test_real_agents_act_as_the_library_does(tmp_path: Path) -> None:
         agents.append((agent, obs))
         low, high = (list(getattr(agent.known, f"action_{end}")) for end in ("low", "high"))
         asked.append([str(path), str(tmp_path / f"{name}.npy"), low, high])
-    command = [sys.executable, "-W", "ignore", "-c", ZOO_REFEREE, json.dumps(asked)]
-    answers = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    answers = warm_sb3.asked(ZOO_REFEREE, json.dumps(asked))
     for (agent, obs), answer in zip(agents, answers, strict=True):
         wanted = np.array(answer)
         assert np.abs(wanted).max() > 0.9

@@ -18,6 +18,7 @@ from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UnsupportedError, UsageError
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.formats.stable_baselines3 import write
 from ckpttool.layouts import canonical, keras_rl
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognise
@@ -32,6 +33,7 @@ from ckpttool.ops.route import route
 from ckpttool.ops.targets import TARGETS, TargetKind
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
+from tests import warm_sb3
 from tests.test_layouts import contents
 
 torch = pytest.importorskip("torch")
@@ -222,9 +224,10 @@ def test_every_form_holds_some_agent_and_no_pair_is_forgotten() -> None:
     assert can["fasttd3"] == {"sac", "atoms"}
 
 
-def test_stable_baselines3_and_back_through_files(tmp_path: Path) -> None:
+def test_stable_baselines3_and_back_through_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library itself writes its zips, in a process of its own: one way for all of them."""
     pytest.importorskip("stable_baselines3")
+    monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
     cleanrl.saved(tmp_path / "a.cleanrl_model", gaussian=True)
     for number, form in enumerate(("sb3", "d3rlpy", "sb3")):
         source = tmp_path / (f"{number - 1}.zip" if number else "a.cleanrl_model")

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from ckpttool.leaf import attr
 from ckpttool.ops import moments
 from ckpttool.ops.moments import Moments
-from ckpttool.ops.stats import Stats, _signs, stats
+from ckpttool.ops.stats import Stats, signs, stats
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.test_diff import saved
 from tests.trees import leaf
@@ -66,13 +66,24 @@ def test_signs(array: np.ndarray, kind: dict[str, Any], sign: str) -> None:
     from dataclasses import replace
 
     there = replace(leaf(array.astype(np.float32), "x"), **kind)
-    found = list(_signs((attr("kernel"),), there, array, moments.of(array)))
+    found = list(signs((attr("kernel"),), there, moments.of(array), array))
     assert any(sign in each for each in found), found
 
 
 @pytest.mark.parametrize("array", [np.zeros(4), np.ones((3, 3)), np.eye(3)])
 def test_what_is_well_has_no_sign(array: np.ndarray) -> None:
-    assert not list(_signs((attr("bias"),), leaf(array, "x"), array, moments.of(array)))
+    assert not list(signs((attr("bias"),), leaf(array, "x"), moments.of(array), array))
+
+
+def test_open_sides_of_a_space_are_no_sign() -> None:
+    from dataclasses import replace
+
+    array = np.full(3, math.inf, np.float32)
+    low = replace(leaf(array, "low"), role="other")
+    space = (attr("data"), attr("observation_space"), attr("low"))
+    assert not list(signs(space, low, moments.of(array), array))
+    assert list(signs(space[::2], low, moments.of(array), array))
+    assert list(signs(space, low, moments.of(array * math.nan), array * math.nan))
 
 
 def look(path: object) -> Stats:

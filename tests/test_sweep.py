@@ -29,6 +29,7 @@ from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.groups import Group, Outcome
 from ckpttool.ops.progress import Progress
 from ckpttool.ops.sweep import Sweep, sweep
+from tests import schemas
 from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 
 pytestmark = pytest.mark.environment
@@ -312,10 +313,12 @@ def test_a_line_that_was_cut_is_played_again_and_counted_once(tmp_path: Path, wh
     found = sweep([str(RUN)], protocol=SHORT, out=str(out))
     assert found.resumed == 3
     assert returns(found) == returns(whole)
-    keys = [json.loads(line)["key"] for line in out.read_bytes().splitlines()]
-    assert len(keys) == len(set(keys)) == 6
+    documents = [json.loads(line) for line in out.read_bytes().splitlines()]
+    for document in documents:
+        schemas.require("result", document)
+    assert len({document["key"] for document in documents}) == len(documents) == 6
     # The whole group is played again, so that a result does not depend on where a run was interrupted.
-    assert {json.loads(line)["protocol"]["stacked"] for line in out.read_bytes().splitlines()} == {2}
+    assert {document["protocol"]["stacked"] for document in documents} == {2}
 
 
 @pytest.mark.parametrize("content", [b'{"mine": 1}\n', b"a,b\n1,2\n", b"half a line", b'{"schema": 1}\n'])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -57,6 +58,8 @@ def serve() -> None:
     # A source checkout is enough: the package need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     importlib.import_module(sys.argv[1])
+    # A collection in a child would look at, and so copy, every page of what is here.
+    gc.freeze()
     for line in sys.stdin:
         ours, theirs = os.pipe()
         child = os.fork()

@@ -1,7 +1,7 @@
 """Lists HDF5 files in children of a process that has h5py already, instead of in processes begun anew.
 
-For tests that list one damaged file after the other. That a listing has a process of its own, its environment
-and its time limit are what other tests of test_hdf5.py are about.
+A new one takes a quarter of a second, nearly all of it to import h5py. That a listing has a process of its
+own, its environment and its time limit are what the tests with `own_hdf5_process` are about.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Forked:
         before = BEFORE.format(
             arguments=arguments, file=f"/proc/{os.getpid()}/fd/{descriptor}", descriptor=descriptor
         )
-        self.returncode, output = warm.run("h5py", before + start, Path("/"), env)
+        self.returncode, output = warm.run("tests.started_hdf5", before + start, Path("/"), env)
         self.stdout = io.BytesIO(output.encode())
 
     def __enter__(self) -> Forked:
@@ -55,15 +55,21 @@ class Forked:
         """It has ended."""
 
 
-@pytest.fixture(scope="class")
-def started_hdf5() -> Iterator[None]:
-    """Fork the processes that list HDF5 files, for the tests of a class or for one test outside of any."""
-    if not Path("/proc/self/fd").is_dir():
-        yield
-        return
-    forking = types.SimpleNamespace(
-        Popen=Forked, **{name: getattr(subprocess, name) for name in ("DEVNULL", "PIPE", "TimeoutExpired")}
-    )
+FORKING = types.SimpleNamespace(
+    Popen=Forked, **{name: getattr(subprocess, name) for name in ("DEVNULL", "PIPE", "TimeoutExpired")}
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_hdf5() -> Iterator[None]:
+    """Fork the processes that list HDF5 files."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "subprocess", forking)
+        if Path("/proc/self/fd").is_dir():
+            patch.setattr(process, "subprocess", FORKING)
         yield
+
+
+@pytest.fixture
+def own_hdf5_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin a new process for each listing, for a test of what that process may do."""
+    monkeypatch.setattr(process, "subprocess", subprocess)

@@ -2,39 +2,43 @@
 
 import contextlib
 import functools
-import gc
 import importlib
 import pkgutil
 
+import google_crc32c  # noqa: F401
 import h5py  # type: ignore[import-untyped]  # noqa: F401
 import numpy as np  # noqa: F401
 import typer
+import typer._click.decorators
 
 import ckpttool.cli.app
-import ckpttool.cli.inspection
-import ckpttool.cli.tables
 import ckpttool.formats
 import ckpttool.mapping
-import ckpttool.ops.convert
-import ckpttool.ops.digest
+import ckpttool.ops
 import ckpttool.wire
 import ckpttool.writing
 from ckpttool import plugins
 from ckpttool.agents import envs
 from ckpttool.errors import CkpttoolError
+from tests.hostile import damage, trial, watched  # noqa: F401  # what the programs import
 
 typer.main.get_command = functools.cache(typer.main.get_command)
 typer.main.get_command(ckpttool.cli.app.app)
 for kind in ("formats", "layouts"):
-    for plugin in plugins.BUILT_IN[kind]:  # type: ignore[index]
+    for plugin in plugins.installed(kind):  # type: ignore[arg-type]
         plugin.load()
 # What a child would import or compile itself, each for itself.
-for package in (ckpttool.wire, ckpttool.formats, ckpttool.mapping, ckpttool.writing, ckpttool.cli):
+for package in (
+    ckpttool.wire,
+    ckpttool.formats,
+    ckpttool.mapping,
+    ckpttool.writing,
+    ckpttool.ops,
+    ckpttool.cli,
+):
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if not found.name.endswith(".child"):
             importlib.import_module(found.name)
 # Gymnasium and the simulators' libraries, which are asked for near names.
 with contextlib.suppress(CkpttoolError):
     envs.make("Nothing-v0")
-# A collection in a child would copy every page of what is here.
-gc.freeze()
