@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 FUZZ_SECONDS ?= 60
 FUZZ ?=
 
-.PHONY: demo test lint types tests bench fuzz docs clean
+.PHONY: demo test lint types tests bench fuzz docs site dist clean
 
 # The demo needs no framework to look and convert; it plays and verifies with both.
 demo: $(VENV)/.installed
@@ -33,8 +33,13 @@ fuzz: $(VENV)/.installed
 	$(PIP) install --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python -m tests.hostile.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ)
 
+# What is generated: the reference pages, and the screens of all pages, whose programs are run for them.
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.screens
+
+site: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # constraints.txt holds the versions that were tested; torch among them must be the CPU build there is.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -46,6 +51,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	# What pip does for installed packages and not for editable ones: without it the first start compiles.
 	$(BIN)/python -m compileall -q ckpttool
 	touch $@
+
+# Installs without a framework: pip install dist/*.whl
+dist: $(VENV)/.installed
+	$(BIN)/python -m hatchling build -d dist
 
 clean:
 	rm -rf $(VENV) demo_out build dist *.egg-info

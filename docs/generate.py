@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands' own --help, kinds.md from the layer kinds, limits.md from the limits.
+"""Writes reference pages: cli.md from --help, api.md from docstrings, kinds.md and limits.md from the code.
 
 --check only says whether the pages are up to date.
 """
@@ -86,10 +86,17 @@ def main() -> int:
     """Write the pages, or compare them on --check."""
     commands_page = page()
     # Beside this file; the package must be found first.
+    import faces
     import kinds
 
     old = []
-    for name, made in (("cli.md", commands_page), ("kinds.md", kinds.page()), ("limits.md", limits_page())):
+    pages = {
+        "cli.md": commands_page,
+        "kinds.md": kinds.page(),
+        "limits.md": limits_page(),
+        "api.md": faces.page(),
+    }
+    for name, made in pages.items():
         file = DOCS / name
         if sys.argv[1:] != ["--check"]:
             file.write_text(made, encoding="utf-8")

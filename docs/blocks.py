@@ -1,0 +1,144 @@
+"""The fenced blocks of a page: what they are, and how a screen that it shows stands to what is printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+RUN = ("sh", "python")
+# A block with none of these before it is run, and must end with 0 (see Block).
+NOTE = re.compile(r"<!-- (not run|needs|exits|file|varies): (.+?) -->")
+FENCE = re.compile(r"```(\S*)\s*")
+CUT = "..."
+FEW = 2
+# Speeds, rounding and versions differ between machines; whole numbers and digests do not.
+FRACTION = re.compile(
+    r"-?\b\d[\d,]*\.\d+(\.\d+)*(e[-+]?\d+)?|-?\b\d+e[-+]\d+\b"
+    r"|\b\d[\d,]*(?= steps/s)|\d{4}-\d\d-\d\d \d\d:\d\d"
+)
+NUMBER = re.compile(r"[0-9a-f]{64}|-?\d[\d,]*(\.\d+)?(e[-+]?\d+)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block: its first line's number, its tag, its text, and the comments right before it.
+
+    `not run: REASON` leaves it out, `needs: MODULE ...` skips it without these, `exits: STATUS` is the
+    status that it must end with, `file: NAME` writes it to a file of the page's folder instead. A screen
+    of which whole numbers too are others each time says `varies: REASON`.
+    """
+
+    page: Path
+    line: int
+    tag: str
+    text: str
+    notes: dict[str, str]
+
+    @property
+    def place(self) -> str:
+        """Say where it stands."""
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def runs(self) -> bool:
+        """Tell whether it is a program that is run."""
+        return self.tag in RUN and not self.notes.keys() & {"not run", "file"}
+
+    def missing(self) -> list[str]:
+        """Return the modules that it needs and that are not installed."""
+        wanted = self.notes.get("needs", "").split()
+        return [module for module in wanted if importlib.util.find_spec(module) is None]
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page; a block without an end is a ValueError."""
+    found: list[Block] = []
+    notes: dict[str, str] = {}
+    lines = enumerate(page.read_text(encoding="utf-8").splitlines(), start=1)
+    for number, line in lines:
+        fence, note = FENCE.fullmatch(line), NOTE.fullmatch(line.strip())
+        if fence is not None:
+            found.append(Block(page, number, fence[1], _body(lines, f"{page}:{number}"), notes))
+            notes = {}
+        elif note is not None:
+            notes = {**notes, note[1]: note[2]}
+        elif line.strip():
+            notes = {}
+    return found
+
+
+def _body(lines: Iterator[tuple[int, str]], place: str) -> str:
+    body = []
+    for _, line in lines:
+        if line.rstrip() == "```":
+            return "".join(f"{each}\n" for each in body)
+        body.append(line)
+    raise ValueError(f"{place}: the block has no end")
+
+
+def differs(block: Block, printed: str) -> str:
+    """Say what a screen shows other than it is printed, in a sentence; nothing where it is up to date.
+
+    `...` stands for any lines. All else must be there in order and without gaps.
+    """
+    numbers = varying(block)
+    shown = [_masked(line, numbers) for line in block.text.splitlines()]
+    wanted = [_masked(line, numbers) for line in fitted(block.text, printed, numbers).splitlines()]
+    if shown == wanted:
+        return ""
+    pairs = zip([*shown, ""], [*wanted, ""], strict=False)
+    old, new = next(pair for pair in pairs if pair[0] != pair[1])
+    return f"{block.place} shows {old!r} where it is {new!r}"
+
+
+def varying(block: Block) -> re.Pattern[str]:
+    """Return which numbers of a screen may be others each time."""
+    return NUMBER if "varies" in block.notes else FRACTION
+
+
+def fitted(shown: str, printed: str, numbers: re.Pattern[str] | None = None) -> str:
+    """Return the screen as it must be: the lines that it shows as they are printed now, and `...` between.
+
+    A line is found again whatever its numbers are, and stays as it is if only those differ that `numbers`
+    finds. In the place of lines that are not found again, all is shown.
+    """
+    lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+    if not shown.strip():
+        return _joined(lines)
+    masks = [_masked(line, NUMBER) for line in lines]
+    made: list[str] = []
+    at, cut, lost = 0, False, False
+    for line in filter(str.strip, shown.splitlines()):
+        if line.strip() == CUT:
+            cut = True
+        elif (mask := _masked(line, NUMBER)) in masks[at:]:
+            here = masks.index(mask, at)
+            made += _between(lines[at:here], cut=cut, lost=lost)
+            same = numbers is not None and _masked(line, numbers) == _masked(lines[here], numbers)
+            made.append(line.rstrip() if same else lines[here])
+            at, cut, lost = here + 1, False, False
+        else:
+            lost = True
+    made += _between(lines[at:], cut=cut, lost=lost)
+    return _joined(made)
+
+
+def _between(lines: list[str], *, cut: bool, lost: bool) -> list[str]:
+    """Return what stands for lines that are not shown: themselves, if few or in the place of lost ones."""
+    told = sum(map(bool, lines))
+    return [CUT] if told and (cut or (told > FEW and not lost)) else lines
+
+
+def _joined(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _masked(line: str, numbers: re.Pattern[str]) -> str:
+    # The widths of columns go with the numbers in them.
+    return re.sub(r"\s+", " ", numbers.sub("#", line)).strip()

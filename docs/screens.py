@@ -1,0 +1,172 @@
+"""Runs the pages' programs and writes what they print into the screens below them: `python -m docs.screens`.
+
+Pages may be named; without names it is every page. A screen that is up to date (`docs/blocks.py` says when)
+stays as it is; --fresh writes those too.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docs.blocks import DOCS, ROOT, Block, blocks, differs, fitted, varying
+
+TIMEOUT_S = 300
+# Commands that a shell would pass on word for word.
+PLAIN = re.compile(r"(ckpttool (?:'[^']*'|[\w ./:,@%+-])+?)(?: \|\| test \$\? = (\d))?")
+
+
+class Folder:
+    """The working folder of one page: the samples, and the programs `ckpttool` and `python` on the PATH."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "work"
+        self.has_plugins = False
+        self.path.mkdir()
+        shutil.copytree(ROOT / "sample_ckpts", self.path / "sample_ckpts")
+        programs = path / "bin"
+        programs.mkdir()
+        for name, arguments in (("ckpttool", "-m ckpttool"), ("python", "")):
+            program = programs / name
+            program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n', encoding="utf-8")
+            program.chmod(0o755)
+        self.env = {
+            **os.environ,
+            "PATH": os.pathsep.join((str(programs), os.environ["PATH"])),
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(self.path))),
+            "COLUMNS": "80",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+
+    def write(self, block: Block) -> None:
+        """Write a block to the file that it is; a package's pyproject.toml is installed."""
+        target = self.path / block.notes["file"]
+        target.write_text(block.text, encoding="utf-8")
+        if target.name == "pyproject.toml":
+            self.has_plugins = True
+            self._install(tomllib.loads(block.text)["project"])
+
+    def _install(self, project: dict[str, Any]) -> None:
+        # What pip would leave behind for it: the name, the version and the entry points.
+        metadata = self.path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+        metadata.mkdir()
+        told = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        (metadata / "METADATA").write_text(told, encoding="utf-8")
+        points = configparser.ConfigParser()
+        points.read_dict(project["entry-points"])
+        with open(metadata / "entry_points.txt", "w", encoding="utf-8") as file:
+            points.write(file)
+
+    def run(self, block: Block) -> str:
+        """Run a block and return what it prints; another status than it names is an AssertionError."""
+        status, output = self.begun(block)
+        if status != int(block.notes.get("exits", "0")):
+            raise AssertionError(f"{block.place} ended with {status}:\n{output}")
+        return output
+
+    def begun(self, block: Block) -> tuple[int, str]:
+        """Run a block as it is; return the status and all that it printed."""
+        lines = block.text.splitlines()
+        plain = [found for line in lines if (found := PLAIN.fullmatch(line)) is not None]
+        if block.tag == "sh" and len(plain) == len(lines):
+            return self.commanded([(found[1], int(found[2] or 0)) for found in plain])
+        command = ["sh", "-euc", block.text] if block.tag == "sh" else [sys.executable, "-c", block.text]
+        return self.process(command, subprocess.STDOUT)
+
+    def commanded(self, commands: list[tuple[str, int]]) -> tuple[int, str]:
+        """Run commands as `sh -e` does, until one ends otherwise than with its status.
+
+        Of each there is first the answer, then what is remarked.
+        """
+        output = ""
+        for command, wanted in commands:
+            status, said = self.one(shlex.split(command))
+            output += said
+            if status not in (0, wanted):
+                return status, output
+        return 0, output
+
+    def one(self, command: list[str]) -> tuple[int, str]:
+        """Run one command of ckpttool."""
+        return self.process([sys.executable, "-m", "ckpttool", *command[1:]], subprocess.PIPE)
+
+    def process(self, command: list[str], stderr: int) -> tuple[int, str]:
+        """Run a process in this folder."""
+        done = subprocess.run(  # noqa: S603  # the pages' own programs
+            command,
+            cwd=self.path,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return done.returncode, (done.stdout + (done.stderr or b"")).decode()
+
+
+def screens(page: Path, folder: Folder) -> Iterator[tuple[Block, str | None]]:
+    """Run a page; give every block that is run or shown, a screen with what is printed.
+
+    What needs a module that is not installed is given with nothing, and so is its screen left out.
+    """
+    output: str | None = None
+    for block in blocks(page):
+        if "file" in block.notes:
+            folder.write(block)
+        elif block.runs:
+            output = None if block.missing() else folder.run(block)
+            yield block, output
+            continue
+        elif block.tag == "text" and output is not None:
+            yield block, output
+        output = None
+
+
+def refresh(page: Path, *, fresh: bool) -> int:
+    """Write the screens of a page anew; return how many are others now."""
+    before = page.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as path:
+        ran = list(screens(page, Folder(Path(path))))
+    if page.read_text(encoding="utf-8") != before:
+        sys.stderr.write(f"{page} was edited meanwhile: its screens stay\n")
+        return 0
+    lines = before.splitlines()
+    changed = 0
+    for block, printed in reversed(ran):
+        if block.tag == "text" and printed is not None and (fresh or differs(block, printed)):
+            made = fitted(block.text, printed, None if fresh else varying(block)).splitlines()
+            lines[block.line : block.line + len(block.text.splitlines())] = made
+            changed += 1
+    if changed:
+        page.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return changed
+
+
+def main() -> int:
+    """Write the screens of all pages, or of those that are named; return 1 if a program of one fails."""
+    named = [Path(name).resolve() for name in sys.argv[1:] if name != "--fresh"]
+    failed = 0
+    for page in named or sorted([ROOT / "README.md", *DOCS.rglob("*.md")]):
+        try:
+            changed = refresh(page, fresh="--fresh" in sys.argv)
+        except AssertionError as stopped:
+            failed = 1
+            sys.stderr.write(f"{stopped}\n")
+            continue
+        sys.stderr.write(f"{page.relative_to(ROOT)}: {changed} screens changed\n" if changed else "")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
