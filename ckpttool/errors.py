@@ -182,4 +182,4 @@ def choice(word: str, known: Iterable[str]) -> str:
     words = list(known)
     close = difflib.get_close_matches(word, words, 1)
     meant = f"did you mean {close[0]}; " if close else ""
-    return f"{meant}there are {', '.join(words)}"
+    return f"{meant}there {'is' if len(words) == 1 else 'are'} {', '.join(words)}"

@@ -376,7 +376,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 # An index alone tells every name and shape: inspect lists these, and says what is missing.
-REFUSED = [
+BAD = [
     pytest.param(name, command, id=f"{name}-{command}")
     for name in CASES
     for command in ("inspect", "digest", "convert", "eval")
@@ -384,7 +384,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "command"), REFUSED)
+@pytest.mark.parametrize(("name", "command"), BAD)
 def test_bad_input(bad: dict[str, tuple[Path, str]], name: str, command: str, tmp_path: Path) -> None:
     path, word = bad[name]
     before = snapshot(path.parent)

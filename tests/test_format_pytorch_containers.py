@@ -33,7 +33,7 @@ class WithoutChecksums(FormatContract):
     def test_no_flipped_bit_gets_through(self, checkpoint: Any, path: str) -> None:
         for file in checkpoint.files:
             whole = Path(file.path).read_bytes()
-            for data in damaged(whole, 60):
+            for data in damaged(whole, 30):
                 Path(file.path).write_bytes(data)
                 with contextlib.suppress(CkpttoolError):
                     for _, leaf in open_checkpoint(path).tree.tensors():

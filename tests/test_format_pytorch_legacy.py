@@ -325,7 +325,7 @@ def test_what_is_not_known_is_unsupported(tmp_path: Path) -> None:
 
 def test_every_truncation_is_one_sentence(tmp_path: Path) -> None:
     data = written({"a": tensor(), "é": [1.5, "ü" * 20, b"x" * 300]})
-    for length in range(15, len(data)):
+    for length in range(15, len(data), 2):
         with pytest.raises(CkpttoolError) as caught:
             read(data[:length], tmp_path)
         assert isinstance(caught.value, TruncatedError) or caught.value.offset is not None

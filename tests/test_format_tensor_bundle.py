@@ -244,7 +244,7 @@ def test_bit_flips_in_tensorflows_files(written: tuple[Path, dict[str, Any]], tm
             for other in written[0].glob(f"{name}.*"):
                 (tmp_path / other.name).write_bytes(other.read_bytes())
             seed = file.read_bytes()
-            for _ in range(60):
+            for _ in range(30):
                 damaged = bytearray(seed)
                 damaged[dice.randrange(len(seed))] ^= 1 << dice.randrange(8)
                 (tmp_path / file.name).write_bytes(damaged)

@@ -8,7 +8,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -74,8 +74,7 @@ def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem[0] != "_")
 
 
-@pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_one_way(file: Path) -> None:
+def imports_go_one_way(file: Path) -> None:
     here = room_of(file)
     for name in imports(file):
         if not name.startswith("ckpttool."):
@@ -87,8 +86,7 @@ def test_imports_go_one_way(file: Path) -> None:
         assert FLOOR[there] < FLOOR[here] or (here, there) in UPWARD, f"{here} imports {there}"
 
 
-@pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_frameworks_are_named_by_their_backends_only(file: Path) -> None:
+def frameworks_are_named_by_their_backends_only(file: Path) -> None:
     allowed = {
         "agents/backends/torch.py": {"torch"},
         "agents/backends/tensorflow.py": {"tensorflow"},
@@ -116,8 +114,7 @@ def test_frameworks_are_named_by_their_backends_only(file: Path) -> None:
     assert {name.split(".")[0] for name in imports(file)} & FRAMEWORKS <= allowed
 
 
-@pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_what_draws_is_named_where_it_draws_and_only_when_it_does(file: Path) -> None:
+def what_draws_is_named_where_it_draws_and_only_when_it_does(file: Path) -> None:
     allowed = {"cli/plots.py": {"matplotlib"}, "cli/plot_panels.py": {"matplotlib"}}
     drawing = {"matplotlib", "PIL", "imageio", "imageio_ffmpeg", "pygame"}
     here = str(file.relative_to(PACKAGE))
@@ -134,15 +131,13 @@ def test_only_the_report_knows_the_library_of_templates() -> None:
             assert not {name.split(".")[0] for name in imports(file)} & {"jinja2", "markupsafe"}, file
 
 
-@pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_the_command_line_knows_typer_and_rich(file: Path) -> None:
+def only_the_command_line_knows_typer_and_rich(file: Path) -> None:
     # The browser's library draws with rich.
     allowed = {"cli": {"typer", "rich"}, "browser": {"rich", "textual"}}.get(room_of(file), set())
     assert {name.split(".")[0] for name in imports(file)} & {"typer", "rich", "textual"} <= allowed
 
 
-@pytest.mark.parametrize("file", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_remote_knows_who_speaks_with_servers(file: Path) -> None:
+def only_remote_knows_who_speaks_with_servers(file: Path) -> None:
     speaking = {
         "fsspec",
         "aiohttp",
@@ -158,6 +153,26 @@ def test_only_remote_knows_who_speaks_with_servers(file: Path) -> None:
     assert room_of(file) == "remote" or not found & speaking
     # By their names alone, when somebody has named a URL (places.named).
     assert room_of(file) == "remote" or not [name for name in imports(file) if "ckpttool.remote" in name]
+
+
+RULES = (
+    imports_go_one_way,
+    frameworks_are_named_by_their_backends_only,
+    what_draws_is_named_where_it_draws_and_only_when_it_does,
+    only_the_command_line_knows_typer_and_rich,
+    only_remote_knows_who_speaks_with_servers,
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_every_module_keeps_the_rule(rule: Callable[[Path], None]) -> None:
+    broken = {}
+    for file in modules():
+        try:
+            rule(file)
+        except AssertionError as error:
+            broken[str(file.relative_to(PACKAGE))] = str(error).partition("\n")[0]
+    assert not broken
 
 
 def test_mapping_and_agents_name_no_format_and_no_backend() -> None:

@@ -379,7 +379,7 @@ class TestMake:
     def test_without_gymnasium_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
         with pytest.raises(MissingExtraError) as caught:
-            envs.make("Pendulum-v1")
+            envs.make("HalfCheetah-v5")
         assert "ckpttool[eval]" in str(caught.value.hint)
 
 

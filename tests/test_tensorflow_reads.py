@@ -20,7 +20,7 @@ W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
 run_each = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run_each"]
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "tf"
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-TREES = 18
+TREES = 12
 FAR = (5 << 30) - 64  # in a file of 5 GiB, most of which is a hole
 
 pytestmark = [

@@ -46,8 +46,8 @@ NUMBERS = ["float16", "float32", "float64", "int8", "int16", "int32", "int64"]
 NUMBERS += ["uint8", "uint16", "uint32", "uint64", "complex64", "complex128"]
 TYPES = [*NUMBERS, "bool", "bfloat16", "float8_e5m2", "float8_e4m3fn", "string"]
 SHAPES = [(), (0,), (3,), (2, 3), (3, 0, 2), (1, 4, 2), (17, 5)]
-TREES = 15
-BY_NAME = 8
+TREES = 10
+BY_NAME = 6
 LARGEST = 10  # the one of them with the most arrays
 
 
