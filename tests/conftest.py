@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A law that fails in one of a thousand cases is found in some run; the suite has ten minutes for all laws.
 # How long an example takes says more of the machine than of the law.
 settings.register_profile(
-    "suite", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "suite", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("suite")
 

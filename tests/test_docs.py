@@ -63,6 +63,7 @@ class Quick(Folder):
 def test_every_block_says_what_it_is(page: Path) -> None:
     for block in blocks(page):
         assert block.tag in (*RUN, *DATA), f"{block.place} is tagged {block.tag!r}"
+        assert str(ROOT) not in block.text, f"{block.place} names the folder in which it was made"
         assert block.tag != "json" or json.loads(block.text) is not None
         assert block.tag != "toml" or tomllib.loads(block.text)
         assert block.notes.get("not run", "a reason").strip()
