@@ -15,7 +15,9 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import display
 from ckpttool.ops.check import check
 from ckpttool.ops.save import save
+from ckpttool.ops.stats import stats
 from ckpttool.tree import Tree
+from tests import sb3_files as sb3
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.pickles import ACTING
 from tests.trees import leaf
@@ -179,3 +181,15 @@ def test_what_the_example_job_runs_passes_the_good_and_fails_the_bad(files: Path
     bad = [in_process(*numbers, name, cwd=files).status for name in ("hostile.pkl", "nan.pt", "damaged.pt")]
     assert bad == [1, 1, 2]
     assert in_process(*layout, "shape.pt", cwd=files).status == 1
+
+
+def test_the_open_sides_of_a_space_are_no_finding_and_other_infinities_are(tmp_path: Path) -> None:
+    agent, open_box = sb3.td3(), sb3.box([-np.inf] * sb3.OBS, [np.inf] * sb3.OBS)
+    for name, more, clean in (
+        ("space", {"observation_space": open_box}, True),
+        ("other", {"last_original_obs": np.full(3, np.inf, np.float32)}, False),
+    ):
+        made = sb3.members(sb3.states(agent), sb3.settings(sb3.TD3_POLICY, **more))
+        found = check([sb3.put(tmp_path / f"{name}.zip", made)])
+        assert found.clean == clean
+        assert stats(found.checkpoints[0].path).finite == clean

@@ -11,8 +11,8 @@ from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf
-from ckpttool.ops import asking, moments
+from ckpttool.leaf import Leaf, Path
+from ckpttool.ops import asking, moments, stats
 from ckpttool.ops.entries import Entry, entries
 from ckpttool.ops.findings import Finding
 from ckpttool.ops.progress import Progress, silent
@@ -139,7 +139,7 @@ def _numbers(checkpoint: Checkpoint) -> Iterator[Finding]:
     for path, leaf in checkpoint.tree.tensors():
         name = checkpoint.tree.names[path]
         try:
-            said = _not_finite(leaf)
+            said = _not_finite(path, leaf)
         except CkpttoolError as error:
             raise error.located(path=name) from error
         if said:
@@ -150,7 +150,7 @@ def _numbers(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield Finding("numbers", f"and {len(bad) - _SHOWN:,} more tensors with numbers that are not finite")
 
 
-def _not_finite(leaf: Leaf) -> str:
+def _not_finite(path: Path, leaf: Leaf) -> str:
     import numpy as np
 
     data = leaf.read()
@@ -161,5 +161,5 @@ def _not_finite(leaf: Leaf) -> str:
     if array.dtype.kind in "iub" or np.isfinite(array).all():
         return ""
     known = moments.of(array)
-    counts = [f"{n:,} {word}" for n, word in ((known.nans, "NaN"), (known.infs, "infinite")) if n]
-    return f"{' and '.join(counts)} of {known.size:,} numbers"
+    counts = [f"{n:,} {word}" for n, word in stats.amiss([str(step.value) for step in path], leaf, known)]
+    return f"{' and '.join(counts)} of {known.size:,} numbers" if counts else ""

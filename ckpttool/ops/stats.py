@@ -87,9 +87,7 @@ class Stats:
     @property
     def finite(self) -> bool:
         """Say whether everything is a number: neither NaN nor infinite."""
-        return not any(
-            each.moments.nans or _odd(each.path.split("/"), each.leaf, each.moments) for each in self.tensors
-        )
+        return not any(amiss(each.path.split("/"), each.leaf, each.moments) for each in self.tensors)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -183,10 +181,8 @@ def signs(path: Path, leaf: Leaf, known: Moments, array: np.ndarray | None = Non
 
     Units are looked at where the whole array is there.
     """
-    odd = _odd([str(step.value) for step in path], leaf, known)
-    for count, what in ((known.nans, "NaN"), (odd, "infinite")):
-        if count:
-            yield f"{count:,} of {known.size:,} {'is' if count == 1 else 'are'} {what}"
+    for count, what in amiss([str(step.value) for step in path], leaf, known):
+        yield f"{count:,} of {known.size:,} {'is' if count == 1 else 'are'} {what}"
     if not known.finite or leaf.dtype == "bool":
         return
     if leaf.role == "slot" and leaf.slot in _SQUARES:
@@ -195,13 +191,15 @@ def signs(path: Path, leaf: Leaf, known: Moments, array: np.ndarray | None = Non
         yield from _of_units(path, array, known)
 
 
-def _odd(steps: Sequence[str], leaf: Leaf, known: Moments) -> int:
-    """Return how many infinities should not be there.
+def amiss(steps: Sequence[str], leaf: Leaf, known: Moments) -> list[tuple[int, str]]:
+    """Return how many elements are "NaN", and how many "infinite" that should not be; nothing for none.
 
-    The open sides of a space that an agent keeps (`observation_space`: gymnasium/spaces/box.py) are infinite.
+    `steps` are those of the tensor's path. The open sides of a space that an agent keeps are infinite
+    (`observation_space`: gymnasium/spaces/box.py).
     """
     is_bound = leaf.role == "other" and any(step.endswith("_space") for step in steps)
-    return 0 if is_bound else known.infs
+    counts = ((known.nans, "NaN"), (0 if is_bound else known.infs, "infinite"))
+    return [(count, word) for count, word in counts if count]
 
 
 def _of_squares(known: Moments) -> Iterator[str]:
