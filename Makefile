@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
+# Hundreds of processes start while the tests run: what one compiles is kept for the others, whatever the machine says.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Seconds that `make fuzz` gives to each parser, and which of them (all): make fuzz FUZZ_SECONDS=600 FUZZ='zip pickle'
 FUZZ_SECONDS ?= 60
 FUZZ ?=
