@@ -13,6 +13,8 @@ import pytest
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import display
 from ckpttool.ops.doctor import Diagnosis, _orphans, diagnose
 from ckpttool.ops.save import save
@@ -112,3 +114,26 @@ def test_damage_is_an_error_and_no_finding(tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_bytes(TORCH_SAMPLE.read_bytes()[:5000])
     refused(in_process("doctor", tmp_path / "x.pt"))
     refused(in_process("doctor", tmp_path / "none.pt"))
+
+
+@pytest.mark.parametrize(
+    ("command", "times"),
+    [
+        (["doctor", TORCH_SAMPLE], 1),
+        (["report", TORCH_SAMPLE, "--out", "page.html"], 1),
+        (["report", TORCH_SAMPLE, TF_SAMPLE, "--out", "pages.html"], 2),
+    ],
+)
+def test_a_checkpoint_is_recognised_once(
+    command: list[Any], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def counted(tree: Tree, name: str, layout: str | None = None) -> Binding | None:
+        asked.append(name)
+        return recognise(tree, name, layout)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ckpttool.layouts.recognise.recognise", counted)
+    assert in_process(*command).status == 0
+    assert len(asked) == times

@@ -49,7 +49,7 @@ def listing(tensors: list[TensorRow], containers: dict[str, Container] | None = 
     modules = grouped([(row.path, row) for row in tensors], held)
     checkpoint = Checkpoint("somewhere/agent", "test", Tree({row.keys: row.leaf for row in tensors}), ())
     totals = Totals(len(tensors), 0, 0, 0)
-    return Summary(checkpoint, None, "", tuple(tensors), (), totals, (), modules)
+    return Summary(checkpoint, None, tuple(tensors), (), totals, (), modules)
 
 
 # --- The tree ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from ckpttool.ops import folder
 from ckpttool.ops.difference import Entry
 from ckpttool.ops.modules import Module, given, grouped
 from ckpttool.ops.rows import TensorRow, ValueRow
-from ckpttool.ops.side_by_side import AUTO, Laid, laid
+from ckpttool.ops.side_by_side import AUTO, Laid, Side, laid
 from ckpttool.ops.summary import Summary
 
 Row = TensorRow | ValueRow
@@ -66,7 +66,8 @@ def look(
     if other is None:
         return _one(left)
     right = _summary(other, None, None)
-    return _two(left, right, laid(left.checkpoint, right.checkpoint, glob=glob, by=by, layout=layout))
+    sides = (Side(each.checkpoint, each.binding) for each in (left, right))
+    return _two(left, right, laid(*sides, glob=glob, by=by))
 
 
 def _summary(path: str, glob: str | None, layout: str | None) -> Summary:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import cast
 
 from ckpttool import plugins
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.plan import Layout
@@ -19,6 +21,11 @@ _Asked = Callable[[Tree, str], Binding | None]
 # More entries with tensors of their own than that are a model's modules, not things saved side by side.
 _ENTRIES = 32
 _MOST = 50_000
+
+
+def recognised(checkpoint: Checkpoint, layout: str | None = None) -> Binding | None:
+    """Return the agent in the checkpoint, None if no layout knows one; raise UsageError as `recognise`."""
+    return recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
 
 
 def recognise(tree: Tree, name: str, layout: str | None = None) -> Binding | None:

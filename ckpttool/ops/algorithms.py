@@ -15,7 +15,7 @@ from ckpttool import places
 from ckpttool.agents import comparison
 from ckpttool.agents.statistics import Estimate, iqm, mean, mean_interval, paired_interval
 from ckpttool.errors import CkpttoolError, UsageError
-from ckpttool.layouts.recognise import recognise
+from ckpttool.layouts.recognise import recognised
 from ckpttool.ops.entries import BESIDE, Entry, entries
 from ckpttool.ops.ranking import Scored
 
@@ -123,8 +123,7 @@ def asked(paths: Sequence[str], last: int, layout: str | None = None) -> tuple[A
 def _may_play(entry: Entry, layout: str | None) -> bool:
     """Say whether an entry holds an agent; a damaged one may have, and playing it will say what is wrong."""
     try:
-        checkpoint = entry.open()
-        return recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout) is not None
+        return recognised(entry.open(), layout) is not None
     except CkpttoolError:
         return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
-from ckpttool.layouts.recognise import recognise
+from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path
 from ckpttool.ops import asking, moments, stats
 from ckpttool.ops.entries import Entry, entries
@@ -125,7 +124,7 @@ def _loading(checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Finding]:
 def _layout(checkpoint: Checkpoint, layout: str | None) -> tuple[str | None, list[Finding]]:
     """Return the layout that recognises it, and a finding if that is not the one asked for."""
     try:
-        binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
+        binding = recognised(checkpoint, layout)
     except UsageError as error:
         if layout is None:
             raise

@@ -12,7 +12,7 @@ from ckpttool.ops.difference import Changed, Diff, Sort
 from ckpttool.ops.load_into import opened
 from ckpttool.ops.model_side import is_live, laid_beside
 from ckpttool.ops.progress import Progress, silent
-from ckpttool.ops.side_by_side import AUTO, Laid, laid
+from ckpttool.ops.side_by_side import AUTO, Laid, laid, side
 
 
 def diff(
@@ -42,7 +42,12 @@ def diff(
     elif part is not None or by == "model":
         raise UsageError("a part, and by model, are for a checkpoint beside a live model")
     else:
-        found = laid(opened(left), opened(right), glob=glob, by=by, layout=layout)
+        found = laid(side(opened(left), layout), side(opened(right)), glob=glob, by=by)
+    return difference(found, cast(Sort, sort), progress)
+
+
+def difference(found: Laid, sort: Sort = "abs", progress: Progress = silent) -> Diff:
+    """Return what is not the same of what lies side by side; both sides are read, a tensor at a time."""
     changed = tuple(_changed(found, progress))
     told = found.notes
     if found.by == "agent" and changed:
@@ -56,7 +61,7 @@ def diff(
         found.layouts,
         found.by,
         both - sum(isinstance(each.left, Leaf) for each in changed),
-        tuple(sorted(changed, key=lambda each: each.distance(cast(Sort, sort)), reverse=True)),
+        tuple(sorted(changed, key=lambda each: each.distance(sort), reverse=True)),
         found.only_left,
         found.only_right,
         told,

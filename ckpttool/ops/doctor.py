@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from ckpttool import urls
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import ChecksumError, CkpttoolError, MissingExtraError, UsageError
-from ckpttool.layouts.recognise import recognise
+from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.recognise import recognised
 from ckpttool.ops import evaluate, knowledge
 from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.findings import Finding
@@ -66,40 +66,41 @@ def diagnose(
         raise UsageError("a part is for a model")
     checkpoint = opened(path)
     notes: list[str] = []
-    findings = list(_at_rest(checkpoint, stats_of(checkpoint, progress=progress), layout, notes))
-    findings += _agent(checkpoint, env, layout, notes, _environment)
+    binding = recognised(checkpoint, layout)
+    numbers = stats_of(checkpoint, binding, progress=progress)
+    findings = list(_at_rest(checkpoint, binding, numbers, notes))
+    findings += _agent(checkpoint, binding, env, notes, _environment)
     if model is not None:
         findings += of_model(checkpoint, model, part, notes)
-    return _diagnosis(checkpoint, layout, findings, notes)
+    return _diagnosis(checkpoint, binding, findings, notes)
 
 
-def examined(checkpoint: Checkpoint, numbers: Stats, sha256: str, layout: str | None = None) -> Diagnosis:
-    """Return what is wrong with a checkpoint of which numbers and digest are known.
+def examined(checkpoint: Checkpoint, binding: Binding | None, numbers: Stats, sha256: str) -> Diagnosis:
+    """Return what is wrong with a checkpoint of which the agent, numbers and digest are known.
 
     Nothing is read again, and no environment is made.
     """
     notes: list[str] = []
-    findings = list(_at_rest(checkpoint, numbers, layout, notes))
-    findings += _agent(checkpoint, None, layout, notes, lambda *_: iter(()), sha256)
-    return _diagnosis(checkpoint, layout, findings, notes)
+    findings = list(_at_rest(checkpoint, binding, numbers, notes))
+    findings += _agent(checkpoint, binding, None, notes, lambda *_: iter(()), sha256)
+    return _diagnosis(checkpoint, binding, findings, notes)
 
 
 def _diagnosis(
-    checkpoint: Checkpoint, layout: str | None, findings: list[Finding], notes: list[str]
+    checkpoint: Checkpoint, binding: Binding | None, findings: list[Finding], notes: list[str]
 ) -> Diagnosis:
     if checkpoint.integrity == "none":
         notes.append("the format has no checksums: `ckpttool digest PATH --json` saves some")
-    binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
     named = None if binding is None else binding.layout
     return Diagnosis(urls.spelled(checkpoint.path), checkpoint.format, named, tuple(findings), tuple(notes))
 
 
 def _at_rest(
-    checkpoint: Checkpoint, numbers: Stats, layout: str | None, notes: list[str]
+    checkpoint: Checkpoint, binding: Binding | None, numbers: Stats, notes: list[str]
 ) -> Iterator[Finding]:
     yield from _loading(checkpoint, notes)
     yield from _numbers(numbers)
-    yield from _orphans(checkpoint, layout)
+    yield from _orphans(checkpoint, binding)
 
 
 def _loading(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
@@ -131,9 +132,8 @@ def _numbers(numbers: Stats) -> Iterator[Finding]:
         yield Finding("numbers", f"{paths[0]}{more}: {sign}", fix)
 
 
-def _orphans(checkpoint: Checkpoint, layout: str | None) -> Iterator[Finding]:
+def _orphans(checkpoint: Checkpoint, binding: Binding | None) -> Iterator[Finding]:
     """Give the moments of weights that are not there: no restore has a variable for them."""
-    binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
     owners = {} if binding is None else binding.of
     tree = checkpoint.tree
     alone = [
@@ -151,21 +151,22 @@ def _orphans(checkpoint: Checkpoint, layout: str | None) -> Iterator[Finding]:
 
 def _agent(
     checkpoint: Checkpoint,
+    binding: Binding | None,
     env: str | None,
-    layout: str | None,
     notes: list[str],
     place: Callable[[Agent, str | None, list[str]], Iterator[Finding]],
     sha256: str | None = None,
 ) -> Iterator[Finding]:
     """Give what running the checkpoint as an agent would lack, and what `place` says of its environment."""
-    try:
-        agent = agent_of(checkpoint, lambda opened: own_sidecar(opened, sha256), layout)
-    except ChecksumError as error:
-        yield Finding("agent", error.message, error.hint)
-        agent = agent_of(checkpoint, lambda _: Own(), layout)
-    if agent is None:
+    if binding is None:
         notes.append("no layout recognises an agent: bounds, statistics and environment were not looked at")
         return
+    own = Own()
+    try:
+        own = own_sidecar(checkpoint, sha256)
+    except ChecksumError as error:
+        yield Finding("agent", error.message, error.hint)
+    agent = agent_of(checkpoint, binding, own)
     for what in agent.binding.facts.lacks if agent.sidecar is None else ():
         if what == knowledge.ACTION_BOUNDS and env is not None:
             continue

@@ -11,6 +11,7 @@ from ckpttool.agents.skeleton.beside import Like
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UsageError, some
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path
 from ckpttool.live.assigning import assign
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
@@ -201,7 +202,7 @@ def _given(checkpoint: Checkpoint, layout: str | None, part: str | None) -> Mode
         return model_source.model_source(checkpoint, part)
     except UsageError:
         # A network of an agent has its canonical name whatever its codebase calls it.
-        if part is None or model_source.recognised(checkpoint) is None:
+        if part is None or recognised(checkpoint) is None:
             raise
         return model_source.agent_source(checkpoint, part, None)
 
@@ -222,7 +223,7 @@ def _require_complete(met: Meeting, checkpoint: Checkpoint, part: str | None) ->
 
 
 def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
-    binding = None if part is not None else model_source.recognised(checkpoint)
+    binding = None if part is not None else recognised(checkpoint)
     if binding is not None and binding.parts:
         return f"part= takes one network: {some([each.title for each in binding.parts], _SHOWN)}"
     if filling.ambiguous:

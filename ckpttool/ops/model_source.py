@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError, some
 from ckpttool.layouts import variables
 from ckpttool.layouts.canonical import RUN, Binding
-from ckpttool.layouts.recognise import recognise
+from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import display
 from ckpttool.mapping.filling import fill
 from ckpttool.mapping.fitting import STATES
@@ -108,11 +107,6 @@ def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -
     own = {path: names[f"{start}{display(path)}"] for path in tree}
     note = f"read as an agent of layout {binding.layout}"
     return ModelSource(Prepared(tree, own, {}, notes=(note,)), _CANONICAL, in_order=True)
-
-
-def recognised(checkpoint: Checkpoint, layout: str | None = None) -> Binding | None:
-    """Return the agent in the checkpoint, None if no layout knows one; raise UsageError as `recognise`."""
-    return recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
 
 
 def _network(tree: Tree, part: str, binding: Binding, checkpoint: Checkpoint) -> Tree:

@@ -18,6 +18,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
 from ckpttool.layouts import plan
 from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.recognise import recognised
 from ckpttool.ops import knowledge
 from ckpttool.ops.pairs import network, shared
 from ckpttool.ops.parity import Parity, doubled, measured, observations, run, unlike
@@ -68,9 +69,11 @@ def prove(source: Agent, written: Checkpoint, target: str, told: Sidecar) -> Pro
 
     `told` is the sidecar that will lie beside it. Raise DiffersError if a network computes something else.
     """
-    there = agent_of(replace(written, path=target), lambda _: Own(told))
-    if there is None:
+    written = replace(written, path=target)
+    binding = recognised(written)
+    if binding is None:
         return Proof(notes=("no layout recognises what was written: its networks were not compared",))
+    there = agent_of(written, binding, Own(told))
     found: list[Parity] = []
     notes: list[str] = []
     never = plan.never_run(plugins.find("layouts", there.binding.layout).load())

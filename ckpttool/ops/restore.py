@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -14,7 +12,7 @@ from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import NETWORKS, RUN, Binding, Part
 from ckpttool.layouts.fronts import Front
-from ckpttool.layouts.recognise import recognise
+from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path, ValueLeaf, display
 from ckpttool.mapping.report import Moves
 from ckpttool.mapping.rules import ToValue
@@ -82,10 +80,10 @@ def restore(path: str, layout: str | None = None) -> Agent:
     Raise UsageError when no layout knows its naming.
     """
     checkpoint = open_checkpoint(path)
-    agent = agent_of(checkpoint, own_sidecar, layout)
-    if agent is None:
+    binding = recognised(checkpoint, layout)
+    if binding is None:
         raise no_agent(checkpoint)
-    return agent
+    return agent_of(checkpoint, binding, own_sidecar(checkpoint))
 
 
 def no_agent(checkpoint: Checkpoint) -> UsageError:
@@ -98,15 +96,9 @@ def no_agent(checkpoint: Checkpoint) -> UsageError:
     )
 
 
-def agent_of(
-    checkpoint: Checkpoint, sidecar_of: Callable[[Checkpoint], Own], layout: str | None = None
-) -> Agent | None:
-    """Return the checkpoint as an agent, its sidecar whatever `sidecar_of` says; None if it is none."""
-    binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
-    if binding is None:
-        return None
+def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own) -> Agent:
+    """Return the checkpoint as the agent that a layout recognised, with what its own sidecar says."""
     binding, used = knowledge.with_companions(binding, checkpoint)
-    own = sidecar_of(checkpoint)
     notes = (*used, *(knowledge.untold(binding) if own.sidecar is None else ()))
     tree = networks(checkpoint.tree, binding)
     other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})

@@ -12,6 +12,7 @@ from ckpttool.agents.policy import Backend
 from ckpttool.agents.stacking import structure
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, MissingExtraError, UsageError
+from ckpttool.layouts.recognise import recognised
 from ckpttool.ops import results, training_step
 from ckpttool.ops.entries import Entry
 from ckpttool.ops.evaluate import Entrant, Place, enter, place_of, versions_of
@@ -82,10 +83,11 @@ class Seating:
             (name, getattr(checkpoint.tree[path], "shape", None))
             for path, name in checkpoint.tree.names.items()
         )
-        agent = agent_of(checkpoint, own_sidecar, self._layout or self._layouts.get(looks))
-        if agent is not None:
-            self._layouts[looks] = agent.binding.layout
-        return agent
+        binding = recognised(checkpoint, self._layout or self._layouts.get(looks))
+        if binding is None:
+            return None
+        self._layouts[looks] = binding.layout
+        return agent_of(checkpoint, binding, own_sidecar(checkpoint))
 
     def _spec(self, place: Place) -> EnvSpec:
         """Return what an agent must fit there."""

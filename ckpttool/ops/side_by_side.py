@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, UsageError, choice
 from ckpttool.globs import matcher, nothing
 from ckpttool.layouts.canonical import Binding
-from ckpttool.layouts.recognise import recognise
+from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path, Plain, ValueLeaf, display
 from ckpttool.ops.array_difference import compared
 from ckpttool.ops.difference import By, Changed, Entry
@@ -26,12 +25,15 @@ _OF_THE_FILE = frozenset(("save_counter",))
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class Side:
+    """One of the two, and the agent that a layout recognises in it."""
+
     checkpoint: Checkpoint
     binding: Binding | None
 
     @property
     def layout(self) -> str | None:
+        """The layout's name, None where no layout knows an agent."""
         return None if self.binding is None else self.binding.layout
 
     def by_path(self) -> dict[str, tuple[Entry, Path]]:
@@ -91,20 +93,22 @@ class Laid:
         return None if same else Changed(name, left, right, None)
 
 
-def laid(
-    left: Checkpoint, right: Checkpoint, *, glob: str | None = None, by: str = AUTO, layout: str | None = None
-) -> Laid:
+def side(checkpoint: Checkpoint, layout: str | None = None) -> Side:
+    """Return a checkpoint with the agent in it; raise UsageError as `recognise` does."""
+    return Side(checkpoint, recognised(checkpoint, layout))
+
+
+def laid(first: Side, second: Side, *, glob: str | None = None, by: str = AUTO) -> Laid:
     """Pair the entries of two checkpoints as `diff` says it; no value is read but an agent's own counters."""
     if by not in (words := (AUTO, *get_args(By))):
         raise UsageError(f"{by!r} is not known", hint=choice(by, words))
-    first, second = _side(left, layout), _side(right, None)
     chosen: By = "agent" if by == "agent" or (by == AUTO and _differ_in_form(first, second)) else "path"
     told: tuple[str, ...] = ()
     if chosen == "agent":
-        a, b = (side.by_meaning(_agent(side)) for side in (first, second))
+        a, b = (one.by_meaning(_agent(one)) for one in (first, second))
         told, a, b = _settings_aside(a, b)
     else:
-        a, b = (side.by_path() for side in (first, second))
+        a, b = (one.by_path() for one in (first, second))
     keep = matcher(glob)
     if glob is not None and not any(map(keep, (*a, *b))):
         raise nothing(glob, [*a, *b])
@@ -112,20 +116,24 @@ def laid(
     entries = [{name: leaf for name, (leaf, _) in one.items()} for one in (a, b)]
     places = [{name: path for name, (_, path) in one.items()} for one in (a, b)]
     layouts = (first.layout, second.layout)
-    return Laid((left, right), layouts, chosen, entries[0], entries[1], (places[0], places[1]), told)
+    return Laid(
+        (first.checkpoint, second.checkpoint),
+        layouts,
+        chosen,
+        entries[0],
+        entries[1],
+        (places[0], places[1]),
+        told,
+    )
 
 
-def _side(checkpoint: Checkpoint, layout: str | None) -> _Side:
-    return _Side(checkpoint, recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout))
-
-
-def _differ_in_form(first: _Side, second: _Side) -> bool:
+def _differ_in_form(first: Side, second: Side) -> bool:
     if first.binding is None or second.binding is None:
         return False
     return (first.layout, first.checkpoint.format) != (second.layout, second.checkpoint.format)
 
 
-def _agent(side: _Side) -> Binding:
+def _agent(side: Side) -> Binding:
     if side.binding is None:
         raise UsageError(
             "no layout recognises an agent in this checkpoint", file=side.checkpoint.path, hint="--by path"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,8 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.globs import matcher, nothing
-from ckpttool.layouts.recognise import recognise
+from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path
 from ckpttool.ops import moments
 from ckpttool.ops.moments import Moments
@@ -110,22 +110,22 @@ def stats(
     Raise what opening and reading raise, with the tensor's path, and UsageError for a `glob` that no path
     matches.
     """
-    return stats_of(open_checkpoint(path), glob, layout, progress)
+    checkpoint = open_checkpoint(path)
+    return stats_of(checkpoint, recognised(checkpoint, layout), glob, progress)
 
 
 def stats_of(
     checkpoint: Checkpoint,
+    binding: Binding | None,
     glob: str | None = None,
-    layout: str | None = None,
     progress: Progress = silent,
     seen: Callable[[Path, Leaf, np.ndarray], None] | None = None,
 ) -> Stats:
-    """Return the stats of a checkpoint that is already listed.
+    """Return the stats of a checkpoint that is already listed, and of which the agent is known.
 
     `seen` is handed every array while it is in memory, for whoever wants to know more of it.
     """
     tree = checkpoint.tree
-    binding = recognise(tree, os.path.basename(checkpoint.path), layout)
     keep = matcher(glob)
     chosen = [(at, leaf) for at, leaf in tree.tensors() if keep(tree.names[at])]
     if glob is not None and not chosen:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +11,8 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import LimitError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.globs import matcher, nothing
-from ckpttool.layouts.recognise import recognise
+from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Path, Role
 from ckpttool.ops import asking, plain_names, updates
 from ckpttool.ops.modules import Module, grouped
@@ -58,19 +58,28 @@ class Totals:
 class Summary:
     """Everything that `inspect` shows.
 
-    `modules` begins with the root, each before those in it. `checkpoints` are those of the folder, where the
-    path is one and the latest of them was taken.
+    `binding` is the agent that a layout recognises. `modules` begins with the root, each before those in it.
+    `checkpoints` are those of the folder, where the path is one and the latest of them was taken.
     """
 
     checkpoint: Checkpoint
-    layout: str | None
-    evidence: str
+    binding: Binding | None
     tensors: tuple[TensorRow, ...]
     values: tuple[ValueRow, ...]
     totals: Totals
     notes: tuple[str, ...]
     modules: tuple[Module, ...] = ()
     checkpoints: tuple[Listed, ...] = ()
+
+    @property
+    def layout(self) -> str | None:
+        """The layout that recognises an agent, None if none does."""
+        return None if self.binding is None else self.binding.layout
+
+    @property
+    def evidence(self) -> str:
+        """What the layout recognised it by, empty where none does."""
+        return "" if self.binding is None else self.binding.evidence
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -106,7 +115,7 @@ def summary(path: str, glob: str | None = None, layout: str | None = None) -> Su
 def summary_of(checkpoint: Checkpoint, glob: str | None = None, layout: str | None = None) -> Summary:
     """Return the listing of a checkpoint that has been opened."""
     tree = checkpoint.tree
-    binding = recognise(tree, os.path.basename(checkpoint.path), layout)
+    binding = recognised(checkpoint, layout)
     owners: Mapping[Path, Path] = binding.of if binding is not None else {}
     keep = matcher(glob)
     rows = []
@@ -118,7 +127,6 @@ def summary_of(checkpoint: Checkpoint, glob: str | None = None, layout: str | No
             rows.append(TensorRow(tree.names[at], at, leaf, of, aliases))
     values = tuple(ValueRow(tree.names[at], at, leaf) for at, leaf in tree.plain() if keep(tree.names[at]))
     totals = _totals(rows, checkpoint.stored_nbytes)
-    name, evidence = (binding.layout, binding.evidence) if binding is not None else (None, "")
     said = asking.notes(checkpoint.asks)
     notes = (
         *said,
@@ -134,7 +142,7 @@ def summary_of(checkpoint: Checkpoint, glob: str | None = None, layout: str | No
         modules = grouped(((entry.path, entry) for entry in entries), tree.containers)
     except LimitError as error:
         raise error.located(file=checkpoint.path) from None
-    return Summary(checkpoint, name, evidence, tuple(rows), values, totals, notes, modules)
+    return Summary(checkpoint, binding, tuple(rows), values, totals, notes, modules)
 
 
 def _totals(rows: list[TensorRow], stored_nbytes: int) -> Totals:

@@ -14,7 +14,7 @@ from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.formats import object_graph, saver_paths
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.formats.slices import Assembled
-from ckpttool.layouts.recognise import recognise
+from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf
 from ckpttool.ops import moments
 from ckpttool.ops.digest import Overheard
@@ -88,7 +88,7 @@ def _lines(checkpoint: Checkpoint) -> Iterator[str]:
     tree = checkpoint.tree
     binding = None
     with contextlib.suppress(UsageError):  # of two layouts that fit, none is told
-        binding = recognise(tree, os.path.basename(checkpoint.path))
+        binding = recognised(checkpoint)
     yield f"format {checkpoint.format}" + (f", {checkpoint.writer}" if checkpoint.writer else "")
     if binding is not None:
         yield f"layout {binding.layout}"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, ValueLeaf, display
 from ckpttool.ops.array_difference import ArrayDifference
 from ckpttool.ops.difference import Changed, Diff, Entry
@@ -38,9 +36,9 @@ class Comparison:
     alone: tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def comparison(found: Diff, summary: Summary, pictures: Pictures, layout: str | None) -> Comparison:
+def comparison(found: Diff, summary: Summary, pictures: Pictures) -> Comparison:
     """Return what is shown of the differences; those with pictures are read again, one at a time."""
-    places = _places(found, summary, layout)
+    places = _places(found, summary)
     marks = {path: -1 for name in found.only_left for path in places.get(name, (name,))}
     changes = []
     for number, each in enumerate(found.changed):
@@ -52,12 +50,11 @@ def comparison(found: Diff, summary: Summary, pictures: Pictures, layout: str | 
     return Comparison(found, changes, marks, (left, right))
 
 
-def _places(found: Diff, summary: Summary, layout: str | None) -> dict[str, list[str]]:
+def _places(found: Diff, summary: Summary) -> dict[str, list[str]]:
     """Return by canonical path where the first checkpoint has it; nothing where paths were compared."""
     if found.by == "path":
         return {}
-    tree = summary.checkpoint.tree
-    binding = recognise(tree, os.path.basename(summary.checkpoint.path), layout)
+    tree, binding = summary.checkpoint.tree, summary.binding
     places: dict[str, list[str]] = {}
     for move in binding.moves.moves if binding is not None else ():
         places.setdefault(display(move.target), []).append(tree.names[move.source])

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool import sidecar
+from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Leaf, Path
-from ckpttool.ops.diff import diff
+from ckpttool.ops.diff import difference
 from ckpttool.ops.digest import digest_of
 from ckpttool.ops.doctor import Diagnosis, examined
 from ckpttool.ops.progress import Progress, silent
+from ckpttool.ops.side_by_side import Side, laid, side
 from ckpttool.ops.stats import stats_of
 from ckpttool.ops.summary import Summary, summary
 from ckpttool.report import conversion as conversions
@@ -75,7 +77,8 @@ def gather(
     told = _conversion(listed.checkpoint.path, sha256, beside.conversion)
     changes = None
     if other is not None:
-        changes = diff(path, other, glob=glob, layout=layout, progress=_stage(progress, 1, stages))
+        sides = Side(listed.checkpoint, listed.binding), side(open_checkpoint(other))
+        changes = difference(laid(*sides, glob=glob), progress=_stage(progress, 1, stages))
     pictured = 0 if changes is None else min(PICTURED, len(changes.changed))
     pictures = Pictures(budget(len(listed.tensors) + _OF_A_CHANGE * pictured))
     shown: dict[str, Picture] = {}
@@ -86,13 +89,13 @@ def gather(
             shown[names[at]] = made
 
     moving = _stage(progress, stages - 1, stages)
-    numbers = stats_of(listed.checkpoint, glob, layout, moving, seen=look)
+    numbers = stats_of(listed.checkpoint, listed.binding, glob, moving, seen=look)
     known = Known({each.path: each for each in numbers.tensors}, shown)
-    compared = None if changes is None else comparison(changes, listed, pictures, layout)
+    compared = None if changes is None else comparison(changes, listed, pictures)
     return Contents(
         listed,
         sha256,
-        examined(listed.checkpoint, numbers, sha256, layout),
+        examined(listed.checkpoint, listed.binding, numbers, sha256),
         told,
         found,
         compared,
