@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttool import documents
-from ckpttool.ops.modules import Module, given, kind
+from ckpttool.ops.modules import Module, entries, given, kind, through
 from ckpttool.ops.moments import Moments
 from ckpttool.ops.rows import TensorRow, ValueRow, shown_value
 from ckpttool.ops.stats import TensorStats
@@ -50,16 +50,13 @@ def rows(found: Summary, known: Known, marks: Mapping[str, int]) -> Iterator[dic
         if row.of is not None and row.leaf.role == "slot":
             slots.setdefault(row.of, []).append(row.path)
     numbers = {row.path: number for number, row in enumerate(found.tensors)}
-    waiting = _entries(found.modules[0], 0)[::-1] if found.modules else []
+    waiting = _below(found.modules[0], 0) if found.modules else []
     while waiting:
         level, shown, entry = waiting.pop()
         if isinstance(entry, Module):
-            while entry.step:
-                # A module that only holds one module is no step of its own.
-                (entry,) = entry.below.values()
-                shown = f"{shown}/{entry.name}"
+            shown, entry = through(shown, entry)
             yield {"level": level, "name": name(shown), **_module(entry)}
-            waiting += _entries(entry, level + 1)[::-1]
+            waiting += _below(entry, level + 1)
         elif isinstance(entry, TensorRow):
             own = [numbers[each] for each in slots.get(entry.path, ())]
             mark = marks.get(entry.path)
@@ -68,12 +65,9 @@ def rows(found: Summary, known: Known, marks: Mapping[str, int]) -> Iterator[dic
             yield {"level": level, "name": name(shown), **_value(entry), **_mark(marks.get(entry.path))}
 
 
-_Entry = tuple[int, str, TensorRow | ValueRow | Module]
-
-
-def _entries(module: Module, level: int) -> list[_Entry]:
-    entries: list[_Entry] = [(level, shown, row) for shown, row in module.rows]
-    return entries + [(level, shown, below) for shown, below in module.below.items()]
+def _below(module: Module, level: int) -> list[tuple[int, str, TensorRow | ValueRow | Module]]:
+    """Return what stands in the module, the last first."""
+    return [(level, shown, entry) for shown, entry in reversed(entries(module, "file"))]
 
 
 def _module(module: Module) -> dict[str, Any]:
