@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ckpttool.globs import matcher, nothing
 from ckpttool.leaf import Path
@@ -36,6 +37,16 @@ class Mapped:
     rule: str
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "rule": self.rule,
+            "shape_in": list(self.shape_in),
+            "shape_out": list(self.shape_out),
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,16 +61,7 @@ class Conversion:
         return {
             "source": self.source,
             "target": self.target,
-            "mapped": [
-                {
-                    "source": line.source,
-                    "target": line.target,
-                    "rule": line.rule,
-                    "shape_in": list(line.shape_in),
-                    "shape_out": list(line.shape_out),
-                }
-                for line in self.report.mapped
-            ],
+            "mapped": [each.document() for each in self.report.mapped],
             "unused": list(self.report.unused),
             "missing": list(self.report.missing),
             "assumed": list(self.report.assumed),

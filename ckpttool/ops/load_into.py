@@ -66,16 +66,7 @@ class Loaded:
             "complete": self.complete,
             "filled": self.filled,
             "matched": [each.document() for each in self.matched],
-            "mapped": [
-                {
-                    "source": row.source,
-                    "target": row.target,
-                    "rule": row.rule,
-                    "shape_in": list(row.shape_in),
-                    "shape_out": list(row.shape_out),
-                }
-                for row in self.report.mapped
-            ],
+            "mapped": [each.document() for each in self.report.mapped],
             "missing": list(self.report.missing),
             "unused": list(self.report.unused),
             "different": [each.document() for each in self.different],
