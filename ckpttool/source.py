@@ -117,7 +117,7 @@ class File(NamedTuple):
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset`; raise ChangedError if the file is not the one stamped."""
         if (elsewhere := places.store(self.path)) is not None:
-            self._require(offset, length)
+            self.require(offset, length)
             return elsewhere.read(self.path, places.Seen(*self[1:]), offset, length)
         with self.opened(offset, length) as descriptor:
             return _read_exactly(descriptor, offset, length, self.path)
@@ -129,7 +129,7 @@ class File(NamedTuple):
             return
         asked = list(parts)
         for part in asked:
-            self._require(*part)
+            self.require(*part)
         yield from elsewhere.together(self.path, places.Seen(*self[1:]), asked)
 
     def read_large(self, offset: int, length: int, whole: memoryview | None = None) -> Iterator[memoryview]:
@@ -139,12 +139,12 @@ class File(NamedTuple):
         """
         import numpy as np
 
-        # Not a bytearray, which would be filled with zeros first.
-        room = np.empty(min(_PIECE, length), np.uint8).data if whole is None else whole
         if places.store(self.path) is not None:
             yield from self._fetched(offset, length, whole)
             return
         with self.opened(offset, length) as descriptor:
+            # Not a bytearray, which would be filled with zeros first.
+            room = np.empty(min(_PIECE, length), np.uint8).data if whole is None else whole
             for at in range(0, length, _PIECE):
                 start = 0 if whole is None else at
                 piece = room[start : start + min(_PIECE, length - at)]
@@ -162,7 +162,8 @@ class File(NamedTuple):
             for start in range(0, len(data), _PIECE):
                 yield data[start : start + _PIECE]
 
-    def _require(self, offset: int, length: int) -> None:
+    def require(self, offset: int, length: int) -> None:
+        """Raise TruncatedError unless the file has these bytes."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise TruncatedError(
                 "the file ends before its data does",
@@ -178,7 +179,7 @@ class File(NamedTuple):
 
         Of a file elsewhere these bytes, and no others, are fetched into a nameless local one.
         """
-        self._require(offset, length)
+        self.require(offset, length)
         if (elsewhere := places.store(self.path)) is not None:
             with os.fdopen(elsewhere.local(self.path, places.Seen(*self[1:]), offset, length)) as copy:
                 yield copy.fileno()
@@ -275,6 +276,7 @@ class Span(NamedTuple):
         # because numpy asks for huge pages, whose faults are five hundred times fewer.
         import numpy as np
 
+        self.file.require(self.offset, self.length)  # before there is room for what a header only says
         whole = np.empty(self.length, np.uint8).data
         for _ in self.pieces(whole):
             pass

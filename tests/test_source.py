@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ckpttool import places
 from ckpttool.errors import ChangedError, ChecksumError, TruncatedError
 from ckpttool.source import LARGE, Checksum, File, Inline, Source, Span, Strided, pieces
 from ckpttool.wire import crc
@@ -57,6 +58,19 @@ def test_a_file_that_changed_is_not_read(file: File, data: bytes) -> None:
         list(pieces)
     with pytest.raises(ChangedError, match="after it was listed"):
         Span(file, BEFORE, len(data)).read()
+
+
+@pytest.mark.parametrize("place", ["local", "elsewhere"])
+def test_bytes_beyond_the_end_are_given_no_room(
+    file: File, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place == "elsewhere":
+        monkeypatch.setitem(places._MOUNTED, file.path, object())
+    with pytest.raises(TruncatedError):
+        Span(file, 0, 1 << 62).read()
+    monkeypatch.setattr(np, "empty", None)
+    with pytest.raises(TruncatedError):
+        next(file.read_large(0, 1 << 62))
 
 
 @pytest.mark.parametrize("size", [10, 70_000, LARGE])
