@@ -296,6 +296,15 @@ def test_a_comparison_that_makes_no_sense_is_refused() -> None:
             ckpttool.diff(*sides, **options)
 
 
+@pytest.mark.parametrize(("other", "part"), [(PT, "actor"), (PT, None), (None, None)])
+def test_a_pattern_that_nothing_of_a_live_model_matches_is_an_error(
+    other: str | None, part: str | None
+) -> None:
+    model = nn.ModuleDict({"actor": net(*ACTOR)})
+    with pytest.raises(UsageError, match=r"no path matches acter/\*\*"):
+        ckpttool.diff(other or model, model["actor"] if part else model, part=part, glob="acter/**")
+
+
 def of_model(path: str, model: Any, part: str | None = None) -> list[str]:
     found = ckpttool.diagnose(path, model=model, part=part)
     assert all(each.topic == "model" for each in found.findings[-1:])

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
-from ckpttool.globs import matcher
-from ckpttool.leaf import Path
-from ckpttool.ops.difference import By, Entry
+from ckpttool.ops.difference import By
 from ckpttool.ops.live_model import LiveModel
 from ckpttool.ops.load_into import meeting, opened
-from ckpttool.ops.side_by_side import AUTO, Laid
+from ckpttool.ops.side_by_side import AUTO, Laid, Placed, Side, paired
 
 # What a live model has where a checkpoint has a format.
 LIVE = "live"
-_Named = tuple[Mapping[str, Entry], Mapping[str, Path]]
 
 
 def is_live(side: Any) -> bool:
@@ -39,43 +35,27 @@ def laid_beside(
     if is_live(left) and is_live(right):
         if by == "model" or part is not None:
             raise UsageError("two live models are compared by path")
-        sides = [_as_checkpoint(LiveModel(side)) for side in (left, right)]
-        return _laid(sides, "path", [_by_path(side) for side in sides], (), glob)
+        first, second = (_as_side(LiveModel(side)) for side in (left, right))
+        return paired(((first, first.by_path()), (second, second.by_path())), "path", glob, ())
     turned = is_live(left)
     model, checkpoint = LiveModel(left if turned else right), opened(right if turned else left)
-    live = _as_checkpoint(model)
-    named, stored = _by_path(live), _by_path(checkpoint)
-    known = all(name in stored[0] for name in named[0])
+    live, other = _as_side(model), Side(checkpoint, None)
+    named, stored = live.by_path(), other.by_path()
+    known = all(name in stored for name in named)
     chosen: By = "model" if by == "model" or (by == AUTO and (part or layout or not known)) else "path"
     notes: tuple[str, ...] = ()
     if chosen == "model":
         met = meeting(model, checkpoint, layout=layout, part=part)
         names, given = met.skeleton.names, met.given
-        filled: dict[str, Entry] = {names[path]: leaf for path, leaf in met.values.items()}
+        filled: Placed = {names[path]: (leaf, path) for path, leaf in met.values.items()}
         # What the model has no place for keeps the name that it has in the checkpoint.
         unused = {path: given.names[path] for path in met.filling.unused}
-        filled |= {f"{name} (in the checkpoint)": given.tree[path] for path, name in unused.items()}
-        stored = filled, {name: path for path, name in checkpoint.tree.names.items()}
+        left_over = {f"{name} (in the checkpoint)": (given.tree[path], path) for path, name in unused.items()}
+        stored = {**filled, **left_over}
         notes = (*met.filling.assumed, *met.given.notes)
-    sides, both = [checkpoint, live], [stored, named]
-    return _laid(sides[::-1] if turned else sides, chosen, both[::-1] if turned else both, notes, glob)
+    one, another = (other, stored), (live, named)
+    return paired((another, one) if turned else (one, another), chosen, glob, notes)
 
 
-def _as_checkpoint(model: LiveModel) -> Checkpoint:
-    return Checkpoint(model.title, LIVE, model.skeleton().tree, ())
-
-
-def _by_path(checkpoint: Checkpoint) -> _Named:
-    tree = checkpoint.tree
-    return {name: tree[path] for path, name in tree.names.items()}, {n: p for p, n in tree.names.items()}
-
-
-def _laid(
-    sides: list[Checkpoint], by: By, named: list[_Named], notes: tuple[str, ...], glob: str | None
-) -> Laid:
-    keep = matcher(glob)
-    (a, places_a), (b, places_b) = (
-        ({n: e for n, e in entries.items() if keep(n)}, {n: p for n, p in places.items() if keep(n)})
-        for entries, places in named
-    )
-    return Laid((sides[0], sides[1]), (None, None), by, a, b, (places_a, places_b), notes)
+def _as_side(model: LiveModel) -> Side:
+    return Side(Checkpoint(model.title, LIVE, model.skeleton().tree, ()), None)

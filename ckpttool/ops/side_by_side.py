@@ -20,6 +20,8 @@ from ckpttool.ops.restore import canonical_tree
 from ckpttool.source import Shape
 
 AUTO = "auto"
+# Entries by the names that pair them, each with where it is in its own tree.
+Placed = Mapping[str, tuple[Entry, Path]]
 # What a checkpoint counts of itself, and no agent has.
 _OF_THE_FILE = frozenset(("save_counter",))
 
@@ -36,12 +38,12 @@ class Side:
         """The layout's name, None where no layout knows an agent."""
         return None if self.binding is None else self.binding.layout
 
-    def by_path(self) -> dict[str, tuple[Entry, Path]]:
+    def by_path(self) -> Placed:
         """Return all entries, and where they are, by their display paths."""
         tree = self.checkpoint.tree
         return {tree.names[path]: (leaf, path) for path, leaf in tree.items()}
 
-    def by_meaning(self, binding: Binding) -> dict[str, tuple[Entry, Path]]:
+    def by_meaning(self, binding: Binding) -> Placed:
         """Return the agent's entries by their canonical paths, and other tensors by their own."""
         tree = self.checkpoint.tree
         sources = {move.target: move.source for move in reversed(binding.moves.moves)}
@@ -58,7 +60,8 @@ class Laid:
     """Two checkpoints side by side before a value of them is read.
 
     `left` and `right` are entries by the names that pair them, paths or those of the canonical agent (`by`);
-    `places` says for each side where in its own tree an entry comes from.
+    `places` says for each side where in its own tree an entry comes from; of what fills a live model, where
+    in that.
     """
 
     checkpoints: tuple[Checkpoint, Checkpoint]
@@ -109,21 +112,26 @@ def laid(first: Side, second: Side, *, glob: str | None = None, by: str = AUTO) 
         told, a, b = _settings_aside(a, b)
     else:
         a, b = (one.by_path() for one in (first, second))
+    return paired(((first, a), (second, b)), chosen, glob, told)
+
+
+def paired(
+    sides: tuple[tuple[Side, Placed], tuple[Side, Placed]], by: By, glob: str | None, notes: tuple[str, ...]
+) -> Laid:
+    """Lay those entries side by side whose names match the pattern; raise UsageError if none does."""
+    (first, a), (second, b) = sides
     keep = matcher(glob)
     if glob is not None and not any(map(keep, (*a, *b))):
         raise nothing(glob, [*a, *b])
     a, b = ({name: found for name, found in one.items() if keep(name)} for one in (a, b))
-    entries = [{name: leaf for name, (leaf, _) in one.items()} for one in (a, b)]
-    places = [{name: path for name, (_, path) in one.items()} for one in (a, b)]
-    layouts = (first.layout, second.layout)
     return Laid(
         (first.checkpoint, second.checkpoint),
-        layouts,
-        chosen,
-        entries[0],
-        entries[1],
-        (places[0], places[1]),
-        told,
+        (first.layout, second.layout),
+        by,
+        {name: entry for name, (entry, _) in a.items()},
+        {name: entry for name, (entry, _) in b.items()},
+        ({name: place for name, (_, place) in a.items()}, {name: place for name, (_, place) in b.items()}),
+        notes,
     )
 
 
@@ -141,9 +149,7 @@ def _agent(side: Side) -> Binding:
     return side.binding
 
 
-def _settings_aside(
-    a: Mapping[str, tuple[Entry, Path]], b: Mapping[str, tuple[Entry, Path]]
-) -> tuple[tuple[str, ...], dict[str, tuple[Entry, Path]], dict[str, tuple[Entry, Path]]]:
+def _settings_aside(a: Placed, b: Placed) -> tuple[tuple[str, ...], Placed, Placed]:
     """Return both without what only one framework writes down, and a note that says what that is.
 
     Settings are values: PyTorch's optimizers name all of theirs, TensorFlow's those that are variables.
