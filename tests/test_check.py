@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -193,3 +194,13 @@ def test_the_open_sides_of_a_space_are_no_finding_and_other_infinities_are(tmp_p
         found = check([sb3.put(tmp_path / f"{name}.zip", made)])
         assert found.clean == clean
         assert stats(found.checkpoints[0].path).finite == clean
+
+
+def test_a_member_of_an_archive_is_named_as_people_write_it(files: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "old.zip", "w") as archive:
+        for name in ("good.pt", "hostile.pkl", "pointer.pt"):
+            archive.write(files / name, name)
+    inside = [f"zip://{name}::{tmp_path}/old.zip" for name in ("good.pt", "hostile.pkl", "pointer.pt")]
+    found = run(tmp_path, *inside, "--no-numbers", "--json").json()["checkpoints"]
+    assert [each["path"] for each in found] == inside
+    assert shlex.split(found[1]["findings"][0]["fix"])[2] == inside[1]

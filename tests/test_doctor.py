@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,15 @@ def test_code_in_a_pickle_is_found_and_its_data_can_be_had(tmp_path: Path) -> No
     assert [each["topic"] for each in found] == ["loading"]
     assert name in found[0]["sentence"]
     assert found[0]["fix"].startswith("ckpttool convert ")
+
+
+@pytest.mark.parametrize("command", ["doctor", "check"])
+def test_a_command_that_mends_takes_the_name_as_one_word(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "$(touch x) y.pkl"
+    path.write_bytes(ACTING["GLOBAL + REDUCE"][0])
+    found = in_process(command, path, "--json").json()
+    (finding,) = found["findings"] if command == "doctor" else found["checkpoints"][0]["findings"]
+    assert shlex.split(finding["fix"]) == ["ckpttool", "convert", str(path), "safe.npz", "--allow-missing"]
 
 
 def test_nan_is_found_with_its_place(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool import plugins
+from ckpttool import plugins, urls
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path
 from ckpttool.ops import asking, moments, stats
 from ckpttool.ops.entries import Entry, entries
-from ckpttool.ops.findings import Finding
+from ckpttool.ops.findings import Finding, data_alone
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.recorded_shapes import Recorded, drift
 from ckpttool.source import as_array
@@ -109,16 +109,15 @@ def _checked(entry: Entry, wanted: Wanted) -> Checked:
         if wanted.numbers:
             findings += _numbers(checkpoint)
     except CkpttoolError as error:
-        return Checked(entry.path, error=error.located(file=entry.path))
+        return Checked(urls.spelled(entry.path), error=error.located(file=entry.path))
     count = sum(1 for _ in checkpoint.tree.tensors())
-    return Checked(checkpoint.path, checkpoint.format, layout, count, tuple(findings))
+    return Checked(urls.spelled(checkpoint.path), checkpoint.format, layout, count, tuple(findings))
 
 
 def _loading(checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Finding]:
     bad = (asked.CODE, asked.CLASSES) if wanted.strict else (asked.CODE,)
     if asked.verdict(checkpoint.asks) in bad:
-        fix = f"ckpttool convert {checkpoint.path} safe.npz --allow-missing"
-        yield Finding("loading", asking.sentence(checkpoint.asks), fix)
+        yield Finding("loading", asking.sentence(checkpoint.asks), data_alone(checkpoint.path))
 
 
 def _layout(checkpoint: Checkpoint, layout: str | None) -> tuple[str | None, list[Finding]]:

@@ -13,7 +13,7 @@ from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognised
 from ckpttool.ops import evaluate, knowledge
 from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.findings import Finding
+from ckpttool.ops.findings import Finding, command, data_alone
 from ckpttool.ops.load_into import opened
 from ckpttool.ops.model_findings import of_model
 from ckpttool.ops.progress import Progress, silent
@@ -106,18 +106,15 @@ def _at_rest(
 def _loading(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
     """Give what would run if the framework loaded the file."""
     acting = asked.of(checkpoint.asks, asked.CODE)
+    fix = data_alone(checkpoint.path)
     for each in acting[:_SHOWN]:
         what = "call" if each.calls else "import"
-        yield Finding("loading", f"loading it would {what} {each.name}", _data_alone(checkpoint))
+        yield Finding("loading", f"loading it would {what} {each.name}", fix)
     if len(acting) > _SHOWN:
-        yield Finding("loading", f"and {len(acting) - _SHOWN:,} more names that act", _data_alone(checkpoint))
+        yield Finding("loading", f"and {len(acting) - _SHOWN:,} more names that act", fix)
     classes = asked.of(checkpoint.asks, asked.CLASSES)
     if classes:
         notes.append(f"loading it imports {len(classes):,} names from outside of the standard library")
-
-
-def _data_alone(checkpoint: Checkpoint) -> str:
-    return f"ckpttool convert {urls.spelled(checkpoint.path)} safe.npz --allow-missing"
 
 
 def _numbers(numbers: Stats) -> Iterator[Finding]:
@@ -145,7 +142,7 @@ def _orphans(checkpoint: Checkpoint, binding: Binding | None) -> Iterator[Findin
         yield Finding(
             "optimizer",
             f"{len(alone):,} moments belong to no weight of the file, such as {alone[0]}",
-            f"ckpttool inspect {urls.spelled(checkpoint.path)} shows which have an owner",
+            f"{command('inspect', checkpoint.path)} shows which have an owner",
         )
 
 
@@ -170,7 +167,7 @@ def _agent(
     for what in agent.binding.facts.lacks if agent.sidecar is None else ():
         if what == knowledge.ACTION_BOUNDS and env is not None:
             continue
-        fix = f"ckpttool eval {urls.spelled(checkpoint.path)} --env ID takes them from the environment"
+        fix = f"{command('eval', checkpoint.path, '--env', 'ID')} takes them from the environment"
         yield Finding("agent", f"nothing tells {what}", fix if what == knowledge.ACTION_BOUNDS else None)
     yield from place(agent, env, notes)
 

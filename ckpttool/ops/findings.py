@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from ckpttool import urls
 
 Topic = Literal["loading", "numbers", "optimizer", "agent", "environment", "layout", "model"]
 
@@ -19,3 +22,13 @@ class Finding:
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
         return {"topic": self.topic, "sentence": self.sentence, "fix": self.fix}
+
+
+def command(verb: str, path: str, *words: str) -> str:
+    """Return what a person types about a checkpoint: a shell takes its name as one word, whatever it is."""
+    return shlex.join(("ckpttool", verb, urls.spelled(path), *words))
+
+
+def data_alone(path: str) -> str:
+    """Return the command that keeps the data of a checkpoint whose loading does more than give data."""
+    return command("convert", path, "safe.npz", "--allow-missing")
