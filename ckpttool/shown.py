@@ -39,9 +39,9 @@ def size(nbytes: int) -> str:
     return f"{nbytes} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
 
 
-def count(number: int, word: str) -> str:
-    """Return `1 tensor`, `2 tensors`."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+def count(number: int, word: str, words: str | None = None) -> str:
+    """Return `1 tensor`, `2 tensors`, or with other `words` for several what these are."""
+    return f"{number:,} {word if number == 1 else words or f'{word}s'}"
 
 
 def sentence(error: CkpttoolError) -> str:

@@ -147,3 +147,17 @@ def test_a_checkpoint_is_recognised_once(
     monkeypatch.setattr("ckpttool.layouts.recognise.recognise", counted)
     assert in_process(*command).status == 0
     assert len(asked) == times
+
+
+@pytest.mark.parametrize(
+    ("tensors", "command", "said"),
+    [
+        (2, "doctor", "a0 and 1 other: 1 of 2 is NaN"),
+        (9, "check", "and 1 more tensor with numbers that are not finite"),
+        (1, "convert", "1 entry mapped: 1 keep"),
+    ],
+)
+def test_one_of_a_kind_is_told_in_the_singular(tensors: int, command: str, said: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **{f"a{n}": np.array([np.nan, 1.0]) for n in range(tensors)})
+    more = [tmp_path / "x.pt", "--dry-run"] if command == "convert" else []
+    assert said in in_process(command, tmp_path / "x.npz", *more).out

@@ -55,7 +55,7 @@ def test_pieces_add_up() -> None:
         (np.array([1.0, math.nan]), {}, "1 of 2 is NaN"),
         (np.array([[math.inf, -math.inf]]), {}, "2 of 2 are infinite"),
         (np.zeros((2, 2)), {}, "all zeros"),
-        (np.array([[1.0, 0.0], [2.0, 0.0]]), {}, "1 of 2 units take nothing in"),
+        (np.array([[1.0, 0.0], [2.0, 0.0]]), {}, "1 of 2 units takes nothing in"),
         (np.array([1.0, -1.0]), {"role": "slot", "slot": "v"}, "a mean of squares is negative"),
         (np.zeros(3), {"role": "slot", "slot": "v"}, "never updated"),
         (np.full(3, 1e-30), {"role": "slot", "slot": "v"}, "vanished"),

@@ -62,7 +62,7 @@ def test_one_folder_is_read_once(tmp_path: Path) -> None:
     log(tmp_path, SB3)
     found = beside([str(tmp_path / "a.pt"), str(tmp_path / "b.pt")])
     assert len(found.curves) == 1
-    assert found.notes == (f"1 values of eval/mean_reward (evaluation) were logged in {tmp_path}",)
+    assert found.notes == (f"1 value of eval/mean_reward (evaluation) was logged in {tmp_path}",)
 
 
 def test_a_resumed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

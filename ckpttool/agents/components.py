@@ -27,6 +27,7 @@ from ckpttool.layouts import canonical
 from ckpttool.layouts.canonical import Part
 from ckpttool.layouts.fronts import Front
 from ckpttool.leaf import Leaf
+from ckpttool.shown import count
 from ckpttool.tree import Tree
 
 
@@ -124,8 +125,8 @@ def policy_network(
     if len(wiring.action_low) != act_dim or len(wiring.action_high) != act_dim:
         raise EnvironmentMismatchError(
             "the policy and the action bounds have different sizes",
-            expected=f"{act_dim} actions",
-            found=f"{len(wiring.action_high)} bounds",
+            expected=count(act_dim, "action"),
+            found=count(len(wiring.action_high), "bound"),
         )
     if wiring.head not in HEADS:
         raise UsageError(f"no action map is called {wiring.head!r}", hint=f"there are {', '.join(HEADS)}")

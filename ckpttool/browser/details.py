@@ -96,7 +96,7 @@ def _belonging(look: Look, row: Row, cells: int) -> Iterator[Line]:
     for at, name in enumerate(row.aliases[:_NAMES]):
         yield from fact("also" if at == 0 else "", name, cells)
     if len(row.aliases) > _NAMES:
-        yield from fact("", f"and {len(row.aliases) - _NAMES:,} more names", cells)
+        yield from fact("", f"and {count(len(row.aliases) - _NAMES, 'more name')}", cells)
 
 
 def _role(leaf: Leaf) -> str:

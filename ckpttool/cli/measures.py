@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.columns import beside, columns, wrapped
 from ckpttool.leaf import Leaf, Record, ValueLeaf
-from ckpttool.shown import clean, shortened
+from ckpttool.shown import clean, count, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,9 +36,9 @@ def stats(found: Stats, depth: int | None, sort: str) -> str:
         f"{beside(clean(each.path), len(sign) + 2)}: {sign}" for each in found.tensors for sign in each.signs
     ]
     if found.left_out:
-        lines.append(f"{len(found.left_out):,} tensors hold no numbers")
+        lines.append(f"{count(len(found.left_out), 'tensor holds', 'tensors hold')} no numbers")
     everything = "every number is finite" if found.finite else "not every number is finite"
-    return "\n".join([*lines, "", f"{_count(len(found.tensors), 'tensor')}: {everything}"])
+    return "\n".join([*lines, "", f"{count(len(found.tensors), 'tensor')}: {everything}"])
 
 
 def _ordered(found: Stats, sort: str) -> Sequence[Any]:
@@ -111,12 +111,12 @@ def _change(change: Changed) -> list[str]:
 
 
 def _verdict(found: Diff) -> str:
-    tensors = _count(found.equal, "tensor")
+    tensors = count(found.equal, "tensor")
     if found.identical:
         how = "identical after mapping" if found.by == "agent" else "identical"
         between = f" ({' -> '.join(str(each) for each in found.layouts)})" if found.by == "agent" else ""
         return f"{how}: {tensors}{between}"
-    differing = _count(len(found.changed), "entry differs", "entries differ")
+    differing = count(len(found.changed), "entry differs", "entries differ")
     return (
         f"{differing}, {len(found.only_left):,} only left, "
         f"{len(found.only_right):,} only right, {tensors} equal"
@@ -142,9 +142,5 @@ def diagnosis(found: Diagnosis, *, quiet: bool) -> str:
         lines += [wrapped(f"    fix: {clean(each.fix)}")] if each.fix else []
     lines += [] if quiet else [wrapped(f"note: {clean(note)}") for note in found.notes]
     what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
-    verdict = _count(len(found.findings), "finding") if found.findings else "nothing found"
+    verdict = count(len(found.findings), "finding") if found.findings else "nothing found"
     return "\n".join([*lines, wrapped(f"{what}: {verdict}")])
-
-
-def _count(number: int, word: str, words: str | None = None) -> str:
-    return f"{number:,} {word if number == 1 else words or f'{word}s'}"

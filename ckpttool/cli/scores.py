@@ -10,7 +10,7 @@ from ckpttool.cli.tables import listed
 from ckpttool.ops.evaluation import Evaluation
 from ckpttool.ops.ranking import Best, Ranked, Scored, episodes_needed
 from ckpttool.ops.sweep import Sweep
-from ckpttool.shown import clean
+from ckpttool.shown import clean, count
 
 _STEPS = {
     "name": "steps are the numbers in the files' names",
@@ -65,7 +65,7 @@ def _verdict(found: Sweep, best: Best) -> list[str]:
         ]
     tied = sum(place.tied for place in found.ranking) - 1
     return [
-        f"best     {name}, but {tied} of {len(found.ranking) - 1} others cannot be told from it "
+        f"best     {name}, but {tied} of {count(len(found.ranking) - 1, 'other')} cannot be told from it "
         "(paired by seed, 95 % over all comparisons)"
     ]
 
@@ -98,8 +98,8 @@ def _report(one: Evaluation) -> list[str]:
         *_normalized(one),
         f"length   {played.lengths.mean():.1f} steps; {int(played.terminated.sum())} terminated, "
         f"{int(played.truncated.sum())} truncated",
-        f"speed    {played.steps_per_s:,.0f} steps/s ({played.steps:,} steps, {one.protocol.backend} on "
-        f"{one.device}, {played.num_envs} at once)",
+        f"speed    {played.steps_per_s:,.0f} steps/s ({count(played.steps, 'step')}, "
+        f"{one.protocol.backend} on {one.device}, {played.num_envs} at once)",
         f"seeds    {played.seeds[0]} to {played.seeds[-1]}, {_played_how(one)}",
     ]
     return [*lines, cut.strip()] if (cut := _cut_short(one)) else lines
@@ -127,7 +127,8 @@ def _cut_short(one: Evaluation) -> str:
     played = one.rollout
     if not played.interrupted:
         return ""
-    return f" {len(played.returns)} of {played.episodes} episodes were finished (interrupted)"
+    wanted = count(played.episodes, "episode was", "episodes were")
+    return f" {len(played.returns):,} of {wanted} finished (interrupted)"
 
 
 def _said(one: Evaluation) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool.cli.columns import beside, ended, styled, wrapped
 from ckpttool.cli.columns import columns as width
-from ckpttool.shown import clean
+from ckpttool.shown import clean, count
 
 if TYPE_CHECKING:
     from ckpttool.ops.convert import Conversion
@@ -84,7 +84,8 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
     # A chain of rules has commas of its own.
     between = "; " if any("," in rule for rule in rules) else ", "
     counted = between.join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
-    lines.append(wrapped(f"{len(report.mapped)} entries mapped{': ' if counted else ''}{counted}"))
+    mapped = count(len(report.mapped), "entry mapped", "entries mapped")
+    lines.append(wrapped(f"{mapped}{': ' if counted else ''}{counted}"))
     lines += _compared(done.parity)
     if done.written:
         lines += [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
@@ -100,9 +101,10 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
 def _compared(networks: Sequence[Parity]) -> list[str]:
     """Return a line for all networks that were as exact as A's, and one for each of the others."""
     exact = [n for n in networks if n.within and not n.error_a]
-    alike = f"{len(exact)} network{'s' * (len(exact) != 1)} read back compute what was read"
+    alike = f"{count(len(exact), 'network read back computes', 'networks read back compute')} what was read"
     return [alike] * bool(exact) + [
-        f"{clean(n.name)}: {n.n} outputs at most {n.error_b:.2e} from float64 (NumPy's {n.error_a:.2e})"
+        f"{clean(n.name)}: {count(n.n, 'output')} at most {n.error_b:.2e} from float64 "
+        f"(NumPy's {n.error_a:.2e})"
         for n in networks
         if n not in exact
     ]
@@ -160,7 +162,7 @@ def _training(found: TrainStep) -> list[str]:
         within = "yes" if all(moved.within for moved in each) else "NO"
         rows.append((name, str(step), *(f"{moved.relative:.2e}" for moved in each), within))
     bounds = " and ".join(f"{bound:g} in {dtype}" for dtype, bound in BOUNDS.items())
-    title = f"{found.steps:,} update{'s' * (found.steps != 1)} of {found.algorithm}"
+    title = f"{count(found.steps, 'update')} of {found.algorithm}"
     said = f"updates: at most {bounds} apart, or {OWN_ERROR:g}x A's own error where that is more"
     return [title, drawn([*columns, ("within", "left")], rows), said]
 

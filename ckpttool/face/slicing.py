@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool import dtypes
 from ckpttool.leaf import Leaf
+from ckpttool.shown import count
 from ckpttool.source import Deflated, Inline, Part, Shape, Source, Span, Strided, Transformed
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def _axes(index: object, shape: Shape) -> tuple[Axis, ...]:
         raise IndexError("an index has one ... at most")
     free = len(shape) - len(given) + len(rest)
     if free < 0:
-        raise IndexError(f"{len(given) - len(rest)} indices are too many for {len(shape)} axes")
+        many = count(len(given) - len(rest), "index is", "indices are")
+        raise IndexError(f"{many} too many for {count(len(shape), 'axis', 'axes')}")
     at = rest[0] if rest else len(given)
     given[at : at + 1] = [slice(None)] * free
     return tuple(_axis(each, extent, n) for n, (each, extent) in enumerate(zip(given, shape, strict=True)))

@@ -52,9 +52,12 @@ GROUP, NUMBER, NAMES = "group", "number", "param_names"
 ALL_OPTIMIZED = {**OPTIMIZED, **OPTIMIZED_MORE}
 
 
-def settings_stay(count: int) -> str:
-    """Return the note that an agent's settings have no canonical place."""
-    return f"{count:,} settings and records of training stay behind"
+def settings_stay(number: int, where: str = "") -> str:
+    """Return the note that an agent's settings, which the file has at `where`, have no canonical place."""
+    at = f" ({where})" if where else ""
+    if number == 1:
+        return f"1 setting or record of training{at} stays behind"
+    return f"{number:,} settings and records of training{at} stay behind"
 
 
 def mapped_by_sidecar(path: Path) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.layouts import baselines_settings, canonical, ddpg_statistics, zoo
-from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.canonical import Binding, Facts, settings_stay
 from ckpttool.layouts.stable_baselines2_plan import plan
 from ckpttool.layouts.table import Optimizer, OptimizerMoves, Table, bind
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, attr, index, key
@@ -106,7 +106,7 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     moves = tuple(replace(move, source=ours[move.source]) for move in binding.moves.moves)
     used = {move.source for move in moves} | repeated
     settings = [path for path in tree if path[:1] == (_DATA,) and path not in used]
-    notes = (f"{len(settings):,} settings and records of training (data) stay behind",) if settings else ()
+    notes = (settings_stay(len(settings), "data"),) if settings else ()
     binding = replace(binding, moves=replace(binding.moves, moves=moves))
     return replace(
         binding,

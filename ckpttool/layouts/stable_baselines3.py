@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ckpttool.layouts import baselines_settings, canonical, optimizers, stable_baselines3_fronts, zoo
-from ckpttool.layouts.canonical import Binding, Facts
+from ckpttool.layouts.canonical import Binding, Facts, settings_stay
 from ckpttool.layouts.stable_baselines3_plan import plan
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Path, ValueLeaf, attr, key
@@ -142,7 +142,7 @@ def _told(binding: Binding, tree: Tree) -> Binding:
     empty = [path for path, leaf in tree.plain() if len(path) == 1 and leaf.value is None]
     notes = binding.moves.notes
     if settings:
-        notes = (*notes, f"{len(settings):,} settings and records of training (data) stay behind")
+        notes = (*notes, settings_stay(len(settings), "data"))
     return replace(
         binding,
         moves=replace(binding.moves, moves=moves, notes=notes),

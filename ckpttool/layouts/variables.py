@@ -22,6 +22,7 @@ from ckpttool.leaf import Leaf, Path, display
 from ckpttool.mapping.plan import Label, Plan, edges
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP
+from ckpttool.shown import count
 from ckpttool.tree import Tree
 
 _ADAM = ("m", "v")
@@ -72,7 +73,8 @@ def to_graph(tree: Tree) -> Plan:
     if slots and not owners:
         notes = (
             *notes,
-            f"{len(slots)} moments of Adam are kept as plain variables: whose they are is not sure",
+            f"{count(len(slots), 'moment of Adam is', 'moments of Adam are')} kept as plain variables: "
+            f"whose they are is not sure",
         )
     paths = edges(names.values())
     placed = {path: paths[name] for path, name in names.items()}

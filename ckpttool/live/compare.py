@@ -9,6 +9,7 @@ from typing import Any
 from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf, display
 from ckpttool.live import saved
+from ckpttool.shown import count
 from ckpttool.source import Shape
 from ckpttool.tree import Tree
 
@@ -111,7 +112,8 @@ def filled(skeleton: Tree, tree: Tree) -> Tree:
     found = compare(skeleton, tree)
     if found.unfilled:
         names = [display(path) for path in found.unfilled]
-        raise MappingError(f"nothing has the name of {some(names, 3)}", expected=f"{len(names)} more tensors")
+        more = count(len(names), "more tensor")
+        raise MappingError(f"nothing has the name of {some(names, 3)}", expected=more)
     for row in found.different:
         raise MappingError(
             "the tensors of one name do not fit",

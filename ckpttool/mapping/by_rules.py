@@ -12,6 +12,7 @@ from ckpttool.mapping.plan import Label, Plan, edges
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import HOLE, RuleFile, Way
 from ckpttool.mapping.rules import Rule
+from ckpttool.shown import count
 from ckpttool.tree import Tree
 
 
@@ -76,12 +77,13 @@ def plan(rules: RuleFile, found: Applied, *, objects: bool) -> Plan:
     """
     names = [*(name for _, name, _ in found.ways), *(each.target for each in rules.added)]
     places = _places(names, objects=objects)
+    dropped = count(len(found.dropped), "entry is", "entries are")
     return Plan(
         tuple(Move(path, places[name], rule) for path, name, rule in found.ways),
         {places[each.target]: each.leaf for each in rules.added},
         labels={places[name]: Label("parameter", name) for name in names} if objects else {},
         consumed=found.dropped,
-        notes=(f"{len(found.dropped):,} entries are dropped by the rules",) if found.dropped else (),
+        notes=(f"{dropped} dropped by the rules",) if found.dropped else (),
     )
 
 

@@ -14,6 +14,7 @@ from ckpttool import dtypes
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf, Plain, ValueLeaf
 from ckpttool.mapping.strips import permuted
+from ckpttool.shown import count
 from ckpttool.source import Inline, Op, Shape, Transformed
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Permute(NamedTuple):
         """Return the leaf with permuted axes; undoing an earlier permutation gives its source back."""
         if not isinstance(leaf, Leaf) or len(leaf.shape) != len(self.axes):
             shape = leaf.shape if isinstance(leaf, Leaf) else "no tensor"
-            raise MappingError(f"{self.name} needs {len(self.axes)} axes", found=str(shape))
+            raise MappingError(f"{self.name} needs {count(len(self.axes), 'axis', 'axes')}", found=str(shape))
         before = leaf.source
         if isinstance(before, Transformed) and before.op == Permute(self.inverse_axes):
             return replace(leaf, shape=before.shape, source=before.base)

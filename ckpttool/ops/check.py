@@ -16,6 +16,7 @@ from ckpttool.ops.entries import Entry, entries
 from ckpttool.ops.findings import Finding, data_alone
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.recorded_shapes import Recorded, drift
+from ckpttool.shown import count
 from ckpttool.source import as_array
 from ckpttool.wire import asked
 
@@ -145,7 +146,8 @@ def _numbers(checkpoint: Checkpoint) -> Iterator[Finding]:
     for name, said in bad[:_SHOWN]:
         yield Finding("numbers", f"{name}: {said}")
     if len(bad) > _SHOWN:
-        yield Finding("numbers", f"and {len(bad) - _SHOWN:,} more tensors with numbers that are not finite")
+        more = count(len(bad) - _SHOWN, "more tensor")
+        yield Finding("numbers", f"and {more} with numbers that are not finite")
 
 
 def _not_finite(path: Path, leaf: Leaf) -> str:
@@ -160,4 +162,4 @@ def _not_finite(path: Path, leaf: Leaf) -> str:
         return ""
     known = moments.of(array)
     counts = [f"{n:,} {word}" for n, word in stats.amiss([str(step.value) for step in path], leaf, known)]
-    return f"{' and '.join(counts)} of {known.size:,} numbers" if counts else ""
+    return f"{' and '.join(counts)} of {count(known.size, 'number')}" if counts else ""

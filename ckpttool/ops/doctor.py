@@ -19,6 +19,7 @@ from ckpttool.ops.model_findings import of_model
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, Own, agent_of, own_sidecar
 from ckpttool.ops.stats import Stats, stats_of
+from ckpttool.shown import count
 from ckpttool.wire import asked
 
 _SHOWN = 8
@@ -111,10 +112,11 @@ def _loading(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
         what = "call" if each.calls else "import"
         yield Finding("loading", f"loading it would {what} {each.name}", fix)
     if len(acting) > _SHOWN:
-        yield Finding("loading", f"and {len(acting) - _SHOWN:,} more names that act", fix)
+        more = count(len(acting) - _SHOWN, "more name that acts", "more names that act")
+        yield Finding("loading", f"and {more}", fix)
     classes = asked.of(checkpoint.asks, asked.CLASSES)
     if classes:
-        notes.append(f"loading it imports {len(classes):,} names from outside of the standard library")
+        notes.append(f"loading it imports {count(len(classes), 'name')} from outside of the standard library")
 
 
 def _numbers(numbers: Stats) -> Iterator[Finding]:
@@ -124,7 +126,7 @@ def _numbers(numbers: Stats) -> Iterator[Finding]:
         for sign in each.signs:
             tensors.setdefault(sign, []).append(each.path)
     for sign, paths in tensors.items():
-        more = f" and {len(paths) - 1:,} others" if len(paths) > 1 else ""
+        more = f" and {count(len(paths) - 1, 'other')}" if len(paths) > 1 else ""
         fix = "an earlier checkpoint of the run" if sign.endswith(("NaN", "infinite")) else None
         yield Finding("numbers", f"{paths[0]}{more}: {sign}", fix)
 
@@ -139,9 +141,10 @@ def _orphans(checkpoint: Checkpoint, binding: Binding | None) -> Iterator[Findin
         if leaf.role == "slot" and leaf.of is None and path not in owners
     ]
     if alone:
+        belong = count(len(alone), "moment belongs", "moments belong")
         yield Finding(
             "optimizer",
-            f"{len(alone):,} moments belong to no weight of the file, such as {alone[0]}",
+            f"{belong} to no weight of the file, such as {alone[0]}",
             f"{command('inspect', checkpoint.path)} shows which have an owner",
         )
 

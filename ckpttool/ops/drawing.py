@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from ckpttool.ops.modules import Module, given
 from ckpttool.ops.rows import TensorRow
 from ckpttool.ops.summary import Summary
+from ckpttool.shown import count
 
 # As many boxes as people can still find their way in; and as many as are drawn when a depth is asked for.
 COMFORTABLE, MOST = 150, 5_000
@@ -170,9 +171,10 @@ def _nodes(making: _Making, found: Summary, depth: int | None) -> list[str]:
     notes, more = [], "" if depth is not None else "; --depth draws more"
     if folded_at is not None:
         folded = sum(node.folded for node in making.nodes)
-        notes.append(f"modules below level {folded_at} are folded: {folded:,} tensors have no box{more}")
+        without = count(folded, "tensor has", "tensors have")
+        notes.append(f"modules below level {folded_at} are folded: {without} no box{more}")
     if missing:
-        notes.append(f"{missing:,} more modules have no box{more}")
+        notes.append(f"{count(missing, 'more module has', 'more modules have')} no box{more}")
     return notes
 
 

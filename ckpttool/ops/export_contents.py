@@ -12,6 +12,7 @@ from ckpttool.layouts.canonical import VALUES, Part
 from ckpttool.leaf import Leaf, Path, display
 from ckpttool.mapping.report import Mapped, Report
 from ckpttool.ops.restore import Agent
+from ckpttool.shown import count
 from ckpttool.sidecar import Sidecar
 from ckpttool.version import __version__
 
@@ -38,8 +39,8 @@ def report(agent: Agent, part: Part, facts: Sidecar, assumed: tuple[str, ...]) -
     left = dict.fromkeys(
         str(move.target[0].value) for move in agent.binding.moves.moves if move.source not in used
     )
-    count = sum(path not in used for path in tree)
-    stays = f"only {part.title} is exported, {count:,} entries stay behind: {', '.join(left)}"
+    stay = count(sum(path not in used for path in tree), "entry stays", "entries stay")
+    stays = f"only {part.title} is exported, {stay} behind: {', '.join(left)}"
     return Report(tuple(lines), assumed=assumed, notes=(*agent.notes, *([stays] if left else [])))
 
 

@@ -15,6 +15,7 @@ from ckpttool.ops import part as parts
 from ckpttool.ops.findings import Finding
 from ckpttool.ops.live_model import LiveModel
 from ckpttool.ops.load_into import Meeting, meeting
+from ckpttool.shown import count
 
 _SHOWN = 4
 
@@ -30,7 +31,8 @@ def of_model(checkpoint: Checkpoint, model: Any, part: str | None, notes: list[s
     yield from _open(met)
     if met.report.unused:
         unused = some(met.report.unused, _SHOWN)
-        notes.append(f"{met.model} has no place for {len(met.report.unused):,} entries: {unused}")
+        many = count(len(met.report.unused), "entry", "entries")
+        notes.append(f"{met.model} has no place for {many}: {unused}")
     if isinstance(target, LiveModel):
         yield from _restored(checkpoint, target, part, met)
 
@@ -38,7 +40,8 @@ def of_model(checkpoint: Checkpoint, model: Any, part: str | None, notes: list[s
 def _open(met: Meeting) -> Iterator[Finding]:
     names = [met.skeleton.names[path] for path in met.filling.unfilled]
     if names:
-        yield Finding("model", f"nothing fills {len(names):,} tensors of {met.model}: {some(names, _SHOWN)}")
+        many = count(len(names), "tensor")
+        yield Finding("model", f"nothing fills {many} of {met.model}: {some(names, _SHOWN)}")
     for misfit in met.filling.misfits[:_SHOWN]:
         yield Finding("model", f"{misfit.error.message} (expected {misfit.expected}, found {misfit.found})")
     for group in met.filling.ambiguous[:_SHOWN]:
@@ -68,5 +71,6 @@ def _restored(checkpoint: Checkpoint, target: LiveModel, part: str | None, met: 
         yield Finding("model", f"{display(path)} cannot be saved: {reason}")
     left = [display(path) for path in found.unfilled]
     if left and not met.filling.unfilled:
-        sentence = f"restoring by name would leave {len(left):,} variables as they are: {some(left, _SHOWN)}"
+        as_is = count(len(left), "variable as it is", "variables as they are")
+        sentence = f"restoring by name would leave {as_is}: {some(left, _SHOWN)}"
         yield Finding("model", sentence, "ckpttool.load_into(model, path) fills all of them")

@@ -16,6 +16,7 @@ from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES, FLAGS, of_slot
 from ckpttool.layouts.optimizers.keras_read import keras_class
 from ckpttool.leaf import display
 from ckpttool.mapping.report import Move
+from ckpttool.shown import count
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
@@ -72,7 +73,8 @@ class Stated(NamedTuple):
             if decays:
                 rates = sorted({settings[key] or 0.0 for key in decays})
                 shown = ", ".join(str(rate) for rate in rates)
-                yield f"{name}: weight decay {shown} for {len(decays)} weights, twice the factor of l2"
+                weights = count(len(decays), "weight")
+                yield f"{name}: weight decay {shown} for {weights}, twice the factor of l2"
 
 
 NOTHING_STATED = Stated()

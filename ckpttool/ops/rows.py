@@ -9,6 +9,7 @@ from typing import Any
 
 from ckpttool import urls
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, typed
+from ckpttool.shown import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def shown_value(leaf: ValueLeaf) -> dict[str, Any]:
     if isinstance(value, Record):
         return {"type": value.name, "value": value.summary}
     if isinstance(value, bytes):
-        return {"type": "bytes", "value": f"{len(value)} bytes"}
+        return {"type": "bytes", "value": count(len(value), "byte")}
     if isinstance(value, complex):
         return {"type": "complex", "value": str(value)}
     return {"type": type(value).__name__, "value": value}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.shown import clean
+from ckpttool.shown import clean, count
 
 _SHOWN = 12
 
@@ -30,7 +30,7 @@ def signatures(details: Mapping[str, Any], width: int) -> list[str]:
             *textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    "),
         ]
     if len(found) > _SHOWN:
-        lines.append(f"and {len(found) - _SHOWN} more signatures")
+        lines.append(f"and {count(len(found) - _SHOWN, 'more signature')}")
     return lines
 
 

@@ -225,4 +225,5 @@ def _of_units(path: Path, array: np.ndarray, known: Moments) -> Iterator[str]:
     others = tuple(at for at in range(array.ndim) if at != axis % array.ndim)
     dead = int(np.sum(~np.any(array != 0, axis=others)))
     if dead:
-        yield f"{dead:,} of {array.shape[axis]:,} units take nothing in: their weights are zero"
+        takes = "takes nothing in: its" if dead == 1 else "take nothing in: their"
+        yield f"{dead:,} of {array.shape[axis]:,} units {takes} weights are zero"

@@ -16,6 +16,7 @@ from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.ranking import Best, Point, Ranked, Scored
 from ckpttool.ops.results import Results
 from ckpttool.ops.seating import RequestError, Seat, Seating
+from ckpttool.shown import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,8 @@ class _Run:
         places = ranking.ranking(scored)
         alone = len(self.asked) == 1 and self.asked[0].named and bool(scored)
         if interrupted and not alone:
-            self.passed.append(f"interrupted: {len(scored)} of {len(self.asked)} checkpoints were played")
+            asked = count(len(self.asked), "checkpoint was", "checkpoints were")
+            self.passed.append(f"interrupted: {len(scored):,} of {asked} played")
         return Sweep(
             scored,
             failed,

@@ -13,6 +13,7 @@ import numpy as np
 from ckpttool import places
 from ckpttool.errors import ChangedError, CkpttoolError, TruncatedError
 from ckpttool.ops.rows import natural
+from ckpttool.shown import count
 from ckpttool.source import File
 from ckpttool.wire import summary_events
 
@@ -96,7 +97,9 @@ def beside(paths: Sequence[str]) -> Found:
         notes += said
         if curve is not None:
             curves.append(curve)
-            notes.append(f"{curve.logged:,} values of {curve.tag} ({curve.of}) were logged in {folder}")
+            were = "was" if curve.logged == 1 else "were"
+            values = count(curve.logged, "value")
+            notes.append(f"{values} of {curve.tag} ({curve.of}) {were} logged in {folder}")
     return Found(tuple(curves), tuple(notes))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ckpttool.errors import CkpttoolError
 from ckpttool.layouts.optimizers.tf1 import BETAS, POWERS
 from ckpttool.leaf import Leaf, Path
+from ckpttool.shown import count
 from ckpttool.tree import Tree
 
 _SCALARS = {"float32": "<f", "float64": "<d"}
@@ -42,7 +43,7 @@ def _counted(name: str, first: Leaf, second: object) -> Iterator[str]:
     for betas in BETAS:
         steps = adam_steps(powers[0], powers[1], *betas)
         if steps is not None:
-            made = f"{steps:,} update{'' if steps == 1 else 's'}"
+            made = count(steps, "update")
             yield f"{name}: this Adam has made {made} (if its betas are {betas[0]} and {betas[1]})"
             return
 

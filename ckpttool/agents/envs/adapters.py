@@ -11,6 +11,7 @@ import numpy as np
 from ckpttool.agents.envs import drift
 from ckpttool.agents.envs.spec import OBS, EnvSpec, Outcome, VectorEnv
 from ckpttool.errors import UsageError
+from ckpttool.shown import count
 
 ZERO_FORCES = "zero_contact_forces"
 ADAPTERS = {ZERO_FORCES: "contact forces are zeros, as they were before simulators reported them"}
@@ -142,4 +143,4 @@ def _sentence(spec: EnvSpec, columns: np.ndarray, asked: str | None, given: Mapp
         done.append(f"{shown} of its {spec.obs_dim} are shown" + (f" and {zeros} zeros" if zeros else ""))
     if asked:
         done.append(ADAPTERS[asked])
-    return f"the policy takes {len(columns)} observations: {spec.id}, " + "; ".join(done)
+    return f"the policy takes {count(len(columns), 'observation')}: {spec.id}, " + "; ".join(done)

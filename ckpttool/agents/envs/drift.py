@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ckpttool.shown import count
+
 FORCES = "contact forces"
 EMPTY = "zeros"
 """A part that is always zero: what the world's body feels, what no actuator moves."""
@@ -84,8 +86,8 @@ def suggestion(env_id: str, obs_dim: int, action_dim: int) -> str | None:
     """Return which tasks a policy of these sizes plays, for the hint of an error."""
     fits = [name for name, sizes in SIZES.items() if sizes == (obs_dim, action_dim)]
     if fits:
-        actions = f"{action_dim} action{'s' * (action_dim != 1)}"
-        return f"{obs_dim} observations and {actions} are those of {' and '.join(fits)}"
+        sizes_here = f"{count(obs_dim, 'observation')} and {count(action_dim, 'action')}"
+        return f"{sizes_here} are those of {' and '.join(fits)}"
     sizes = LAYOUTS.get(family(env_id), {})
     return _listed(family(env_id), sizes) if sizes else None
 

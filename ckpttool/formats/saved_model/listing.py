@@ -15,6 +15,7 @@ from ckpttool.formats.saved_model import asking, assets, join, messages, modules
 from ckpttool.formats.saved_model.details import Details
 from ckpttool.formats.saved_model.messages import MetaGraph, Meter
 from ckpttool.leaf import Leaf, Path, ValueLeaf
+from ckpttool.shown import count
 from ckpttool.source import File
 from ckpttool.tree import Container, Tree
 
@@ -144,7 +145,7 @@ def _variables(folder: _Folder, graphs: list[_Graph]) -> Checkpoint | None:
         if not bundle.tree:
             folder.notes.append(_EMPTY if graphs else "variables/ holds no variables")
         return bundle
-    count = sum(_declared(graph) for graph in graphs)
+    declared = sum(_declared(graph) for graph in graphs)
     if folder.error is not None:
         raise FormatError(
             f"{folder.error.message.replace('it ', 'the graph ', 1)}, and there are no variables beside it",
@@ -153,9 +154,9 @@ def _variables(folder: _Folder, graphs: list[_Graph]) -> Checkpoint | None:
             found=folder.error.found,
             hint=folder.error.hint,
         ) from folder.error
-    if count:
+    if declared:
         raise TruncatedError(
-            f"the index is missing, and the graph has {count} variables", file=f"{prefix}.index"
+            f"the index is missing, and the graph has {count(declared, 'variable')}", file=f"{prefix}.index"
         )
     folder.notes.append(_EMPTY if graphs else "there are no variables")
     return None

@@ -26,6 +26,7 @@ from ckpttool.formats.tensor_bundle.sources import (
 from ckpttool.formats.tensor_protos import elements_of
 from ckpttool.formats.variables import Tensor, by_name
 from ckpttool.leaf import Path
+from ckpttool.shown import count
 from ckpttool.source import Checksum, File, Source, Span, Swapped
 from ckpttool.tree import Container, Tree
 from ckpttool.wire import protobuf, sstable
@@ -173,7 +174,8 @@ class _Listing:
         if shared:
             yield f"{some(shared, SHOWN)}: over bytes of {name} that another tensor has too"
         if own < file.size:
-            yield f"{file.size - own:,} bytes of {name} belong to no tensor"
+            belong = "belongs" if file.size - own == 1 else "belong"
+            yield f"{count(file.size - own, 'byte')} of {name} {belong} to no tensor"
 
     def _require_held(self) -> None:
         """Raise LimitError where tensors that share bytes are far larger together than their shard."""

@@ -15,6 +15,7 @@ from ckpttool.formats.torch_pickle.magic import MAGIC
 from ckpttool.formats.torch_pickle.storages import Storages, itemsize
 from ckpttool.formats.torch_pickle.stream import LONG, SHORT, Stream
 from ckpttool.formats.torch_pickle.tensors import Storage
+from ckpttool.shown import count
 from ckpttool.source import File, Span
 from ckpttool.wire.asked import Asked
 
@@ -34,7 +35,8 @@ def listed(file: File, offset: int, length: int) -> Listed:
     # Each of the five pickles may ask for calls.
     pickled = pickled._replace(asked=stream.asked)
     rest = stream.end - stream.at
-    beyond = (f"{rest:,} bytes follow the last storage, which nobody reads",) if rest else ()
+    follow = count(rest, "byte follows", "bytes follow")
+    beyond = (f"{follow} the last storage, which nobody reads",) if rest else ()
     return listing.listed(
         pickled,
         f"torch stream protocol {PROTOCOL}",

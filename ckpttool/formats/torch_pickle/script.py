@@ -14,6 +14,7 @@ from typing import Any
 from ckpttool.formats.listed import Listed
 from ckpttool.formats.torch_pickle.tree import Members
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, attr
+from ckpttool.shown import count
 from ckpttool.source import Storage
 from ckpttool.tree import Alias, Container, Tree
 from ckpttool.wire import asked
@@ -79,8 +80,7 @@ def facts(members: Collection[str], top: str, source: Callable[[str], Storage]) 
 def notes(members: Collection[str], top: str) -> tuple[str, ...]:
     """Return what a person should know of the code, and of what it was compiled for."""
     files = sum(name.endswith(".py") for name in _code(members, top))
-    counted = f"{files:,} file{'' if files == 1 else 's'}"
-    told = [f"TorchScript code in {counted}, listed by --json; nothing was run"]
+    told = [f"TorchScript code in {count(files, 'file')}, listed by --json; nothing was run"]
     if f"{top}/bytecode.pkl" in members:
         told.append("bytecode for PyTorch's mobile interpreter, which is not listed")
     return tuple(told)
