@@ -243,9 +243,11 @@ def test_each_framework_runs_its_own(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_the_command_exits_with_one_above_the_tolerance(shared_workers: None) -> None:
     pytest.importorskip("torch")
-    ran = in_process("verify", TORCH_SAMPLE, TORCH_SAMPLE.with_name("ckpt-2500.pt"))
-    assert ran.status == 1
+    words = ("verify", TORCH_SAMPLE, TORCH_SAMPLE.with_name("ckpt-2500.pt"))
+    ran, quiet = in_process(*words), in_process(*words, "--quiet")
+    assert ran.status == quiet.status == 1
     assert "NOT the same agent" in ran.out
+    assert quiet.out == ran.out.partition("tolerance: ")[0]
 
 
 def test_a_missing_interpreter_is_one_sentence() -> None:

@@ -188,7 +188,7 @@ def digest(
     else:
         from ckpttool.cli import tables
 
-        output.write(tables.digest(found, compared))
+        output.write(tables.digest(found, compared, quiet=quiet))
         next_steps.tell(next_steps.after_digest, path, quiet=quiet)
     return 0 if compared is None or compared.equal else 1
 

@@ -71,6 +71,8 @@ def _report(found: Check, *, quiet: bool) -> Iterator[str]:
     """Give a line for each finding as other checkers do, a line for what is clean, and the sum."""
     for each in found.checkpoints:
         yield from _lines(each, quiet=quiet)
+    if quiet:
+        return
     bad = sum(1 for each in found.checkpoints if each.findings)
     sums = [f"{bad:,} with findings"] * bool(bad) + [f"{len(found.failed):,} not readable"] * bool(
         found.failed

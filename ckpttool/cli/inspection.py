@@ -33,11 +33,12 @@ def view(
 
 def look(path: str, glob: str | None, layout: str | None) -> Summary | Folder:
     """Return what is at the path; folders are looked into only where there is one."""
-    if not places.isdir(places.named(path)):
-        return summary(path, glob, layout)
-    from ckpttool.ops import folder
+    with places.visit():
+        if not places.isdir(places.named(path)):
+            return summary(path, glob, layout)
+        from ckpttool.ops import folder
 
-    return folder.look(path, glob, layout)
+        return folder.look(path, glob, layout)
 
 
 def draw(found: Summary | Folder, target: str, depth: int | None, *, force: bool) -> dict[str, Any]:
@@ -61,11 +62,12 @@ def text(found: Summary | Folder, view: View, drawn: dict[str, Any] | None) -> s
     if not isinstance(found, Summary):
         head = f"{clean(urls.spelled(found.path))}: {count(len(found.checkpoints), 'checkpoint')}"
         notes = [wrapped(f"note: {clean(note)}") for note in (*found.notes, found.hint)]
-        return "\n".join([head, *_table(found.checkpoints, len(found.checkpoints)), *notes])
+        table = _table(found.checkpoints, len(found.checkpoints))
+        return "\n".join(table if view.quiet else [head, *table, *notes])
     if drawn is not None:
         lines = [f"{count(drawn['modules'], 'module')}, {count(drawn['edges'], 'edge')}"]
-        lines += [] if view.quiet else [wrapped(f"note: {clean(note)}") for note in drawn["notes"]]
-        return "\n".join([*lines, f"wrote {clean(drawn['file'])}"])
+        lines += [wrapped(f"note: {clean(note)}") for note in drawn["notes"]]
+        return "\n".join([*([] if view.quiet else lines), f"wrote {clean(drawn['file'])}"])
     tree = render(found, view)
     if view.quiet or len(found.checkpoints) < 2:
         return tree

@@ -24,7 +24,7 @@ _SHOWN = 20
 _HEADS = ("min", "max", "mean", "std")
 
 
-def stats(found: Stats, depth: int | None, sort: str) -> str:
+def stats(found: Stats, depth: int | None, sort: str, *, quiet: bool) -> str:
     """Return a line per tensor, or with `depth` per module down to that level, then what is no good sign."""
     if depth is not None:
         deep = [each for each in found.modules if each.path and each.path.count("/") < depth]
@@ -35,6 +35,8 @@ def stats(found: Stats, depth: int | None, sort: str) -> str:
     lines += [
         f"{beside(clean(each.path), len(sign) + 2)}: {sign}" for each in found.tensors for sign in each.signs
     ]
+    if quiet:
+        return "\n".join(lines)
     if found.left_out:
         lines.append(f"{count(len(found.left_out), 'tensor holds', 'tensors hold')} no numbers")
     everything = "every number is finite" if found.finite else "not every number is finite"
@@ -76,7 +78,7 @@ def _bars(histogram: Sequence[int]) -> str:
     return "".join(_BARS[round(count / most * 7)] if count else " " for count in sums)
 
 
-def diff(found: Diff, *, whole: bool) -> str:
+def diff(found: Diff, *, whole: bool, quiet: bool) -> str:
     """Return the changes (all of them if `whole`), what one side has alone, and the verdict."""
     shown = found.changed if whole else found.changed[:_SHOWN]
     lines = [line for each in shown for line in _change(each)]
@@ -87,8 +89,9 @@ def diff(found: Diff, *, whole: bool) -> str:
         lines += [f"only {word}: {beside(clean(name), len(word) + 7)}" for name in some]
         if len(some) < len(names):
             lines.append(f"only {word}: and {len(names) - len(some):,} more")
-    lines += [wrapped(f"note: {clean(note)}") for note in found.notes]
-    return "\n".join([*lines, _verdict(found)])
+    if not quiet:
+        lines += [*(wrapped(f"note: {clean(note)}") for note in found.notes), _verdict(found)]
+    return "\n".join(lines)
 
 
 def _change(change: Changed) -> list[str]:
@@ -140,7 +143,9 @@ def diagnosis(found: Diagnosis, *, quiet: bool) -> str:
     for each in found.findings:
         lines.append(wrapped(f"{each.topic}: {clean(each.sentence)}"))
         lines += [wrapped(f"    fix: {clean(each.fix)}")] if each.fix else []
-    lines += [] if quiet else [wrapped(f"note: {clean(note)}") for note in found.notes]
+    if quiet:
+        return "\n".join(lines)
+    lines += [wrapped(f"note: {clean(note)}") for note in found.notes]
     what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
     verdict = count(len(found.findings), "finding") if found.findings else "nothing found"
     return "\n".join([*lines, wrapped(f"{what}: {verdict}")])

@@ -55,7 +55,7 @@ def stats(
     else:
         from ckpttool.cli import measures
 
-        output.write(measures.stats(found, depth, sort))
+        output.write(measures.stats(found, depth, sort, quiet=quiet))
         next_steps.tell(next_steps.after_stats, path, found, quiet=quiet)
     return 0 if found.finite else 1
 
@@ -99,7 +99,7 @@ def diff(
     else:
         from ckpttool.cli import measures
 
-        output.write(measures.diff(found, whole=whole))
+        output.write(measures.diff(found, whole=whole, quiet=quiet))
         next_steps.tell(next_steps.after_diff, left, right, found, quiet=quiet)
     return 0 if found.identical else 1
 

@@ -13,7 +13,7 @@ PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A file, a TensorFlow prefix, or a folder.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what was asked for: no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only rows, findings and what was written.")]
 Glob = Annotated[
     str | None,
     typer.Option(

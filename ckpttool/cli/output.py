@@ -46,7 +46,9 @@ def _dumped(value: Any, indent: int | None = None) -> str:
 
 
 def write(text: str) -> None:
-    """Print the text on stdout; a name that the terminal's encoding cannot show is escaped."""
+    """Print the text on stdout, if there is any; what the terminal's encoding cannot show is escaped."""
+    if not text:
+        return
     if not sys.stdout.isatty():
         text = _STYLE.sub("", text)
     data = (text + "\n").encode(sys.stdout.encoding or "utf-8", "backslashreplace")

@@ -94,7 +94,7 @@ def show(
         elif wanted.video is not None:
             filmed = _film(wanted.video, wanted.episodes, found, env, layout, quiet=quiet or as_json)
             shown.document["video"] = filmed.document()
-            shown.lines += _said(filmed, alone=len(found.scored) == 1)
+            shown.lines += _said(filmed, alone=len(found.scored) == 1, quiet=quiet)
     except CkpttoolError as error:
         shown.failures.append(error)
     except KeyboardInterrupt:
@@ -119,7 +119,7 @@ def _film(
         return film.film(best, target, episodes, env=env, layout=layout, progress=moving)
 
 
-def _said(filmed: Film, *, alone: bool) -> list[str]:
+def _said(filmed: Film, *, alone: bool, quiet: bool) -> list[str]:
     of = "" if alone else f" of {clean(filmed.checkpoint)}"
     lines = []
     for take in filmed.takes:
@@ -127,7 +127,7 @@ def _said(filmed: Film, *, alone: bool) -> list[str]:
         lines.append(
             f"filmed   episode {take.episode}{words}{of}: return {take.paid:.2f}, {take.steps} steps"
         )
-        if not take.equal:
+        if not (take.equal or quiet):
             lines.append(
                 f"note: its return was {take.scored:.2f} where it was scored, stacked or by another engine"
             )

@@ -11,6 +11,7 @@ from ckpttool.cli.columns import columns as width
 from ckpttool.shown import clean, count
 
 if TYPE_CHECKING:
+    from ckpttool.mapping.report import Report
     from ckpttool.ops.convert import Conversion
     from ckpttool.ops.digest import Comparison, Digest
     from ckpttool.ops.listing import Row
@@ -54,15 +55,17 @@ def sentences(assumed: Sequence[str], notes: Sequence[str]) -> list[str]:
     return [wrapped(line) for line in said]
 
 
-def digest(found: Digest, compared: Comparison | None) -> str:
+def digest(found: Digest, compared: Comparison | None, *, quiet: bool) -> str:
     """Return one line per tensor, as sha256sum prints them, then the whole and the comparison."""
     lines = [f"{tensor.sha256}  {clean(tensor.path)}" for tensor in found.tensors]
-    lines += ["", f"{found.sha256}  {clean(found.path)}", f"checksums: {found.checksums}"]
+    lines += ["", f"{found.sha256}  {clean(found.path)}"]
+    lines += [] if quiet else [f"checksums: {found.checksums}"]
     if compared is not None:
         lines += listed("differs", compared.different)
         lines += listed("only here", compared.only_here)
         lines += listed("only in the saved digest", compared.only_saved)
-        lines.append("equal to the saved digest" if compared.equal else "not equal to the saved digest")
+        said = "equal to the saved digest" if compared.equal else "not equal to the saved digest"
+        lines += [] if quiet else [said]
     return "\n".join(lines)
 
 
@@ -70,32 +73,37 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
     """Return what was mapped (every line on a dry run), what was not, and what was assumed."""
     report = done.report
     lines: list[str] = []
-    if whole and not quiet:
+    if whole:
         # Two lines an entry: two paths and a rule side by side do not fit a terminal.
         for m in report.mapped:
             shapes = _shapes(m.shape_in, m.shape_out)
             said = f"  {m.rule}  {shapes}".rstrip()
             lines += [beside(clean(m.source), 0), f"    -> {beside(clean(m.target), len(said) + 7)}{said}"]
-        lines.append("")
+        lines += [] if quiet else [""]
     lines += listed("unmapped", report.unused) + listed("missing", report.missing)
     if not quiet:
-        lines += sentences(report.assumed, report.notes)
-    rules = sorted({m.rule for m in report.mapped})
-    # A chain of rules has commas of its own.
-    between = "; " if any("," in rule for rule in rules) else ", "
-    counted = between.join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
-    mapped = count(len(report.mapped), "entry mapped", "entries mapped")
-    lines.append(wrapped(f"{mapped}{': ' if counted else ''}{counted}"))
-    lines += _compared(done.parity)
+        lines += [*sentences(report.assumed, report.notes), _counted(report), *_compared(done.parity)]
+    elif not done.within:
+        lines += _compared(done.parity)
     if done.written:
         lines += [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
     elif not done.within:
         lines.append("nothing was written: the model does not compute what the checkpoint does")
     elif not report.complete:
         lines.append("nothing was written: --allow-missing writes what is mapped")
-    else:
+    elif not quiet:
         lines.append("nothing was written: this was a dry run")
     return "\n".join(lines)
+
+
+def _counted(report: Report) -> str:
+    """Return how many entries were mapped, and how many by which rule."""
+    rules = sorted({m.rule for m in report.mapped})
+    # A chain of rules has commas of its own.
+    between = "; " if any("," in rule for rule in rules) else ", "
+    counted = between.join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
+    mapped = count(len(report.mapped), "entry mapped", "entries mapped")
+    return wrapped(f"{mapped}{': ' if counted else ''}{counted}")
 
 
 def _compared(networks: Sequence[Parity]) -> list[str]:
@@ -115,7 +123,7 @@ def _shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
 
 
 def parity(found: Verification, *, quiet: bool) -> str:
-    """Return a row per network, then the verdict; `quiet` leaves out what was assumed and noted."""
+    """Return a row per network, then the verdict; `quiet` leaves out this and what was assumed and noted."""
     rows = [
         (
             n.name,
@@ -142,10 +150,10 @@ def parity(found: Verification, *, quiet: bool) -> str:
         f"B {clean(found.second)} ({found.backends[1]})",
         drawn(columns, rows),
         *([] if found.training is None else _training(found.training)),
-        *([] if quiet else sentences(found.assumed, found.notes)),
-        f"tolerance: {found.tolerance}",
-        "the two are the same agent" if found.within else "the two are NOT the same agent",
     ]
+    if not quiet:
+        verdict = "the two are the same agent" if found.within else "the two are NOT the same agent"
+        lines += [*sentences(found.assumed, found.notes), f"tolerance: {found.tolerance}", verdict]
     return "\n".join(lines)
 
 
