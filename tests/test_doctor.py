@@ -17,9 +17,14 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import display
+from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest
 from ckpttool.ops.doctor import Diagnosis, _orphans, diagnose
+from ckpttool.ops.restore import restore as agent_of_file
 from ckpttool.ops.save import save
+from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
+from tests import sb3_files as sb3
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.pickles import ACTING
 from tests.test_evaluate import fujimoto_set
@@ -161,3 +166,34 @@ def test_one_of_a_kind_is_told_in_the_singular(tensors: int, command: str, said:
     np.savez(tmp_path / "x.npz", **{f"a{n}": np.array([np.nan, 1.0]) for n in range(tensors)})
     more = [tmp_path / "x.pt", "--dry-run"] if command == "convert" else []
     assert said in in_process(command, tmp_path / "x.npz", *more).out
+
+
+STATISTICS = "nothing tells the observation statistics that training used (config.yml says normalize)"
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({}, True),
+        ({"provenance": {"obs_norm": "given by train.py"}}, False),
+        ({"obs_norm": {"mean": [0.0] * 3, "var": [1.0] * 3}}, False),
+    ],
+)
+def test_a_sidecar_that_knows_no_statistics_hides_no_finding(
+    told: dict[str, Any], found: bool, tmp_path: Path
+) -> None:
+    path = sb3.td3_agent(tmp_path / "agent.zip")
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "config.yml").write_text("policy: MlpPolicy\nnormalize: true\n")
+    beside = Sidecar(digest(str(path)).sha256, action_low=[-1.0], action_high=[1.0], **told)
+    Path(f"{path}.ckpttool.json").write_bytes(beside.encode())
+    assert (STATISTICS in [each.sentence for each in diagnose(str(path)).findings]) == found
+
+
+def test_a_receipt_says_of_statistics_what_the_source_did(tmp_path: Path) -> None:
+    target, untold = tmp_path / "x.zip", tmp_path / "untold.zip"
+    for source, told in ((TORCH_SAMPLE, True), (untold, False)):
+        assert convert(str(source), str(target), to="sb2", allow_missing=True, force=True).written
+        notes = agent_of_file(str(target)).notes
+        assert any("whether training normalised" in note for note in notes) != told
+        shutil.copy(target, untold)

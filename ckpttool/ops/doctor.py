@@ -167,7 +167,7 @@ def _agent(
     except ChecksumError as error:
         yield Finding("agent", error.message, error.hint)
     agent = agent_of(checkpoint, binding, own)
-    for what in agent.binding.facts.lacks if agent.sidecar is None else ():
+    for what in knowledge.lacking(agent.binding, agent.sidecar):
         if what == knowledge.ACTION_BOUNDS and env is not None:
             continue
         fix = f"{command('eval', checkpoint.path, '--env', 'ID')} takes them from the environment"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,6 +31,9 @@ ACTION_BOUNDS = "the action bounds"
 FACTS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
 
 _TEXT = "args.txt"
+NO_STATISTICS = "read from the source: it has none"
+# What layouts call statistics that observations were normalised with (Facts.lacks).
+_OF_STATISTICS = re.compile("statistics|normalised|observation scaler|limits of observations")
 
 
 def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, tuple[str, ...]]:
@@ -46,9 +50,28 @@ def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, 
     return binding, tuple(notes)
 
 
-def untold(binding: Binding) -> tuple[str, ...]:
-    """Return a note for whatever no file tells; bounds apart, which whoever wires a network asks for."""
-    return tuple(f"nothing tells {what}" for what in binding.facts.lacks if what != ACTION_BOUNDS)
+def lacking(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
+    """Return what neither the agent's own files tell nor its sidecar.
+
+    A sidecar tells all that there is to tell, statistics of observations apart: where it has none, its
+    provenance must say who knows that there are none.
+    """
+    if told is None:
+        return binding.facts.lacks
+    known = told.obs_norm is not None or "obs_norm" in told.provenance
+    return () if known else tuple(filter(_OF_STATISTICS.search, binding.facts.lacks))
+
+
+def without_statistics(binding: Binding, told: Sidecar) -> Sidecar:
+    """Return what is known, and that there are no statistics of observations if the agent lacks none."""
+    if told.obs_norm is not None or any(map(_OF_STATISTICS.search, binding.facts.lacks)):
+        return told
+    return replace(told, provenance={"obs_norm": NO_STATISTICS, **told.provenance})
+
+
+def untold(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
+    """Return a note for whatever nothing tells; bounds apart, which whoever wires a network asks for."""
+    return tuple(f"nothing tells {what}" for what in lacking(binding, told) if what != ACTION_BOUNDS)
 
 
 def _companion(file: str) -> Tree:

@@ -31,7 +31,7 @@ def receipt(
     base = own.sidecar or Sidecar("")
     if binding is not None:
         read = knowledge.of_files(binding, networks(way.source, binding))
-        base = knowledge.merged(own.sidecar, read)
+        base = knowledge.without_statistics(binding, knowledge.merged(own.sidecar, read))
     if way.settings is not None:
         provenance = {name: said for name, said in base.provenance.items() if name != "optimizers"}
         if way.settings:

@@ -99,7 +99,7 @@ def no_agent(checkpoint: Checkpoint) -> UsageError:
 def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own) -> Agent:
     """Return the checkpoint as the agent that a layout recognised, with what its own sidecar says."""
     binding, used = knowledge.with_companions(binding, checkpoint)
-    notes = (*used, *(knowledge.untold(binding) if own.sidecar is None else ()))
+    notes = (*used, *knowledge.untold(binding, own.sidecar))
     tree = networks(checkpoint.tree, binding)
     other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})
     if other:
