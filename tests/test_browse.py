@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,15 @@ def test_a_conversion_is_compared_by_meaning_and_forms_are_seen_at_once(folder: 
         pass
     assert comparison.marks["values"] == "changed"
     assert titles.title(pair, comparison, 80)[1].text.strip() == "2 differ, 1 only left, 1 only right"
+
+
+def test_a_member_of_an_archive_is_named_as_people_write_it(folder: Path) -> None:
+    file = safetensors(folder / "inner.safetensors", {"a": np.eye(2)})
+    with zipfile.ZipFile(folder / "old.zip", "w") as archive:
+        archive.write(file, "inner.safetensors")
+    said = text.plain(about.about(look(f"zip://inner.safetensors::{folder}/old.zip"), 300))
+    assert said.count(f"zip://inner.safetensors::{folder}/old.zip") == 2
+    assert "old.zip::" not in said
 
 
 def test_the_page_about_the_checkpoint(sample: Look) -> None:

@@ -268,7 +268,7 @@ def test_the_command_prints_what_it_did(tmp_path: Path) -> None:
     assert any("onnxruntime" in note for note in document["notes"])
     ran = in_process("convert", TORCH_SAMPLE, "b.onnx", "--network", "critic/q1", cwd=tmp_path)
     assert ran.status == 0, ran.err
-    assert "critic/q1: 1000 outputs at most" in ran.out
+    assert "critic/q1: 1,000 outputs at most" in ran.out
     looked = refused(in_process("inspect", tmp_path / "b.onnx"))
     assert "an ONNX model" in looked
 

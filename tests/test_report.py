@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckpttool.formats.resolve import open_checkpoint
@@ -350,6 +350,7 @@ def test_a_logged_curve_and_numbers_that_are_none(tmp_path: Path) -> None:
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+@example(900719926.4726562, 1e-6)
 def test_an_axis_has_round_numbers_within_it(low: float, span: float) -> None:
     found = curves.steps(low, low + span)
     assert len(found) <= 12
@@ -388,6 +389,47 @@ def test_what_is_refused(arguments: list[object], said: str, tmp_path: Path) -> 
     (tmp_path / "other.json").write_text('{"evaluations": [{}]}')
     assert said in refused(in_process("report", *arguments, cwd=tmp_path))
     assert {each.name for each in tmp_path.iterdir()} == {"text.json", "other.json"}
+
+
+@pytest.mark.parametrize(
+    "target", ["agent.pt", "other.pt", "played.json", "told.json", "agent.pt.ckpttool.json"]
+)
+def test_nothing_that_was_read_is_the_target(target: str, tmp_path: Path) -> None:
+    for name in ("agent.pt", "other.pt"):
+        shutil.copy(TORCH_SAMPLE, tmp_path / name)
+    shutil.copy(f"{TORCH_SAMPLE}.ckpttool.json", tmp_path / "agent.pt.ckpttool.json")
+    (tmp_path / "played.json").write_text('{"returns": [1.0], "mean": 1.0}')
+    (tmp_path / "told.json").write_text('{"mapped": []}')
+    before = (tmp_path / target).read_bytes()
+    more = [] if target.startswith("agent") else ["--conversion", "told.json"]
+    asked = ("report", "agent.pt", "other.pt", "--eval", "played.json", *more, "--out", target, "--force")
+    assert "same file" in refused(in_process(*asked, cwd=tmp_path))
+    assert (tmp_path / target).read_bytes() == before
+    assert sorted(each.suffix for each in tmp_path.iterdir()) == [".json"] * 3 + [".pt"] * 2
+
+
+@pytest.mark.parametrize(
+    ("option", "content"),
+    [
+        ("--eval", {"returns": [1, 10**400], "mean": -(10**400), "step": "Infinity", "ci95": [0, 10**400]}),
+        (
+            "--eval",
+            {"returns": [], "mean": 1, "curve": [{"step": 10**400, "mean": 1}, {"step": 1, "mean": 2}]},
+        ),
+        ("--conversion", {"mapped": [3, {"source": 10**400}], "parity": 5, "residue": 5}),
+        ("--conversion", {"mapped": [], "parity": {"a": 1}, "residue": {"a": 1}, "assumed": {}, "unused": 3}),
+    ],
+)
+def test_documents_of_any_content_are_shown(option: str, content: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    np.savez(tmp_path / "x.npz", a=np.ones(2))
+    page, _ = made(tmp_path, "p.html", tmp_path / "x.npz", option, tmp_path / "x.json")
+    assert "None" not in page.words
+
+
+def test_the_smallest_numbers_there_are_have_an_axis() -> None:
+    assert curves.steps(0.0, 5e-324) == [0.0]
+    assert curves.steps(0.0, 3e-322)
 
 
 def test_the_checkpoint_is_never_the_target(tmp_path: Path) -> None:

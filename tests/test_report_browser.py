@@ -131,7 +131,8 @@ def many(folder: Path) -> Path:
     for at in range(MANY):
         if at % 16 == 0:
             place = {"level": 0, "name": f"block{at // 16}", "path": f"block{at // 16}"}
-            rows.append({**place, "module": True, "tensors": 16, "parameters": 1, "nbytes": 1})
+            kind = {"kind": "Dense relu"} if at == 16 else {}
+            rows.append({**place, **kind, "module": True, "tensors": 16, "parameters": 1, "nbytes": 1})
         shown = {"name": f"w{at % 16}", "path": f"block{at // 16}/w{at % 16}"}
         rows.append({**rich, **shown, "level": 1, "id": at, "slots": []})
     file = folder / "many.html"
@@ -272,6 +273,11 @@ def test_ten_thousand_tensors_open_in_two_seconds(browser: Browser, many: Path) 
         took.append(browser.run("return performance.getEntriesByName('ready')[0].startTime"))
     assert min(took) < 2000
     assert browser.run("return document.getElementById('count').textContent") == "10,000 entries"
+    # A module is told by its class where the file names one.
+    types = browser.run(
+        "return [...document.querySelectorAll('.module .type')].map((each) => each.textContent)"
+    )
+    assert types[:3] == ["16 tensors", "Dense relu", "16 tensors"]
     drawn = "return document.querySelectorAll('[role=treeitem]').length"
     first = browser.run("document.getElementById('unfold').click();" + drawn)
     assert first <= 500

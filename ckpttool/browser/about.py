@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ckpttool import urls
 from ckpttool.browser.keys import TREE, VALUES
 from ckpttool.browser.lines import BLANK, Line, Piece, fact, paragraph
 from ckpttool.browser.look import Look
@@ -28,7 +29,7 @@ def about(look: Look, cells: int) -> list[Line]:
 
 def _about(found: Summary, cells: int) -> Iterator[Line]:
     checkpoint, totals = found.checkpoint, found.totals
-    yield from paragraph(checkpoint.path, cells, "head")
+    yield from paragraph(urls.spelled(checkpoint.path), cells, "head")
     checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
     yield from fact("format", f"{checkpoint.format} ({checks})", cells)
     if checkpoint.writer:
@@ -38,7 +39,7 @@ def _about(found: Summary, cells: int) -> Iterator[Line]:
     files = f"{count(len(checkpoint.files), 'file')}, {size(totals.stored_nbytes)}"
     yield from fact("on disk", files, cells)
     for file in checkpoint.files[:_LINES]:
-        yield from fact("", file.path, cells, "dim")
+        yield from fact("", urls.spelled(file.path), cells, "dim")
     yield BLANK
     yield (Piece(f"{'':10}{'tensors':>9} {'elements':>15} {'size':>8}", "dim"),)
     rows = [(role, *sums) for role, sums in totals.roles.items()]

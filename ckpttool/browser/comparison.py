@@ -10,7 +10,7 @@ from ckpttool.errors import CkpttoolError
 from ckpttool.leaf import Leaf
 from ckpttool.ops.difference import Changed
 from ckpttool.ops.side_by_side import Laid
-from ckpttool.shown import sentence
+from ckpttool.shown import count, sentence
 
 Mark = Literal["changed", "left", "right", "error"]
 
@@ -70,7 +70,7 @@ class Comparison:
     def state(self) -> str:
         """Return how far it is, in a few words."""
         kinds = list(self.marks.values())
-        words = [f"{kinds.count('changed'):,} differ"]
+        words = [count(kinds.count("changed"), "differs", "differ")]
         words += [f"{kinds.count(side):,} only {side}" for side in ("left", "right") if side in kinds]
         words += [f"{kinds.count('error'):,} unread"] if "error" in kinds else []
         if not self.finished:

@@ -61,7 +61,7 @@ def _module(comparison: Comparison | None, module: Module, cells: int) -> Iterat
             yield from fact(fitted(name, 8), str(value), cells)
     if comparison is not None and (found := comparison.below.get(module.path, 0)):
         yield BLANK
-        yield from paragraph(f"{found:,} differ in it", cells, "mark")
+        yield from paragraph(f"{count(found, 'differs', 'differ')} in it", cells, "mark")
 
 
 def _kind(row: Row, cells: int) -> Iterator[Line]:

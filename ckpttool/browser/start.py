@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 
 from ckpttool.browser.look import look
@@ -44,5 +45,5 @@ def require_terminal(path: str) -> None:
     if os.environ.get("TERM") == "dumb" or not all(each is not None and each.isatty() for each in streams):
         raise UsageError(
             "browse draws on a terminal, and this is none",
-            hint=f"ckpttool inspect {path} prints the same tree",
+            hint=f"ckpttool inspect {shlex.quote(path)} prints the same tree",
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
 
 from ckpttool.cli.options import Glob, LayoutOption, PathArgument, Quiet
 from ckpttool.errors import UsageError
-
-EXAMPLES = "Examples: ckpttool browse runs/ckpt-15000; ckpttool browse old.pt new.pt"
 
 
 def browse(
@@ -33,7 +32,9 @@ def browse(
     Tensors are read when they are looked at. ? shows the keys, q leaves.
     """
     if as_json:
-        raise UsageError("browse shows a screen and has no document", hint=f"ckpttool inspect {path} --json")
+        raise UsageError(
+            "browse shows a screen and has no document", hint=f"ckpttool inspect {shlex.quote(path)} --json"
+        )
     from ckpttool.browser.start import browse as op
 
     return op(path, other, glob=glob, by=by, layout=layout)

@@ -157,9 +157,9 @@ def _settings_aside(a: Placed, b: Placed) -> tuple[tuple[str, ...], Placed, Plac
     notes = []
     kept = []
     for word, here, there in (("left", a, b), ("right", b, a)):
-        alone = [
+        alone = {
             n for n in here if n not in there and (isinstance(here[n][0], ValueLeaf) or n in _OF_THE_FILE)
-        ]
+        }
         if alone:
             names = ", ".join(sorted({name.rpartition("/")[2] for name in alone}))
             notes.append(f"only the {word} one writes down {names}")

@@ -47,8 +47,12 @@ class Report:
 
 def name_of(path: str, other: str | None = None) -> str:
     """Return the file's name where none is given: that of the checkpoint, in the current folder."""
-    meant = [urls.spelled(each).rstrip("/") for each in (path, other) if each is not None]
-    names = [os.path.basename(os.path.abspath(each)) or "checkpoint" for each in meant]
+    meant = [each for each in (path, other) if each is not None]
+    names = [
+        (urls.name(each) if urls.is_elsewhere(each) else os.path.basename(os.path.abspath(each)))
+        or "checkpoint"
+        for each in meant
+    ]
     return f"{'-'.join(names)}.report.html"
 
 
@@ -71,10 +75,9 @@ def report(
     target = out if out is not None else name_of(path, other)
     require_new(target, force=force)
     found = gather(path, other, beside=beside or Beside(), glob=glob, layout=layout, progress=progress)
-    files = found.summary.checkpoint.files
-    require_new(target, files, force=force)
+    require_new(target, found.files, force=force)
     content = page(found)
-    write_atomically([Output(target, lambda stream: _put(stream, content))], force=force, sources=files)
+    write_atomically([Output(target, lambda stream: _put(stream, content))], force=force, sources=found.files)
     return Report(target, len(content), found)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool import sidecar
+from ckpttool import places, sidecar
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Leaf, Path
 from ckpttool.ops.diff import difference
@@ -23,6 +23,7 @@ from ckpttool.report.conversion import Conversion
 from ckpttool.report.pictures import Picture, Pictures, budget
 from ckpttool.report.results import Results
 from ckpttool.report.rows import Known, rows
+from ckpttool.source import File
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +44,7 @@ class Beside:
 class Contents:
     """All that is on the page; `rows` are those of the tree, `pictures` the cells of all heat maps in base64.
 
-    `signs` counts the tensors with one.
+    `signs` counts the tensors with one, `files` are all that was read.
     """
 
     summary: Summary
@@ -55,6 +56,7 @@ class Contents:
     rows: list[dict[str, Any]]
     pictures: str
     signs: int
+    files: tuple[File, ...]
 
 
 def gather(
@@ -72,12 +74,14 @@ def gather(
     """
     found = results.read(beside.evaluations)
     listed = summary(path, glob, layout)
+    files = (*listed.checkpoint.files, *_beside(listed.checkpoint.path, beside))
     stages = 2 if other is None else 3
     sha256 = digest_of(listed.checkpoint, _stage(progress, 0, stages)).sha256
     told = _conversion(listed.checkpoint.path, sha256, beside.conversion)
     changes = None
     if other is not None:
         sides = Side(listed.checkpoint, listed.binding), side(open_checkpoint(other))
+        files += sides[1].checkpoint.files
         changes = difference(laid(*sides, glob=glob), progress=_stage(progress, 1, stages))
     pictured = 0 if changes is None else min(PICTURED, len(changes.changed))
     pictures = Pictures(budget(len(listed.tensors) + _OF_A_CHANGE * pictured))
@@ -102,7 +106,14 @@ def gather(
         list(rows(listed, known, {} if compared is None else compared.marks)),
         pictures.encoded(),
         sum(1 for each in numbers.tensors if each.signs),
+        files,
     )
+
+
+def _beside(path: str, beside: Beside) -> tuple[File, ...]:
+    """Return the documents that are read with the checkpoint, its own sidecar among them."""
+    given = (*beside.evaluations, beside.conversion or sidecar.beside(path))
+    return tuple(File.stamp(file) for file in given if places.isfile(file))
 
 
 def _stage(progress: Progress, number: int, stages: int) -> Progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,20 +87,18 @@ def _made(
     belongs: bool | None,
 ) -> Conversion:
     moves = [each for each in rules if isinstance(each, dict)]
-    table = tuple(
-        (rows.path(str(each.get("source"))), _text(each.get("rule")), rows.path(str(each.get("target"))))
-        for each in moves[:_RULES]
-    )
-    kinds = Counter(_text(each.get("rule")) for each in moves).most_common()
+    told = [tuple(str(each.get(name, "")) for name in ("source", "rule", "target")) for each in moves]
+    table = tuple((rows.path(one), _text(rule), rows.path(other)) for one, rule, other in told[:_RULES])
+    kinds = Counter(_text(rule) for _, rule, _ in told).most_common()
     return Conversion(
         source,
         facts,
         table,
         max(0, len(moves) - _RULES),
         tuple(kinds),
-        tuple(_network(each) for each in found.get("parity") or () if isinstance(each, dict)),
+        tuple(_network(each) for each in _list(found.get("parity")) if isinstance(each, dict)),
         _words(found.get("assumed")),
-        tuple(_text(each) for each in (found.get("residue") or ())[:_SENTENCES]),
+        tuple(_text(each) for each in _list(found.get("residue"))[:_SENTENCES]),
         unmapped[:_RULES],
         belongs,
     )
@@ -116,7 +114,11 @@ def _network(found: Mapping[str, Any]) -> tuple[str, str, str, bool]:
 
 
 def _words(found: object) -> tuple[str, ...]:
-    return tuple(_text(each) for each in found[:_RULES]) if isinstance(found, list | tuple) else ()
+    return tuple(_text(each) for each in _list(found)[:_RULES])
+
+
+def _list(found: object) -> Sequence[Any]:
+    return found if isinstance(found, list | tuple) else ()
 
 
 def _text(value: object) -> str:

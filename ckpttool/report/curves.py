@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -134,7 +135,10 @@ def steps(low: float, high: float) -> list[float]:
     if not span or not math.isfinite(span):
         return [low]
     raw = span / _TICKS
+    if raw < sys.float_info.min:
+        return [low]
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * each for each in (1, 2, 5, 10) if power * each >= raw)
     first = math.ceil(low / step)
-    return [each * step for each in range(first, math.floor(high / step) + 1)]
+    # Close together, far from zero, the product is another number than the one between the two.
+    return [min(max(each * step, low), high) for each in range(first, math.floor(high / step) + 1)] or [low]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -105,7 +104,7 @@ def _environment() -> Environment:
         clean=clean,
         path=lambda text: shortened(clean(urls.spelled(text)), _TITLE),
         sentence=lambda text: shortened(clean(text), _SENTENCE),
-        base=lambda text: shortened(clean(os.path.basename(urls.spelled(text).rstrip("/"))), _TITLE),
+        base=lambda text: shortened(clean(urls.name(text)), _TITLE),
         decimal=numbers.shown,
         when=lambda ns: f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M}",
     )

@@ -81,7 +81,7 @@ def _result(found: Mapping[str, Any]) -> Result:
     return Result(
         _text(found.get("checkpoint", "")),
         _text(found.get("env", "")),
-        _number(found["step"]) if found.get("step") is not None else None,
+        step if math.isfinite(step := _number(found.get("step"))) else None,
         tuple(_number(each) for each in found["returns"]),
         _number(found.get("mean")),
         _number(found.get("std")),
@@ -107,10 +107,9 @@ def _means(found: object) -> Iterator[Curve]:
         low, high = interval if isinstance(interval, list) and len(interval) == 2 else (mean, mean)
         point = (_number(each.get("step")), mean, _number(low), _number(high))
         if all(map(math.isfinite, point)):
-            runs.setdefault(str(each.get("run")), []).append(point)
+            runs.setdefault(str(each.get("run") or ""), []).append(point)
     for run, points in runs.items():
-        label = os.path.basename(run) if len(runs) > 1 or points else ""
-        yield Curve(_text(label) or "evaluated", tuple(sorted(points)))
+        yield Curve(_text(os.path.basename(run)) or "evaluated", tuple(sorted(points)))
 
 
 def _logged(found: object) -> Iterator[Curve]:
@@ -127,7 +126,12 @@ def _logged(found: object) -> Iterator[Curve]:
 def _number(value: object) -> float:
     if isinstance(value, str):
         return _WORDS.get(value, math.nan)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # JSON has whole numbers of any size
+        return math.nan
 
 
 def _text(value: object) -> str:

@@ -71,12 +71,11 @@ def _below(module: Module, level: int) -> list[tuple[int, str, TensorRow | Value
 
 
 def _module(module: Module) -> dict[str, Any]:
+    what = shortened(kind(module), _NAME)
     return _told(
         {
             "path": path(module.path),
-            "kind": shortened(kind(module), _NAME)
-            if module.built
-            else f"{clean(str(module.kind))}, not built",
+            "kind": what if module.built else f"{what or 'object'}, not built",
             "tensors": module.tensors,
             "parameters": module.parameters,
             "nbytes": module.nbytes,

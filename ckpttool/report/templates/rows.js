@@ -39,7 +39,7 @@ function elementOf(index) {
     item.setAttribute("aria-label", `${row.name}, ${row.type} ${row.value}`);
   } else {
     const spark = make("span", "spark"), stats = row.stats ?? {}, many = row.size > 1;
-    if (kind === "module") type.textContent = row.kind ?? row.tensors ? `${number(row.tensors)} ${row.tensors === 1 ? "tensor" : "tensors"}` : "plain values";
+    if (kind === "module") type.textContent = row.kind ?? (row.tensors ? `${number(row.tensors)} ${row.tensors === 1 ? "tensor" : "tensors"}` : "plain values");
     else { type.textContent = `${row.dtype} `; type.append(make("i", "", shapeOf(row))); if (row.histogram) spark.append(bars(row.histogram)); else if (row.size === 1 && "mean" in stats) spark.textContent = `= ${short(stats.mean)}`; }
     const tag = kind === "tensor" ? tagOf(row) : "";
     if (tag) name.append(make("span", "tag", tag));
