@@ -14,6 +14,7 @@ function draw(tag, attributes, ...inside) {
 }
 const grouped = new Intl.NumberFormat("en-US");
 const number = (value) => grouped.format(value);
+const counting = (value, one, many) => `${number(value)} ${value === 1 ? one : many}`;
 function bytes(value) {
   let unit = 0;
   while (value >= 1000 && unit < 4) { value /= 1000; unit++; }

@@ -39,7 +39,7 @@ function elementOf(index) {
     item.setAttribute("aria-label", `${row.name}, ${row.type} ${row.value}`);
   } else {
     const spark = make("span", "spark"), stats = row.stats ?? {}, many = row.size > 1;
-    if (kind === "module") type.textContent = row.kind ?? (row.tensors ? `${number(row.tensors)} ${row.tensors === 1 ? "tensor" : "tensors"}` : "plain values");
+    if (kind === "module") type.textContent = row.kind ?? (row.tensors ? counting(row.tensors, "tensor", "tensors") : "plain values");
     else { type.textContent = `${row.dtype} `; type.append(make("i", "", shapeOf(row))); if (row.histogram) spark.append(bars(row.histogram)); else if (row.size === 1 && "mean" in stats) spark.textContent = `= ${short(stats.mean)}`; }
     const tag = kind === "tensor" ? tagOf(row) : "";
     if (tag) name.append(make("span", "tag", tag));
@@ -65,12 +65,12 @@ function markOf(index) {
   const row = rows[index], mark = make("span", "mark");
   if (row.module) {
     if (changedBelow[index]) mark.append(make("span", "dot"), `${number(changedBelow[index])}`);
-    else if (signsBelow[index]) { mark.classList.add("sign"); mark.textContent = `${number(signsBelow[index])} ${signsBelow[index] === 1 ? "sign" : "signs"}`; }
+    else if (signsBelow[index]) { mark.classList.add("sign"); mark.textContent = counting(signsBelow[index], "sign", "signs"); }
     return mark;
   }
   if (row.change >= 0) mark.append(make("span", "dot"), changes[row.change].max_abs ?? changes[row.change].what);
   else if (row.change === -1) mark.textContent = "only in A";
-  else if (row.signs) { mark.classList.add("sign"); mark.textContent = row.signs.length === 1 ? "1 sign" : `${row.signs.length} signs`; }
+  else if (row.signs) { mark.classList.add("sign"); mark.textContent = counting(row.signs.length, "sign", "signs"); }
   return mark;
 }
 

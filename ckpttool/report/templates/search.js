@@ -27,7 +27,7 @@ function search() {
       for (let above = index; above >= 0 && !kept[above]; above = parent[above]) kept[above] = 1;
     });
   }
-  counted.textContent = kept ? `${number(found)} of ${number(total)}` : `${number(total)} entries`;
+  counted.textContent = kept ? `${number(found)} of ${number(total)}` : counting(total, "entry", "entries");
   show();
 }
 

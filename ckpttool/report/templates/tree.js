@@ -31,7 +31,7 @@ function show() {
 const elements = (from) => visible.slice(from, limit).map((index) => refresh(index, isOpen(index)));
 function toldRest() {
   rest.hidden = visible.length <= limit;
-  more.textContent = `Show more: ${number(Math.max(0, visible.length - limit))} rows below`;
+  more.textContent = `Show more: ${counting(Math.max(0, visible.length - limit), "row", "rows")} below`;
 }
 function extend(to = limit + AT_ONCE * 2) {
   const from = limit;
