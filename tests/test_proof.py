@@ -165,7 +165,7 @@ def test_what_the_source_could_not_run_is_a_note(monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_layout_for_what_was_written_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(proof, "agent_of", lambda *_: None)
+    monkeypatch.setattr(proof, "recognised", lambda *_: None)
     done = op.convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-1"), to="tf")
     assert done.parity == ()
     assert any("were not compared" in note for note in done.report.notes)
