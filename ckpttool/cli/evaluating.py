@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     from ckpttool.cli.showing import Shown
     from ckpttool.ops.sweep import Failed, Sweep
 
-EXAMPLES = (
-    "Examples: ckpttool eval agent.pt --env Pendulum-v1 --episodes 100; "
-    "ckpttool eval 'run/ckpt-*' --plot curve.png; ckpttool eval agent.pt --video agent.mp4"
-)
-
 
 def evaluate(
     paths: Annotated[

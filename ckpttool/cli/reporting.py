@@ -14,10 +14,6 @@ from ckpttool.shown import clean, count
 if TYPE_CHECKING:
     from ckpttool.report import Report
 
-EXAMPLES = (
-    "Examples: ckpttool report agent.pt; ckpttool report runs/ckpt-2500 runs/ckpt-15000 --out change.html"
-)
-
 
 def report(
     path: PathArgument,
