@@ -48,7 +48,7 @@ site: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt torch
-	$(PIP) install --constraint constraints.txt --editable '.[all,dev,docs]'
+	$(PIP) install --constraint constraints.txt --editable '.[all,dev,docs,gs,hf]'
 	# tf_keras asks for the full tensorflow, beside which tensorflow-cpu cannot be; without it Keras 2 is no referee.
 	$(PIP) install --constraint constraints.txt --no-deps tf_keras
 	# What pip does for installed packages and not for editable ones: without it the first start compiles.

@@ -41,7 +41,10 @@ class Store(Protocol):
         ...
 
     def names(self, place: str) -> list[str]:
-        """Return the names in a folder, in no order; none if the store cannot tell."""
+        """Return the names in a folder, in no order; none if the store cannot tell.
+
+        Raise LimitError for a folder of too many.
+        """
         ...
 
     def read(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
@@ -58,10 +61,16 @@ class Store(Protocol):
 
 
 class Visit(NamedTuple):
-    """One look at a checkpoint: what was asked already, and what a person should know of how bytes came."""
+    """One look at a checkpoint: what was asked already, and what a person should know of how bytes came.
+
+    `refused` says why nobody could tell what is there. `names` has None for a folder of too many, `versions`
+    what the name of something that moves (a branch) stood for when it was asked first.
+    """
 
     found: dict[str, Found]
-    names: dict[str, list[str]]
+    refused: dict[str, NotFoundError]
+    names: dict[str, list[str] | None]
+    versions: dict[str, str]
     notes: list[str]
 
 
@@ -164,7 +173,7 @@ def samefile(one: str, other: str) -> bool:
 
 
 def listdir(path: str) -> list[str]:
-    """Return the names in a folder, as os.listdir does."""
+    """Return the names in a folder, as os.listdir does; elsewhere raise LimitError for too many."""
     elsewhere = store(path)
     return os.listdir(path) if elsewhere is None else elsewhere.names(path)
 
@@ -229,10 +238,10 @@ def explained(path: str) -> CkpttoolError | None:
 def visit() -> Iterator[Visit]:
     """Ask stores each thing once while the block runs, and gather the notes.
 
-    A visit within another knows what that knows, and has notes of its own.
+    A visit within another knows what that knows, its notes too, and adds notes of its own.
     """
     outer = visiting()
-    token = _VISIT.set(Visit(outer.found, outer.names, []))
+    token = _VISIT.set(Visit(outer.found, outer.refused, outer.names, outer.versions, [*outer.notes]))
     try:
         yield visiting()
     finally:
@@ -241,7 +250,7 @@ def visit() -> Iterator[Visit]:
 
 def visiting() -> Visit:
     """Return the visit that goes on; a new one, which nobody keeps, if there is none."""
-    return _VISIT.get() or Visit({}, {}, [])
+    return _VISIT.get() or Visit({}, {}, {}, {}, [])
 
 
 def note(sentence: str) -> None:

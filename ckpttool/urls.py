@@ -7,6 +7,7 @@ found as it is for files: by the last slash.
 
 from __future__ import annotations
 
+import os
 import re
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -61,6 +62,16 @@ def spelled(place: str) -> str:
         link, _, place = place.partition("::")
         typed.append(link)
     return "::".join(map(_without_secrets, [*typed, *reversed(links(place))]))
+
+
+def name(text: str) -> str:
+    """Return the last name in a path or a URL, of an archive's member its own; "" where there is none."""
+    shown = spelled(text)
+    for link in reversed(links(turned(shown) or shown)):
+        scheme = _SCHEME.match(link)
+        if found := os.path.basename((link if scheme is None else link[scheme.end() :]).rstrip("/")):
+            return found
+    return ""
 
 
 def _without_secrets(link: str) -> str:

@@ -135,11 +135,14 @@ def test_members_of_archives_are_the_same(name: str, where: str, site: Site) -> 
             archive.add(SAMPLES / "td3_pendulum_torch", "runs/none", recursive=False)
             archive.add(TORCH_SAMPLE, member)
     url = f"{kind}://{member}::{path if where == 'local' else f'{site.url}/{name}'}"
+    packed = where == "url" and name.startswith("a.tar.")
+    assert bool(ckpttool.open(url).notes) == packed  # else parts of it were read
     found = ckpttool.digest(url)
     assert found.sha256 == ckpttool.digest(str(TORCH_SAMPLE)).sha256
     assert found.path == url
-    packed = where == "url" and name.startswith("a.tar.")
-    assert bool(ckpttool.open(url).notes) == packed  # else parts of it were read
+    if packed:
+        ranges = [headers.get("range", "") for headers in site.headers]
+        assert len([each for each in ranges if each.startswith("bytes=65536-")]) == 1, "it was fetched twice"
 
 
 def test_an_hdf5_file_is_fetched_once_and_said_to_be(site: Site) -> None:

@@ -56,6 +56,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.site.headers.append({name.lower(): value for name, value in self.headers.items()})
         odd = self.site.odd.get(path) or self.site.odd.get("*", "")
         file = self.site.root / path.lstrip("/")
+        if "list-type" in address.query and "list" in self.site.odd:
+            return self._say(int(self.site.odd["list"]))
         if "list-type" in address.query:
             return self._listed(path, parse_qs(address.query))
         if odd.isdigit():
@@ -104,7 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer S3's ListObjectsV2."""
         bucket = self.site.root / path.strip("/")
         if not bucket.is_dir():
-            return self._say(404, {}, b"<Error><Code>NoSuchBucket</Code><Message>no bucket</Message></Error>")
+            said = b"<Message>The specified bucket does not exist</Message>"
+            return self._say(404, {}, b"<Error><Code>NoSuchBucket</Code>" + said + b"</Error>")
         prefix = query.get("prefix", [""])[0]
         keys = [str(each.relative_to(bucket)) for each in sorted(bucket.rglob("*")) if each.is_file()]
         found = [key for key in keys if key.startswith(prefix)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ckpttool import urls
 from ckpttool.agents.reference_scores import reference
 from ckpttool.cli.columns import beside, wrapped
 from ckpttool.cli.tables import listed
@@ -35,7 +36,10 @@ def _table(found: Sweep) -> list[str]:
     rows = [("rank", "step", "mean", "95 % of the mean", "IQM", "behind")]
     rows += [_row(each, places.get(each.evaluation.checkpoint)) for each in found.scored]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    paths = ["checkpoint", *(f"{clean(e.checkpoint)}{_cut_short(e)}" for e in found.evaluations)]
+    paths = [
+        "checkpoint",
+        *(f"{clean(urls.spelled(e.checkpoint))}{_cut_short(e)}" for e in found.evaluations),
+    ]
     starts = [" ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     return [f"{start}  {beside(path, len(start) + 2)}" for start, path in zip(starts, paths, strict=True)]
 
@@ -53,7 +57,7 @@ def _row(each: Scored, place: Ranked | None) -> tuple[str, str, str, str, str, s
 
 
 def _verdict(found: Sweep, best: Best) -> list[str]:
-    name = clean(best.checkpoint)
+    name = clean(urls.spelled(best.checkpoint))
     if best.certain:
         return [f"best     {name}: all others are lower (paired by seed, 95 % over all comparisons)"]
     episodes = min(each.statistics.n for each in found.evaluations)
@@ -75,7 +79,7 @@ def _remarks(found: Sweep) -> list[str]:
     every = found.evaluations
     said = [(each, line) for each in every for line in _said(each)]
     common = [line for line, n in Counter(line for _, line in said).items() if n == len(every)]
-    own = [f"{clean(e.checkpoint)}: {line}" for e, line in said if line not in common]
+    own = [f"{clean(urls.spelled(e.checkpoint))}: {line}" for e, line in said if line not in common]
     source = () if found.step_from is None else (_STEPS.get(found.step_from, f"steps are {found.step_from}"),)
     resumed = (f"{found.resumed} of them were there already",) if found.resumed else ()
     return [wrapped(line) for line in [*common, *own, *listed("note", (*source, *resumed, *found.notes))]]
@@ -83,7 +87,7 @@ def _remarks(found: Sweep) -> list[str]:
 
 def _report(one: Evaluation) -> list[str]:
     played, result = one.rollout, one.statistics
-    lines = [f"{clean(one.checkpoint)} in {clean(one.env)}"]
+    lines = [f"{clean(urls.spelled(one.checkpoint))} in {clean(one.env)}"]
     if result.std is None or result.ci95 is None:
         lines.append(f"return   {result.mean:.2f} (one episode)")
     else:

@@ -9,7 +9,7 @@ from typing import IO, NamedTuple, Protocol
 
 from ckpttool import places
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError
+from ckpttool.errors import CkpttoolError, LimitError
 from ckpttool.source import File
 from ckpttool.tree import Tree
 from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
@@ -75,11 +75,12 @@ class Probe:
     def names(self) -> frozenset[str]:
         """The names in `folder`, but not what a conversion that was cut short left there.
 
-        A probe of such a name, which is how a file is read back before it has its own, sees all.
+        A probe of such a name, which is how a file is read back before it has its own, sees all. A folder
+        elsewhere that has too many is one that cannot tell: a file in it is found all the same.
         """
         try:
             found = places.listdir(self.folder)
-        except OSError:
+        except (OSError, LimitError):
             return frozenset()
         return frozenset(found if hidden(self.name) else (name for name in found if not hidden(name)))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool import places
+from ckpttool import places, urls
 from ckpttool.agents import comparison
 from ckpttool.agents.statistics import Estimate, iqm, mean, mean_interval, paired_interval
 from ckpttool.errors import CkpttoolError, UsageError
@@ -49,8 +49,8 @@ class Run:
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
         return {
-            "path": self.path,
-            "checkpoints": [each.evaluation.checkpoint for each in self.scored],
+            "path": urls.spelled(self.path),
+            "checkpoints": [urls.spelled(each.evaluation.checkpoint) for each in self.scored],
             "steps": [each.step for each in self.scored],
             "mean": self.score,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import cast
 
 from ckpttool import places, plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError
+from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError, UsageError
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import Resolved, open_checkpoint, resolve
 from ckpttool.ops import folder, undo
@@ -44,9 +45,10 @@ def entries(paths: Sequence[str]) -> tuple[Entry, ...]:
     NotFoundError for a pattern that nothing matches.
     """
     found: dict[str, Entry] = {}
-    for path in paths:
-        for entry in _meant(path, alone=len(paths) == 1):
-            found.setdefault(places.realpath(entry.path), entry)
+    with places.visit():
+        for path in paths:
+            for entry in _meant(path, alone=len(paths) == 1):
+                found.setdefault(places.realpath(entry.path), entry)
     return tuple(found.values())
 
 
@@ -55,7 +57,7 @@ def _meant(path: str, *, alone: bool) -> Iterator[Entry]:
     if places.isdir(path) and (inside := folder.checkpoints(path)):
         for each in inside:
             yield Entry(each.path, named=False, found=_reader(each))
-    elif places.store(path) is None and not os.path.lexists(path) and glob.has_magic(path):
+    elif glob.has_magic(path) and not places.lexists(path):
         yield from _matches(path)
     elif alone or not path.endswith(BESIDE):
         yield _named(path)
@@ -68,7 +70,7 @@ def _reader(listed: Listed) -> Resolved | None:
 
 
 def _matches(pattern: str) -> Iterator[Entry]:
-    names = [name for name in glob.glob(pattern, recursive=True) if not name.endswith(BESIDE)]
+    names = [name for name in _names(pattern) if not name.endswith(BESIDE)]
     if not names:
         raise NotFoundError("nothing matches the pattern", file=pattern)
     for name in sorted(names, key=natural):
@@ -79,6 +81,17 @@ def _matches(pattern: str) -> Iterator[Entry]:
             continue
         except CkpttoolError:
             yield Entry(name, named=False)  # a damaged one is told of when it is opened
+
+
+def _names(pattern: str) -> list[str]:
+    """Return what matches; elsewhere in one folder only, whose names are asked for."""
+    if places.store(pattern) is None:
+        return glob.glob(pattern, recursive=True)
+    folder, last = os.path.split(pattern)
+    if glob.has_magic(folder.split("://", 1)[-1].partition("/")[2]):
+        raise UsageError("elsewhere a pattern is for names in one folder: the last part", file=pattern)
+    names = fnmatch.filter(places.listdir(folder), last)
+    return [os.path.join(folder, name) for name in names if name[0] != "." or last[0] == "."]
 
 
 def _named(path: str) -> Entry:

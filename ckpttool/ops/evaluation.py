@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
+from ckpttool import urls
 from ckpttool.agents.execute import Dtype
 from ckpttool.agents.reference_scores import SOURCE, reference
 from ckpttool.agents.rollout import Rollout
@@ -79,7 +80,7 @@ class Evaluation:
         """Return the JSON document."""
         played, result = self.rollout, self.statistics
         return {
-            "checkpoint": self.checkpoint,
+            "checkpoint": urls.spelled(self.checkpoint),
             "env": self.env,
             "versions": self.versions,
             "environment": dict(self.surroundings),

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from ckpttool import urls
 from ckpttool.agents import film_files
 from ckpttool.agents.envs import VectorEnv
 from ckpttool.agents.filming import Camera, CutError, Show
@@ -61,7 +62,7 @@ class Film:
         """Return the JSON object."""
         return {
             "file": self.file,
-            "checkpoint": self.checkpoint,
+            "checkpoint": urls.spelled(self.checkpoint),
             "fps": self.fps,
             "width": self.width,
             "height": self.height,

@@ -61,8 +61,11 @@ def look(path: str, glob: str | None = None, layout: str | None = None) -> Summa
     several checkpoints that does not name the latest gives a Folder. Raise what `summary` raises.
     """
     path = places.named(path)
-    if not places.isdir(path):
-        return summary(path, glob, layout)
+    with places.visit():
+        return _looked(path, glob, layout) if places.isdir(path) else summary(path, glob, layout)
+
+
+def _looked(path: str, glob: str | None, layout: str | None) -> Summary | Folder:
     try:
         latest = resolve(path).location
     except CkpttoolError as error:
@@ -79,14 +82,15 @@ def look(path: str, glob: str | None = None, layout: str | None = None) -> Summa
 def checkpoints(path: str) -> tuple[Listed, ...]:
     """Return the checkpoints that lie in a folder, from first to last step; none if it is one itself."""
     path = places.named(path)
-    try:
-        latest = resolve(path).location
-    except CkpttoolError:
-        latest = None
-    if latest is not None and not _lies_in(latest, path):
-        return ()
-    state, _ = _state(path)
-    return tuple(_listed(path, state, latest))
+    with places.visit():
+        try:
+            latest = resolve(path).location
+        except CkpttoolError:
+            latest = None
+        if latest is not None and not _lies_in(latest, path):
+            return ()
+        state, _ = _state(path)
+        return tuple(_listed(path, state, latest))
 
 
 def _lies_in(location: str, path: str) -> bool:

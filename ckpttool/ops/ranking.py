@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpttool import urls
 from ckpttool.agents.statistics import Estimate, percentiles, resampled_means
 from ckpttool.ops.evaluation import Evaluation
 
@@ -41,8 +42,8 @@ class Point:
             "step": self.step,
             "mean": self.mean,
             "ci95": interval,
-            "run": self.run,
-            "checkpoint": self.checkpoint,
+            "run": urls.spelled(self.run),
+            "checkpoint": urls.spelled(self.checkpoint),
         }
 
 
@@ -65,7 +66,7 @@ class Ranked:
         """Return the JSON object."""
         return {
             "rank": self.rank,
-            "checkpoint": self.checkpoint,
+            "checkpoint": urls.spelled(self.checkpoint),
             "step": self.step,
             "mean": self.mean,
             "behind": None if self.behind is None else self.behind.document(),
@@ -85,7 +86,7 @@ class Best:
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
         return {
-            "checkpoint": self.checkpoint,
+            "checkpoint": urls.spelled(self.checkpoint),
             "step": self.step,
             "mean": self.mean,
             "certain": self.certain,

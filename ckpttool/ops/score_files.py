@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import IO
 
+from ckpttool import urls
 from ckpttool.errors import UsageError
 from ckpttool.ops.ranking import Scored
 from ckpttool.wire import summary_events
@@ -34,6 +35,7 @@ def table(scored: Sequence[Scored]) -> str:
     rows.writerow(COLUMNS)
     for each in scored:
         one, played = each.evaluation, each.evaluation.rollout
+        checkpoint = urls.spelled(one.checkpoint)
         for seed, value, length, terminated, truncated in zip(
             played.seeds.tolist(),
             played.returns.tolist(),
@@ -43,7 +45,7 @@ def table(scored: Sequence[Scored]) -> str:
             strict=True,
         ):
             ends = (int(terminated), int(truncated))
-            rows.writerow((one.checkpoint, each.step, one.env, seed, repr(value), length, *ends))
+            rows.writerow((checkpoint, each.step, one.env, seed, repr(value), length, *ends))
     return text.getvalue()
 
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ckpttool import urls
 from ckpttool.errors import CkpttoolError, NotACheckpointError, WorkerError
 from ckpttool.ops import ranking, training_step
 from ckpttool.ops.entries import Entry, entries
@@ -29,7 +30,7 @@ class Failed:
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
         return {
-            "checkpoint": self.checkpoint,
+            "checkpoint": urls.spelled(self.checkpoint),
             "kind": self.error.kind,
             "message": str(self.error),
             "hint": self.error.hint,

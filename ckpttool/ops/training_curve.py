@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ckpttool import places
+from ckpttool import places, urls
 from ckpttool.errors import ChangedError, CkpttoolError, TruncatedError
 from ckpttool.ops.rows import natural
 from ckpttool.shown import count
@@ -68,7 +68,7 @@ class TrainingCurve:
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
         return {
-            "files": list(self.files),
+            "files": [urls.spelled(file) for file in self.files],
             "tag": self.tag,
             "of": self.of,
             "logged": self.logged,
@@ -92,42 +92,51 @@ class Found:
 def beside(paths: Sequence[str]) -> Found:
     """Return the curves beside these checkpoints, each folder's once; nothing found is no error."""
     curves, notes = [], []
-    for folder in dict.fromkeys(f for path in paths if (f := _folder(path)) is not None):
+    with places.visit():
+        folders = dict.fromkeys(f for path in paths if (f := _folder(path)) is not None)
+    for folder in folders:
         curve, said = _read(folder)
         notes += said
         if curve is not None:
             curves.append(curve)
             were = "was" if curve.logged == 1 else "were"
             values = count(curve.logged, "value")
-            notes.append(f"{values} of {curve.tag} ({curve.of}) {were} logged in {folder}")
+            notes.append(f"{values} of {curve.tag} ({curve.of}) {were} logged in {urls.spelled(folder)}")
     return Found(tuple(curves), tuple(notes))
 
 
 def _folder(path: str) -> str | None:
-    """Return the nearest folder with event files, None if there is none up to the run's folder."""
-    if places.store(path) is not None:
-        return None
-    place = os.path.abspath(path)
-    place = place if os.path.isdir(place) else os.path.dirname(place)
+    """Return the nearest folder with event files, None if there is none up to the run's folder.
+
+    Elsewhere nothing is asked for above what a person named.
+    """
+    elsewhere = places.store(path) is not None
+    place = places.abspath(path)
+    place = place if places.isdir(place) else os.path.dirname(place)
     shared = {os.path.realpath(each) for each in (os.path.expanduser("~"), tempfile.gettempdir(), os.sep)}
     for _ in range(1 + ABOVE):
-        if os.path.realpath(place) in shared:
+        if places.realpath(place) in shared or (elsewhere and places.store(place) is None):
             return None
-        for candidate in (place, *(os.path.join(place, name) for name in BELOW)):
-            if next(_events(candidate), None) is not None:
+        # A folder's names say which others are there, which elsewhere is a request for each.
+        below = [name for name in BELOW if not elsewhere or name in _names(place)]
+        for candidate in (place, *(os.path.join(place, name) for name in below)):
+            if any(_events(candidate)):
                 return candidate
         place = os.path.dirname(place)
     return None
 
 
 def _events(folder: str) -> Iterator[str]:
+    for name in _names(folder):
+        if name.startswith(summary_events.NAME) and places.isfile(path := os.path.join(folder, name)):
+            yield path
+
+
+def _names(folder: str) -> list[str]:
     try:
-        with os.scandir(folder) as listing:
-            for entry in listing:
-                if entry.name.startswith(summary_events.NAME) and entry.is_file():
-                    yield entry.path
-    except OSError:
-        return
+        return places.listdir(folder)
+    except (OSError, CkpttoolError):
+        return []
 
 
 def _read(folder: str) -> tuple[TrainingCurve | None, list[str]]:
@@ -137,7 +146,8 @@ def _read(folder: str) -> tuple[TrainingCurve | None, list[str]]:
     for path in sorted(_events(folder), key=natural):
         file = File.stamp(path)
         if file.size > room:
-            notes.append(f"{path} was not read: event files of more than {MOST_BYTES >> 20} MiB in a folder")
+            whose = f"{urls.spelled(path)} was not read"
+            notes.append(f"{whose}: event files of more than {MOST_BYTES >> 20} MiB in a folder")
             continue
         room -= file.size
         files.append(file)
@@ -166,7 +176,7 @@ def _collect(file: File, points: dict[str, list[tuple[int, float]]], used: dict[
     except TruncatedError as error:
         return [f"the last record was left out: {error}"]
     except ChangedError:
-        return [f"{file.path} is being written: what it had so far was read"]
+        return [f"{urls.spelled(file.path)} is being written: what it had so far was read"]
     except CkpttoolError as error:
         return [f"an event file is damaged, what came before was read: {error}"]
     return []

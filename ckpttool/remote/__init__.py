@@ -25,9 +25,9 @@ class _Scheme(NamedTuple):
 
 
 _WEB = _Scheme("ckpttool.remote.web", "Web", ("fsspec", "aiohttp"), "remote")
-_S3 = _Scheme("ckpttool.remote.objects", "S3", ("fsspec", "s3fs"), "s3")
-_GS = _Scheme("ckpttool.remote.objects", "Objects", ("fsspec", "gcsfs"), "gs")
-_HF = _Scheme("ckpttool.remote.objects", "Objects", ("fsspec", "huggingface_hub"), "hf")
+_S3 = _Scheme("ckpttool.remote.s3", "S3", ("fsspec", "s3fs"), "s3")
+_GS = _Scheme("ckpttool.remote.pinned", "GS", ("fsspec", "gcsfs"), "gs")
+_HF = _Scheme("ckpttool.remote.hub", "HF", ("fsspec", "aiohttp", "huggingface_hub"), "hf")
 _MEMORY = _Scheme("ckpttool.remote.objects", "Objects", ("fsspec",), "remote")
 _SCHEMES = {
     "http": _WEB,
@@ -92,6 +92,8 @@ def _inside(outer: str, link: str) -> str:
 
     kind, _, inner = link.partition("://")
     start = f"{outer}::{kind}://{urls.TOP}"
-    places.mount(start + "/", Archive(outer, kind))
+    known = places.store(start)
+    if not (isinstance(known, Archive) and known.start == start):  # what was listed, or unpacked, stays
+        places.mount(start + "/", Archive(outer, kind))
     inner = inner.removeprefix(urls.TOP + "/").strip("/")
     return f"{start}/{inner}" if inner not in ("", urls.TOP) else start

@@ -13,7 +13,7 @@ import aiohttp
 
 from ckpttool.errors import ChangedError, NotFoundError, TruncatedError, UnsupportedError
 from ckpttool.places import Seen
-from ckpttool.remote.stores import tag_of
+from ckpttool.remote.stores import PERMITS_NOT, tag_of
 
 GONE, DENIED = (404, 410), (401, 403, 407)
 PAGE = 4 << 20
@@ -31,7 +31,7 @@ def require_ok(place: str, answer: aiohttp.ClientResponse) -> None:
     """Raise NotFoundError with the reason unless the answer is the file as a whole."""
     if answer.status in DENIED:
         raise NotFoundError(
-            f"the server permits no reading ({answer.status})",
+            f"the server {PERMITS_NOT} ({answer.status})",
             file=place,
             hint="a signed URL is good for one file and a time; it goes in quotes, with all of its query",
         )

@@ -41,7 +41,7 @@ class Archive:
     def __init__(self, outer: str, kind: str) -> None:
         """Read the archive at the place `outer`, a "zip" or a "tar", once something is asked."""
         self._outer, self._kind = outer, kind
-        self._start = f"{outer}::{kind}://{urls.TOP}"
+        self.start = f"{outer}::{kind}://{urls.TOP}"
         self._listed: tuple[File, dict[str, Member]] | None = None
         self._copies = Copies()
 
@@ -55,7 +55,7 @@ class Archive:
         return "folder" if any(each.startswith(below) for each in members) else None
 
     def names(self, place: str) -> list[str]:
-        """Return the names in a folder of the archive."""
+        """Return the names in a folder of the archive: as many as the archive may have members."""
         name = self._name(place)
         below = f"{name}/" if name else ""
         members = self._members(self._file())
@@ -112,7 +112,7 @@ class Archive:
         return File.stamp(self._outer)
 
     def _name(self, place: str) -> str:
-        return place[len(self._start) :].strip("/")
+        return place[len(self.start) :].strip("/")
 
     def _seen(self, member: Member) -> Seen:
         source = member.source.base if isinstance(member.source, Deflated) else member.source

@@ -1,17 +1,15 @@
 """Object stores and other file systems of fsspec, read by ranges.
 
-What a store gives as a version of an object (an ETag, a hash, a generation) is its identity. S3 is asked for
-bytes of just that version (`If-Match`); of others it is looked up again after every read.
+What a store gives as a version of an object (an ETag, a hash, a generation) is its identity. S3
+(ckpttool.remote.s3) is asked for bytes of just that version, as are the stores of ckpttool.remote.pinned;
+another is looked up again after every read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib
-import importlib.util
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import fsspec
@@ -19,18 +17,14 @@ import fsspec
 from ckpttool import places
 from ckpttool.errors import ChangedError, NotFoundError, TruncatedError
 from ckpttool.places import Found, Seen
-from ckpttool.remote.stores import Remembering, tag_of
+from ckpttool.remote.stores import PERMITS_NOT, Remembering, tag_of
 
 # The first that an entry has. Sources: s3fs/core.py (_info), gcsfs/core.py (_process_object),
 # huggingface_hub/hf_file_system.py (info), fsspec/implementations/memory.py (info).
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "oid", "md5Hash", "LastModified", "mtime", "created")
 _TIMES = ("LastModified", "mtime", "created")
-# What these libraries raise besides OSError: no common base, and none is loaded that is not needed.
-_FAILURES = {
-    "s3": (("botocore.exceptions", "BotoCoreError"), ("botocore.exceptions", "ClientError")),
-    "gs": (("gcsfs.retry", "HttpError"), ("google.auth.exceptions", "GoogleAuthError")),
-}
-_OPEN = 64
+_ANY: tuple[type[Exception], ...] = (OSError, ValueError, NotImplementedError)
+CONNECT_S, SILENCE_S = 15, 30  # to a connection, and to its next byte
 
 
 class Objects:
@@ -41,11 +35,16 @@ class Objects:
     def __init__(self, scheme: str) -> None:
         """Use the settings of the store's own library: its environment variables and files."""
         self.scheme = scheme
-        self.system: Any = _system(scheme, **self.options)
-        self._failures = tuple(
-            getattr(importlib.import_module(module), name)
-            for module, name in _FAILURES.get({"s3a": "s3", "gcs": "gs"}.get(scheme, scheme), ())
-        )
+        self.system: Any = self.started()
+        self._failures = (*_ANY, *self.failures())
+
+    def started(self) -> Any:
+        """Return the library's own file system."""
+        return system(self.scheme, **self.options)
+
+    def failures(self) -> tuple[type[Exception], ...]:
+        """Return what the library raises besides OSError: these have no common base."""
+        return ()
 
     @classmethod
     def mount(cls, url: str) -> str:
@@ -61,21 +60,40 @@ class Objects:
         """Return what is there now; raise NotFoundError if nobody can tell."""
         try:
             with self._explained(place):
-                found = self.system.info(place)
+                found = self.info(place)
         except FileNotFoundError as error:
-            if "bucket" in str(error).lower():
+            if "specified bucket does not exist" in str(error):  # a name may have the word
                 raise NotFoundError("there is no such bucket", file=place) from error
             return None
         return "folder" if found.get("type") == "directory" else seen_of(found)
 
-    def names(self, place: str) -> list[str]:
-        """Return the names in a folder."""
+    def meant(self, error: Exception) -> type[Exception] | str | None:  # noqa: ARG002  # of no known library
+        """Return what an error of the library means: one of Python's, a sentence, or None."""
+        return None
+
+    def info(self, place: str) -> Mapping[str, Any]:
+        """Return what the library tells of a place now; raise FileNotFoundError if there is nothing."""
+        found: Mapping[str, Any] = self.system.info(place)
+        return found
+
+    def names(self, place: str, most: int) -> list[str]:
+        """Return the names in a folder; a store that gives pages is asked for `most` of them."""
         try:
             with self._explained(place):
-                found = self.system.ls(place, detail=False)
+                found = self.listed(place, most)
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except NotFoundError as error:
+            # Many a bucket lets files be read and not be listed: it cannot tell.
+            if PERMITS_NOT in error.message:
+                return []
+            raise
         return sorted({name.rstrip("/").rpartition("/")[2] for name in found})
+
+    def listed(self, place: str, most: int) -> Iterable[str]:  # noqa: ARG002  # asked for all at once
+        """Return full names of what is in a folder."""
+        found: list[str] = self.system.ls(place, detail=False)
+        return found
 
     def part(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
         """Return exactly these bytes; raise ChangedError if another version is there now."""
@@ -83,7 +101,7 @@ class Objects:
             with self._explained(place):
                 data = self.bytes_of(place, seen, offset, length)
         except FileNotFoundError as error:
-            raise ChangedError("the file went away after it was listed", file=place) from error
+            raise ChangedError("the file changed after it was listed, or went away", file=place) from error
         if len(data) != length:
             raise TruncatedError(
                 "the store gives another number of bytes than was asked for",
@@ -97,7 +115,7 @@ class Objects:
     def bytes_of(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
         """Return what the store gives for the range."""
         data: bytes = self.system.cat_file(place, start=offset, end=offset + length)
-        require_same(place, seen, seen_of(self.system.info(place)))
+        require_same(place, seen, seen_of(self.info(place)))
         return data
 
     @contextlib.contextmanager
@@ -107,65 +125,21 @@ class Objects:
             yield
         except (FileNotFoundError, NotADirectoryError):
             raise
-        except PermissionError as error:
-            raise NotFoundError("the store permits no reading", file=place) from error
-        except TimeoutError as error:
-            raise NotFoundError("the store does not answer in time", file=place) from error
-        except (OSError, ValueError, NotImplementedError, *self._failures) as error:
-            kind = type(error).__name__
-            raise NotFoundError("the store cannot be read", file=place, found=kind) from error
+        except self._failures as error:
+            means = self.meant(error) or type(error)
+            if isinstance(means, str):
+                raise NotFoundError(means, file=place) from error
+            if issubclass(means, PermissionError):
+                raise NotFoundError(f"the store {PERMITS_NOT}", file=place) from error
+            if issubclass(means, TimeoutError):
+                raise NotFoundError("the store does not answer in time", file=place) from error
+            if issubclass(means, EOFError):
+                raise TruncatedError("the store stopped before all bytes had come", file=place) from error
+            raise NotFoundError("the store cannot be read", file=place, found=means.__name__) from error
 
 
-class S3(Objects):
-    """S3 and whatever speaks its language; a bucket of which no key is known is read as the public does."""
-
-    options: ClassVar[Mapping[str, Any]] = {
-        "config_kwargs": {"connect_timeout": 15, "read_timeout": 30, "retries": {"max_attempts": 3}},
-    }
-
-    def __init__(self, scheme: str) -> None:
-        """Take keys from where AWS's own tools take them, else none."""
-        super().__init__(scheme)
-        self._open: OrderedDict[str, Any] = OrderedDict()
-        from botocore.exceptions import NoCredentialsError
-
-        self._no_credentials = NoCredentialsError
-
-    def look(self, place: str) -> Found:
-        """Return what is there now; the first look finds out whether there are keys."""
-        try:
-            return super().look(place)
-        except NotFoundError as error:
-            if not isinstance(error.__cause__, self._no_credentials):
-                raise
-        self.system = _system("s3", anon=True, **self.options)
-        return super().look(place)
-
-    def bytes_of(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
-        """Return the bytes of the version that was seen: an open file of s3fs asks for no other."""
-        # s3fs/core.py, S3File: it keeps the ETag that it found, and sends it with each range.
-        file = self._open.get(place)
-        if file is None or seen_of(file.details) != seen:
-            file = self.system.open(place, "rb", cache_type="none")
-            require_same(place, seen, seen_of(file.details))
-            self._open[place] = file
-            if len(self._open) > _OPEN:
-                self._open.popitem(last=False)
-        return _ranged(file, place, offset, length)
-
-
-def _ranged(file: Any, place: str, offset: int, length: int) -> bytes:
-    from s3fs.utils import FileExpired
-
-    try:
-        # Not by seek and read: a position is no thread's own.
-        data: bytes = file.cache.fetcher(offset, offset + length)
-    except FileExpired as error:
-        raise ChangedError("the file changed after it was listed", file=place) from error
-    return data
-
-
-def _system(scheme: str, **options: Any) -> Any:
+def system(scheme: str, **options: Any) -> Any:
+    """Return the library's file system for a scheme, which remembers nothing."""
     # What a listing said stays true for nobody; settings of the environment may have changed.
     return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
 

@@ -8,13 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 from urllib.parse import unquote
 
-from ckpttool import places, urls
+from ckpttool import limits, places, urls
+from ckpttool.errors import NotFoundError
 from ckpttool.places import Found, Seen
 from ckpttool.remote.blocks import Blocks
 from ckpttool.remote.copies import Copies, Room, pieces, require_few
 from ckpttool.shown import size
 
 _AT_ONCE = 16
+# In what is said where somebody may not look: the same server may let others be seen.
+PERMITS_NOT = "permits no reading"
 
 
 class Server(Protocol):
@@ -24,8 +27,8 @@ class Server(Protocol):
         """Return what is there now; raise NotFoundError if nobody can tell."""
         ...
 
-    def names(self, place: str) -> list[str]:
-        """Return the names in a folder."""
+    def names(self, place: str, most: int) -> list[str]:
+        """Return the names in a folder; what is more than `most` may be left out."""
         ...
 
     def part(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
@@ -49,18 +52,38 @@ class Remembering:
         known = places.visiting()
         if place not in known.found:
             parent, _, name = place.rpartition("/")
-            absent = parent in known.names and known.names[parent] and name not in known.names[parent]
-            known.found[place] = None if absent else self.server.look(place)
+            beside = known.names.get(parent)
+            absent = beside is not None and beside != [] and name not in beside
+            known.found[place] = None if absent else self._looked(place, known.refused)
         return known.found[place]
 
+    def _looked(self, place: str, refused: dict[str, NotFoundError]) -> Found:
+        if place in refused:  # trying again, as libraries do, takes many seconds
+            raise refused[place]
+        try:
+            return self.server.look(place)
+        except NotFoundError as error:
+            refused[place] = error
+            raise
+
     def names(self, place: str) -> list[str]:
-        """Return the names in a folder, as they were when this visit asked first."""
+        """Return the names in a folder, as they were when this visit asked first.
+
+        Raise LimitError if there are too many.
+        """
         if _leads_out(place):
             return []
-        known = places.visiting()
+        known, most = places.visiting(), limits.current().folder_files
         if place not in known.names:
-            known.names[place] = [name for name in self.server.names(place) if _is_name(name)]
-        return known.names[place]
+            for beside, error in known.refused.items():
+                if os.path.dirname(beside) == place and PERMITS_NOT not in error.message:
+                    raise error  # who cannot be reached is not asked once more
+            found = self.server.names(place, most + 1)
+            known.names[place] = [name for name in found if _is_name(name)] if len(found) <= most else None
+        names = known.names[place]
+        if names is None:
+            raise limits.exceeded("folder_files", "the folder has too many names", None, file=place)
+        return names
 
     def read(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
         """Return exactly these bytes."""

@@ -84,16 +84,14 @@ class Web:
 
     def look(self, place: str) -> Found:
         """Return what is there by asking for its beginning; raise NotFoundError if nobody can tell."""
-        return self._asked(
-            place, {"Range": f"bytes=0-{HEAD - 1}"}, lambda answer: self._looked(place, answer)
-        )
+        return self.asked(place, {"Range": f"bytes=0-{HEAD - 1}"}, lambda answer: self._looked(place, answer))
 
-    def names(self, place: str) -> list[str]:
+    def names(self, place: str, most: int) -> list[str]:  # noqa: ARG002  # a page's length is its limit
         """Return the links of the folder's page that lead into the folder; none where there is no page."""
         url = self._url(place)
         try:
             address, mark, query = url.partition("?")
-            page = self._asked(place, {}, answers.page, address.rstrip("/") + "/" + mark + query)
+            page = self.asked(place, {}, answers.page, address.rstrip("/") + "/" + mark + query)
         except NotFoundError:
             return []
         links = (unquote(html.unescape(link).removeprefix("./")).rstrip("/") for link in _LINK.findall(page))
@@ -101,7 +99,7 @@ class Web:
 
     def part(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
         """Return exactly these bytes; raise ChangedError if the server has another file there now."""
-        return self._asked(
+        return self.asked(
             place,
             {"Range": f"bytes={offset}-{offset + length - 1}"},
             lambda answer: self._part(place, answer, seen, offset, length),
@@ -167,9 +165,13 @@ class Web:
         # What was typed is quoted already where it has to be.
         return self.exact.get(place) or self._prefix + quote(place[len(self._start) :], "/%") + self._query
 
-    def _asked(
+    def asked(
         self, place: str, headers: dict[str, str], take: Take[Answer], url: str | None = None
     ) -> Answer:
+        """Return what `take` makes of the answer, which is asked for again where that may help.
+
+        Raise NotFoundError if there is none, TruncatedError if it ends too early.
+        """
         for pause in (*_PAUSES, None):
             try:
                 with _explained(place, last=pause is None):
