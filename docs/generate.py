@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,7 +19,17 @@ DOCS = ROOT / "docs"
 # Plain text of one width, whatever terminal and settings the writer has.
 PLAIN = {"COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1", "TYPER_USE_RICH": "0", "PYTHONPATH": str(ROOT)}
 # `python -m ckpttool` would call itself that in its usage lines.
-PROGRAM = "import sys; sys.argv[0] = 'ckpttool'; from ckpttool.cli import main; main()"
+PROGRAM = """
+import json, sys
+from ckpttool.cli import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["ckpttool", *arguments, "--help"]
+    try:
+        main()
+    except SystemExit as done:
+        assert not done.code, arguments
+    print("\\0", end="")
+"""
 
 HEAD = """# The commands
 
@@ -34,19 +46,21 @@ def commands() -> list[str]:
     return [str(c.name or c.callback.__name__) for c in app.registered_commands if c.callback is not None]
 
 
-def text_of_help(*arguments: str) -> str:
-    """Return what the program prints for these arguments and --help."""
-    command = [sys.executable, "-c", PROGRAM, *arguments, "--help"]
+def texts_of_help(every: Sequence[Sequence[str]]) -> list[str]:
+    """Return what the program prints for each of these arguments and --help."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps(every)]
     done = subprocess.run(  # noqa: S603  # our own program
         command, capture_output=True, text=True, check=True, env={**os.environ, **PLAIN}
     )
-    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+    texts = done.stdout.split("\0")[:-1]
+    return ["\n".join(line.rstrip() for line in text.strip().splitlines()) for text in texts]
 
 
 def page() -> str:
     """Return the whole page of the commands."""
-    sections = [("ckpttool", ()), *((f"ckpttool {name}", (name,)) for name in commands())]
-    parts = [f"## {title}\n\n```text\n{text_of_help(*arguments)}\n```\n" for title, arguments in sections]
+    every: list[tuple[str, ...]] = [(), *((name,) for name in commands())]
+    told = zip(every, texts_of_help(every), strict=True)
+    parts = [f"## {' '.join(('ckpttool', *words))}\n\n```text\n{text}\n```\n" for words, text in told]
     return "\n".join([HEAD, *parts])
 
 

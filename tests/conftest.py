@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ckpttool.cli import main
+from ckpttool.cli import app, main
 from ckpttool.sidecar import Sidecar
 from tests import schemas
 from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # fixtures
@@ -73,6 +73,12 @@ class Terminal(io.TextIOWrapper):
         return True
 
 
+@functools.cache
+def _parser(word: str = "", made: Callable[[], Any] = app._parser) -> Any:
+    """Return the parser of a command, which every run would make: the tests run thousands of commands."""
+    return made()
+
+
 def in_process(
     *arguments: object,
     cwd: Path | None = None,
@@ -88,6 +94,7 @@ def in_process(
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ckpttool", *map(str, arguments)])
+        patch.setattr(app, "_parser", lambda: _parser(*sys.argv[1:2]))
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
         for name, value in {"COLUMNS": "80", "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})}.items():

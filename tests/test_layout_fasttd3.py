@@ -151,7 +151,9 @@ def test_every_tensor_goes_to_the_canonical_agent_and_back(tmp_path: Path) -> No
             assert same(back[path], leaf), display(path)
 
 
-def test_a_wider_critic_does_not_keep_the_policy_from_being_compared(tmp_path: Path) -> None:
+def test_a_wider_critic_does_not_keep_the_policy_from_being_compared(
+    tmp_path: Path, shared_workers: None
+) -> None:
     path = saved(tmp_path, "x.pt", agent(critic_obs=9)[0])
     found = verify(path, path)
     assert [parity.name for parity in found.networks] == ["actor"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from ckpttool.ops.convert import convert
 from ckpttool.ops.evaluate import evaluate
 from ckpttool.ops.evaluation import Evaluation, Protocol
-from tests.conftest import TF_SAMPLE, ckpttool
+from tests import schemas, warm
+from tests.conftest import TF_SAMPLE
 from tests.restored import agree
 
 pytestmark = pytest.mark.environment
@@ -81,10 +83,13 @@ def test_each_framework_scores_what_the_other_does(corpus: Path, tmp_path: Path)
     path = str(corpus / CHEETAH)
     target = convert(path, str(tmp_path / "ckpt-1"), to="tf", allow_missing=True, sync=False).target
     source = evaluate(path, "HalfCheetah-v5", Protocol(episodes=8, backend="torch"))
-    told = ("--env", "HalfCheetah-v5", "--episodes", 8, "--backend", "tensorflow", "--json")
-    ran = ckpttool("eval", target, *told)
-    assert ran.status == 0, ran.err
-    converted = ran.json()
+    told = ("--env", "HalfCheetah-v5", "--episodes", "8", "--backend", "tensorflow", "--json")
+    # As the command line would, but TensorFlow has been imported there.
+    program = f"import sys; from ckpttool.cli import main; sys.argv[1:] = {['eval', target, *told]!r}; main()"
+    status, printed = warm.run("tensorflow", program, tmp_path)
+    assert status == 0, printed
+    schemas.require_printed(("eval", target, *told), document := printed[printed.index("{") :])
+    converted = json.loads(document)
     assert converted["protocol"]["backend"] == "tensorflow"
     assert converted["returns"] != source.rollout.returns.tolist()
     assert agree(source.statistics, converted["mean"], converted["std"], len(converted["returns"]))

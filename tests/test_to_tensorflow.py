@@ -379,7 +379,9 @@ def test_a_torch_agent_goes_on_training_in_tensorflow(folder: Path) -> None:
 @pytest.mark.tensorflow
 @pytest.mark.torch
 @pytest.mark.corpus
-def test_a_real_agent_of_wide_layers_verifies_as_the_same(corpus: Path, tmp_path: Path) -> None:
+def test_a_real_agent_of_wide_layers_verifies_as_the_same(
+    corpus: Path, tmp_path: Path, shared_workers: None
+) -> None:
     for framework in ("tensorflow", "torch"):
         if importlib.util.find_spec(framework) is None:
             pytest.skip(f"{framework} is not installed")

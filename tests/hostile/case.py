@@ -114,7 +114,7 @@ def faults(seen: Seen, wanted: int, home: Path, out: Path) -> list[str]:
 
 
 def _below(path: str, folder: Path) -> bool:
-    return Path(path) == folder or folder in Path(path).parents
+    return f"{path}/".startswith(f"{folder}/")
 
 
 def _foreign(path: str, home: Path, out: Path) -> bool:

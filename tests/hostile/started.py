@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import pkgutil
+import sys
 
 import google_crc32c  # noqa: F401
 import h5py  # type: ignore[import-untyped]  # noqa: F401
@@ -24,9 +25,13 @@ from tests.hostile import damage, trial, watched  # noqa: F401  # what the progr
 
 typer.main.get_command = functools.cache(typer.main.get_command)
 typer.main.get_command(ckpttool.cli.app.app)
+# What is installed is sought once for each sys.path, and that of a child is another (tests/warm.py).
+before = list(sys.path)
+sys.path[:0] = ["", str(watched.ROOT)]
 for kind in ("formats", "layouts"):
     for plugin in plugins.installed(kind):  # type: ignore[arg-type]
         plugin.load()
+sys.path[:] = before
 # What a child would import or compile itself, each for itself.
 for package in (
     ckpttool.wire,

@@ -72,13 +72,13 @@ def archive(members: Sequence[Made], *, prefix: bytes = b"", between: bytes = b"
 
     `end` may hold `zip64`, which are the fields of a zip64 record to be put there, `comment` and `suffix`.
     """
-    body, entries = prefix, b""
+    body, entries = bytearray(prefix), bytearray()
     for member in members:
         body += member.before
         entries += _central(member, len(body))
         body += _local(member) + member.data + member.after
     body += between
-    return body + entries + _end(len(members), len(entries), len(body), end)
+    return bytes(body + entries) + _end(len(members), len(entries), len(body), end)
 
 
 def _local(member: Made) -> bytes:
