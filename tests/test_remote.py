@@ -33,7 +33,7 @@ from ckpttool.errors import (
 from ckpttool.limits import Limits
 from ckpttool.source import File
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
-from tests.web_server import Site, serving
+from tests.web_server import Site, s3_settings, serving
 
 pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
 pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
@@ -491,14 +491,7 @@ def bucket(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 
     monkeypatch.setattr(objects, "_STORES", {})
     monkeypatch.setattr(places, "_MOUNTED", {})
-    for name, value in {
-        "AWS_ENDPOINT_URL": site.url,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_MAX_ATTEMPTS": "1",
-    }.items():
+    for name, value in s3_settings(site.url).items():
         monkeypatch.setenv(name, value)
     shutil.copytree(TF_SAMPLE.parent, site.root / "bucket" / "run" / "agent")
     return site

@@ -19,7 +19,7 @@ from ckpttool.wire import summary_events
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.store_servers import Buckets, Hub, serving
 from tests.test_remote import saved
-from tests.web_server import Site
+from tests.web_server import Site, s3_settings
 from tests.web_server import serving as serving_pages
 
 pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
@@ -189,14 +189,7 @@ def test_what_is_wrong_in_a_bucket_is_one_sentence(buckets: Buckets) -> None:
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     pytest.importorskip("s3fs", reason="the extra `s3` is not installed")
     with serving_pages(tmp_path) as site:
-        for name, value in {
-            "AWS_ENDPOINT_URL": site.url,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_MAX_ATTEMPTS": "1",
-        }.items():
+        for name, value in s3_settings(site.url).items():
             monkeypatch.setenv(name, value)
         shutil.copytree(TF_SAMPLE.parent, tmp_path / "bucket" / "run" / "agent")
         yield site
