@@ -472,6 +472,21 @@ def test_a_folder_of_files_offers_them() -> None:
     assert "ckpt-10000.pt" in ran.err
 
 
+def test_a_folder_of_folders_offers_what_is_nearest_and_follows_no_link(tmp_path: Path) -> None:
+    deep = tmp_path / "runs" / "td3" / "seed0"
+    deep.mkdir(parents=True)
+    (deep.parent / "again").symlink_to(tmp_path / "runs")
+    (deep / "notes.txt").write_text("nothing to read")
+    assert "hint" not in in_process("inspect", "runs", cwd=tmp_path).err
+    (deep / "later").mkdir()
+    for folder in (deep, deep / "later"):
+        shutil.copy(TORCH_SAMPLE, folder / "agent.pt")
+    for verb in ("inspect", "check", "doctor"):
+        ran = in_process(verb, "runs", cwd=tmp_path)
+        refused(ran)
+        assert ran.err.splitlines()[1] == "hint: did you mean runs/td3/seed0/agent.pt"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -125,7 +125,27 @@ def _near(probe: Probe) -> str | None:
 
 
 def _inside(probe: Probe) -> str | None:
-    return _did_you_mean(_readable(probe.path, sorted(probe.names)[:_LOOKED_AT]))
+    """Name checkpoints of the folder, else of those folders below that are nearest to it."""
+    level, left = [probe], _LOOKED_AT
+    while level and left > 0:
+        found, below = [], []
+        for each in level:
+            names = sorted(each.names)[: max(left, 0)]
+            left -= len(names)
+            found += _readable(each.path, names)
+            below += _folders(each, names)
+        if found:
+            return _did_you_mean(found)
+        level = below
+    return None
+
+
+def _folders(probe: Probe, names: Iterable[str]) -> list[Probe]:
+    """Return what of the names are local folders: no links, which may lead back, and nothing hidden."""
+    if places.store(probe.path) is not None:
+        return []
+    inner = (Probe(os.path.join(probe.path, name)) for name in names if not name.startswith("."))
+    return [each for each in inner if each.kind == "folder" and not os.path.islink(each.path)]
 
 
 def _readable(folder: str, names: Iterable[str]) -> list[str]:
