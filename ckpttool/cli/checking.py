@@ -21,7 +21,9 @@ def check(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH...", help="Checkpoints, folders of them, or patterns in quotes.", show_default=False
+            metavar="PATH...",
+            help="Checkpoints, folders of them, or patterns in quotes: 'runs/**' is all below runs.",
+            show_default=False,
         ),
     ],
     strict: Annotated[
