@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.abc
+import importlib.util
 import io
 import json
 import os
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -133,9 +136,33 @@ def refused(ran: Ran) -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs the shared corpus of real checkpoints where that is absent."""
+    """Skip what needs the shared corpus of real checkpoints, or a framework, where that is absent."""
     if item.get_closest_marker("corpus") and not CORPUS.is_dir():
         pytest.skip("the shared corpus is not beside the project")
+    for marker, library in _LIBRARIES.items():
+        if item.get_closest_marker(marker) and importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+
+
+class _Absent(importlib.abc.MetaPathFinder):
+    """Skips a test, or all of a module, that imports a library which is not there; the last to be asked.
+
+    What ckpttool itself imports is left alone: that it lacks something is its own to say.
+    """
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        """Raise what pytest takes for a skip, if a file of the tests asked."""
+        if name not in _LIBRARIES.values():
+            return
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
+            frame = frame.f_back
+        if frame is not None and frame.f_code.co_filename.startswith(str(ROOT / "tests")):
+            raise pytest.skip.Exception(f"{name} is not installed", allow_module_level=True)
+
+
+_LIBRARIES = {"torch": "torch", "tensorflow": "tensorflow", "environment": "gymnasium"}
+sys.meta_path.append(_Absent())
 
 
 @pytest.fixture(scope="session", autouse=True)

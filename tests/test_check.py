@@ -18,7 +18,6 @@ from ckpttool.ops.check import check
 from ckpttool.ops.save import save
 from ckpttool.ops.stats import stats
 from ckpttool.tree import Tree
-from tests import sb3_files as sb3
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.pickles import ACTING
 from tests.trees import leaf
@@ -185,6 +184,8 @@ def test_what_the_example_job_runs_passes_the_good_and_fails_the_bad(files: Path
 
 
 def test_the_open_sides_of_a_space_are_no_finding_and_other_infinities_are(tmp_path: Path) -> None:
+    from tests import sb3_files as sb3
+
     agent, open_box = sb3.td3(), sb3.box([-np.inf] * sb3.OBS, [np.inf] * sb3.OBS)
     for name, more, clean in (
         ("space", {"observation_space": open_box}, True),

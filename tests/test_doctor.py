@@ -24,7 +24,6 @@ from ckpttool.ops.restore import restore as agent_of_file
 from ckpttool.ops.save import save
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
-from tests import sb3_files as sb3
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.pickles import ACTING
 from tests.test_evaluate import fujimoto_set
@@ -182,6 +181,8 @@ STATISTICS = "nothing tells the observation statistics that training used (confi
 def test_a_sidecar_that_knows_no_statistics_hides_no_finding(
     told: dict[str, Any], found: bool, tmp_path: Path
 ) -> None:
+    from tests import sb3_files as sb3
+
     path = sb3.td3_agent(tmp_path / "agent.zip")
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "config.yml").write_text("policy: MlpPolicy\nnormalize: true\n")

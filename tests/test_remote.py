@@ -33,7 +33,7 @@ from ckpttool.errors import (
 from ckpttool.limits import Limits
 from ckpttool.source import File
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
-from tests.web_server import Site, s3_settings, serving
+from tests.web_server import Site, s3_settings, saved, serving
 
 pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
 pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
@@ -61,16 +61,6 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def below(path: str | Path) -> str:
     return "/" + str(Path(path).relative_to(SAMPLES))
-
-
-def saved(folder: Path, name: str = "model.safetensors", elements: int = 100_000) -> Path:
-    """Write a safetensors file of one tensor of random numbers."""
-    array = np.random.default_rng(0).standard_normal(elements).astype("<f4")
-    header = {"w": {"dtype": "F32", "shape": [elements], "data_offsets": [0, array.nbytes]}}
-    text = json.dumps(header).encode()
-    file = folder / name
-    file.write_bytes(len(text).to_bytes(8, "little") + text + array.tobytes())
-    return file
 
 
 # The same checkpoint

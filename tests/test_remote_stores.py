@@ -18,8 +18,7 @@ from ckpttool.ops import folder, training_curve
 from ckpttool.wire import summary_events
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.store_servers import Buckets, Hub, serving
-from tests.test_remote import saved
-from tests.web_server import Site, s3_settings
+from tests.web_server import Site, s3_settings, saved
 from tests.web_server import serving as serving_pages
 
 pytest.importorskip("fsspec", reason="the extra `remote` is not installed")

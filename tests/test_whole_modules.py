@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -24,6 +23,8 @@ from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.digest import digest
 from tests.pickles import importable, stand_in
+
+cloudpickle = pytest.importorskip("cloudpickle")
 
 FORMS: dict[str, Callable[[Any, Path], None]] = {
     "zip": torch.save,

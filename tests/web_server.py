@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+import numpy as np
 
 
 @dataclass
@@ -177,3 +180,13 @@ def s3_settings(url: str) -> dict[str, str]:
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_MAX_ATTEMPTS": "1",
     }
+
+
+def saved(folder: Path, name: str = "model.safetensors", elements: int = 100_000) -> Path:
+    """Write a safetensors file of one tensor of random numbers."""
+    array = np.random.default_rng(0).standard_normal(elements).astype("<f4")
+    header = {"w": {"dtype": "F32", "shape": [elements], "data_offsets": [0, array.nbytes]}}
+    text = json.dumps(header).encode()
+    file = folder / name
+    file.write_bytes(len(text).to_bytes(8, "little") + text + array.tobytes())
+    return file
