@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shlex
 import sys
 
 from ckpttool.browser.look import look
 from ckpttool.browser.opening import Opening
 from ckpttool.errors import MissingExtraError, UsageError
+from ckpttool.ops.findings import command
 from ckpttool.ops.side_by_side import AUTO
 
 HINT = "pip install 'ckpttool[browse]'"
@@ -45,5 +45,5 @@ def require_terminal(path: str) -> None:
     if os.environ.get("TERM") == "dumb" or not all(each is not None and each.isatty() for each in streams):
         raise UsageError(
             "browse draws on a terminal, and this is none",
-            hint=f"ckpttool inspect {shlex.quote(path)} prints the same tree",
+            hint=f"{command('inspect', path)} prints the same tree",
         )

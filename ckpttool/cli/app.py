@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -237,7 +236,7 @@ def _misspelt(error: Any, text: str) -> UsageError:
     word = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
     if f"No such command {word!r}" in text and os.path.exists(word):
         # A path alone is somebody who wants to see it.
-        return UsageError(
-            f"there is no command {word!r}", hint=f"did you mean ckpttool inspect {shlex.quote(word)}"
-        )
+        from ckpttool.ops.findings import command as suggested
+
+        return UsageError(f"there is no command {word!r}", hint=f"did you mean {suggested('inspect', word)}")
     return UsageError(text.rstrip("."), hint=f"{command} --help")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated
 
 import typer
@@ -32,9 +31,9 @@ def browse(
     Tensors are read when they are looked at. ? shows the keys, q leaves.
     """
     if as_json:
-        raise UsageError(
-            "browse shows a screen and has no document", hint=f"ckpttool inspect {shlex.quote(path)} --json"
-        )
+        from ckpttool.ops.findings import command
+
+        raise UsageError("browse shows a screen and has no document", hint=command("inspect", path, "--json"))
     from ckpttool.browser.start import browse as op
 
     return op(path, other, glob=glob, by=by, layout=layout)
