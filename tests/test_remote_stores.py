@@ -16,7 +16,7 @@ from ckpttool.errors import ChangedError, CkpttoolError, LimitError, NotFoundErr
 from ckpttool.limits import Limits
 from ckpttool.ops import folder, training_curve
 from ckpttool.wire import summary_events
-from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, Terminal, in_process, refused
 from tests.store_servers import Buckets, Hub, serving
 from tests.web_server import Site, s3_settings, saved
 from tests.web_server import serving as serving_pages
@@ -254,6 +254,9 @@ def test_eval_takes_patterns_folders_and_members_and_shows_them_as_they_are_type
         assert found["best"]["checkpoint"] in [url.format(name) for name in names]
     ran = in_process(*play, "zip://td3_pendulum_tf/ckpt-15000::s3://bucket/a.zip")
     assert ran.out.startswith("zip://td3_pendulum_tf/ckpt-15000::s3://bucket/a.zip in Pendulum-v1")
+    seen = in_process(*play, "zip://td3_pendulum_tf/ckpt-1[05]*::s3://bucket/a.zip", kind=Terminal)
+    assert "next: ckpttool eval zip://td3_pendulum_tf/ckpt-1" in seen.out
+    assert "::zip" not in seen.out
     assert "nothing matches" in refused(in_process(*play, "s3://bucket/run/agent/x-*"))
     assert "names in one folder" in refused(in_process(*play, "s3://bucket/*/agent/ckpt-15000"))
 

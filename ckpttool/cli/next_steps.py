@@ -98,8 +98,11 @@ def after_eval(found: Sweep, env: str | None) -> Steps:
     """Return how the best of several is scored more exactly, or one is seen."""
     told = ("--env", env) if env is not None else ()
     if found.best is not None:
-        return [("eval", found.best.checkpoint, *told, "--episodes", "100")]
-    return [("eval", each.checkpoint, *told, "--video", "agent.mp4") for each in found.evaluations[:1]]
+        return [("eval", urls.spelled(found.best.checkpoint), *told, "--episodes", "100")]
+    return [
+        ("eval", urls.spelled(each.checkpoint), *told, "--video", "agent.mp4")
+        for each in found.evaluations[:1]
+    ]
 
 
 def _play(path: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpttool import urls
 from ckpttool.cli import output, plots
 from ckpttool.cli.progress import progress
 from ckpttool.errors import CkpttoolError, UsageError
@@ -120,7 +121,7 @@ def _film(
 
 
 def _said(filmed: Film, *, alone: bool, quiet: bool) -> list[str]:
-    of = "" if alone else f" of {clean(filmed.checkpoint)}"
+    of = "" if alone else f" of {clean(urls.spelled(filmed.checkpoint))}"
     lines = []
     for take in filmed.takes:
         words = f" ({', '.join(take.wanted)})" if take.wanted else ""
