@@ -6,16 +6,17 @@ other weights is an error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool import documents, places
-from ckpttool.errors import FormatError
+from ckpttool.errors import CkpttoolError, FormatError
 from ckpttool.source import File
 from ckpttool.version import __version__
-from ckpttool.writing.names import coming
+from ckpttool.writing import names
 
 SUFFIX = ".ckpttool.json"
 SCHEMA = 1
@@ -94,19 +95,24 @@ def beside(path: str) -> str:
 
 def load(path: str) -> Sidecar | None:
     """Return the sidecar of the checkpoint at `path`, or None; raise FormatError if it is damaged."""
-    return _read(beside(path), path)
-
-
-def waiting(path: str) -> Sidecar | None:
-    """Return the sidecar that waits for its place: a conversion that was cut short had named its target."""
-    return None if places.store(path) is not None else _read(coming(beside(path)), path)
-
-
-def _read(file: str, owner: str) -> Sidecar | None:
+    file = beside(path)
     if not places.isfile(file):
         return None
-    File.beside(file, owner)
+    File.beside(file, path)
     return read(file)
+
+
+def waiting(path: str) -> list[Sidecar]:
+    """Return the sidecars that have no name yet, as an interrupted conversion leaves one.
+
+    Only `target_sha256` binds any of them to the checkpoint; what is no sidecar is left out.
+    """
+    found = []
+    for file in names.waiting(beside(path)) if places.store(path) is None else ():
+        with contextlib.suppress(CkpttoolError):
+            File.beside(file, path)
+            found.append(read(file))
+    return found
 
 
 def read(file: str) -> Sidecar:

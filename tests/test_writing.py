@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import json
 import os
 import shutil
 import stat
@@ -22,7 +23,6 @@ import pytest
 from ckpttool import behind, sidecar
 from ckpttool.errors import (
     ChangedError,
-    CkpttoolError,
     FormatError,
     NotFoundError,
     TargetExistsError,
@@ -38,6 +38,7 @@ from ckpttool.source import File
 from ckpttool.writing import Output, hidden, names, require_new, room, sets, write_atomically
 from tests import warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
+from tests.hostile import kill
 from tests.trees import torch_tree
 
 STEPS = ("replace", "rename", "link", "unlink", "fsync", "mkdir")
@@ -56,12 +57,16 @@ def single(target: Path, content: bytes) -> list[Output]:
 
 
 def indexed(target: Path, content: bytes) -> list[Output]:
-    """Two parts and an index that knows them by number and count, as TensorFlow's does."""
+    """Two parts and an index that lists them by number and count, as TensorFlow's does."""
+    more = next(n for n in range(3, 9) if not list(target.parent.glob(f"{target.name}.?of{n}")))
+    empty = [f".{number}of{more}" for number in range(2, more)]
     return [
-        Output(str(target), partial(put, content + b"0"), suffix=".0of2", meanwhile=".0of3"),
-        Output(str(target), partial(put, content + b"1"), suffix=".1of2", meanwhile=".1of3"),
-        Output(str(target), partial(put, b""), suffix=".2of3", meanwhile=".2of3", extra=True),
-        Output(str(target), partial(put, content + b" of 3"), suffix=".i", meanwhile=".i", extra=True),
+        Output(str(target), partial(put, content + b"0"), suffix=".0of2", meanwhile=f".0of{more}"),
+        Output(str(target), partial(put, content + b"1"), suffix=".1of2", meanwhile=f".1of{more}"),
+        *(Output(str(target), partial(put, b""), suffix=end, meanwhile=end, extra=True) for end in empty),
+        Output(
+            str(target), partial(put, content + b" of %d" % more), suffix=".i", meanwhile=".i", extra=True
+        ),
         Output(str(target), partial(put, content + b" of 2"), suffix=".i", indexes=True),
         Output(f"{target}.about", partial(put, b"about " + content), follows=True),
     ]
@@ -75,37 +80,42 @@ def several(target: Path, content: bytes) -> list[Output]:
     ]
 
 
+def write(make: Make, target: Path, content: bytes, **options: bool) -> None:
+    """Write what `make` makes, in place of the files that an index there lists."""
+
+    def replaced() -> list[str]:
+        index = Path(f"{target}.i")
+        count = int(index.read_bytes()[-1:]) if index.exists() else 0
+        return [f"{target}.{number}of{count}" for number in range(count)]
+
+    write_atomically(make(target, content), replaced=replaced, **options)
+
+
 Make = Callable[[Path, bytes], list[Output]]
 MAKERS: list[Make] = [single, indexed, several]
 
 
-def told(file: str) -> set[bytes]:
-    return {Path(each).read_bytes() for each in (file, names.coming(file)) if os.path.exists(each)}
-
-
-def refuses(target: Path) -> bool:
-    """Say whether a reader is told that the old files must be put back first, or that there were none."""
-    try:
-        sets.kept(str(target))
-    except NotFoundError:
-        return True
-    return False
+def receipts(file: str) -> set[bytes]:
+    return {Path(each).read_bytes() for each in (file, *names.waiting(file)) if os.path.exists(each)}
 
 
 def stands(make: Make, target: Path) -> bytes | None:
     """Return which content a reader finds; raise AssertionError for none and for a mixture."""
-    if make is several and (kept := sets.kept(str(target))) is not None:
-        target = Path(kept)
+    if make is several and not os.path.lexists(f"{target}_actor"):
+        backups = sets.backups(str(target))
+        if not backups:
+            return None
+        target = Path(backups[0])
     if make is single:
         found = target.read_bytes() if target.exists() else None
     elif make is indexed:
         index = Path(f"{target}.i").read_bytes() if os.path.exists(f"{target}.i") else None
         found, count = (None, 0) if index is None else (index.partition(b" of ")[0], int(index[-1:]))
-        assert (
-            index is None
-            or [Path(f"{target}.{n}of{count}").read_bytes() for n in range(count)]
-            == [(found or b"") + b"0", (found or b"") + b"1", b""][:count]
-        )
+        assert index is None or [Path(f"{target}.{n}of{count}").read_bytes() for n in range(count)] == [
+            (found or b"") + b"0",
+            (found or b"") + b"1",
+            *[b""] * (count - 2),
+        ]
     else:
         parts = {
             Path(f"{target}{end}").read_bytes()
@@ -114,7 +124,7 @@ def stands(make: Make, target: Path) -> bytes | None:
         }
         assert len(parts) <= 1, parts
         found = parts.pop() if parts else None
-    assert found is None or b"about " + found in told(f"{target}.about")
+    assert found is None or b"about " + found in receipts(f"{target}.about")
     return found
 
 
@@ -155,7 +165,7 @@ def attempts(make: Make, place: Path, *, links: bool, force: bool) -> int:
         if not links:
             patch.setattr(os, "link", no_links)
         steps = Steps(patch)
-        write_atomically(make(place / "x", b"new"), force=force)
+        write(make, place / "x", b"new", force=force)
     assert stands(make, place / "x") == b"new"
     return steps.done
 
@@ -164,7 +174,7 @@ def fresh(make: Make, place: Path, *, force: bool) -> None:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     if force:
-        write_atomically(make(place / "x", b"old"), sync=False)
+        write(make, place / "x", b"old", sync=False)
 
 
 FAILURES = {
@@ -190,22 +200,15 @@ def test_whatever_ends_it_at_any_step_leaves_old_or_new(
             if not links:
                 patch.setattr(os, "link", no_links)
             Steps(patch, at, error)
-            write_atomically(make(place / "x", b"new"), force=force)
+            write(make, place / "x", b"new", force=force)
         if not isinstance(error, Killed):
-            left = [name for name in os.listdir(place) if names.TEMPORARY in name and name[-4:] != "next"]
+            left = [name for name in os.listdir(place) if hidden(name)]
             # Only an unlink that failed leaves one.
             assert len(left) <= 1, left
-        whole = not refuses(place / "x")
-        # Without links a set's old files may be in no one place; a first set that is not whole is none.
-        assert whole or (make is several and isinstance(error, Killed) and not (links and force))
-        found = stands(make, place / "x") if whole else None
-        outcomes.add(found if whole or not force else b"refused")
-        # Whoever writes to that name, even in vain, first puts the old files back.
-        sets.restore(str(place / "x"))
-        assert stands(make, place / "x") == (found if whole else b"old" if force else None)
-        write_atomically(make(place / "x", b"last"), force=True, sync=False)
+        outcomes.add(stands(make, place / "x"))
+        write(make, place / "x", b"last", force=True, sync=False)
         assert stands(make, place / "x") == b"last"
-    assert outcomes - {b"refused"} == {b"old" if force else None, b"new"}
+    assert outcomes == {b"old" if force else None, b"new"}
 
 
 def test_a_second_ctrl_c_does_not_stop_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +279,7 @@ def test_a_conversion_that_is_killed_leaves_old_or_new(kind: str) -> None:
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert '"old"' in done.stdout
     assert '"new"' in done.stdout
-    assert ("names kept" in done.stdout) == (kind == "fujimoto")
+    assert ("from its backup" in done.stdout) == (kind == "fujimoto")
 
 
 # --- Names --------------------------------------------------------------------------------------------
@@ -332,7 +335,7 @@ def test_what_was_left_is_no_checkpoint(tmp_path: Path) -> None:
         shutil.copy(f"{TF_SAMPLE}{end}", tmp_path)
         shutil.copy(f"{TF_SAMPLE}{end}", names.temporary(str(tmp_path / "ckpt-9")) + end)
     shutil.copy(TORCH_SAMPLE, names.temporary(str(tmp_path / "agent.pt")))
-    shutil.copy(TORCH_SAMPLE, names.coming(str(tmp_path / "agent.pt.ckpttool.residue.pt")))
+    shutil.copy(TORCH_SAMPLE, names.temporary(str(tmp_path / "agent.pt.ckpttool.residue.pt")))
     assert resolve(str(tmp_path)).location == str(tmp_path / TF_SAMPLE.name)
     assert [each.path for each in folders.checkpoints(str(tmp_path))] == [str(tmp_path / TF_SAMPLE.name)]
     said = refused(in_process("inspect", tmp_path / "ckpt-8"))
@@ -531,73 +534,220 @@ def test_a_full_disk_leaves_the_old_one(
 # --- Sets ---------------------------------------------------------------------------------------------
 
 
-def test_a_record_that_names_other_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "other").write_bytes(b"precious")
-    write_atomically(several(tmp_path / "x", b"old"))
-    record = Path(sets._record_of(str(tmp_path / "x")))
-    for text in (
-        '{"schema": 1, "stem": ".x.ckpttool-old-1", "names": ["../other"], "kept": {}}',
-        '{"schema": 1, "stem": ".x.ckpttool-old-1", "names": ["other"], "kept": {}}',
-        '{"schema": 1, "stem": "other", "names": ["x_actor"], "kept": {"x_actor": "other"}}',
-        "[]",
-    ):
-        record.write_text(text)
-        for act in (sets.kept, sets.restore):
-            with pytest.raises(FormatError):
-                act(str(tmp_path / "x"))
-    assert (tmp_path / "other").read_bytes() == b"precious"
-    assert (tmp_path / "x_actor").read_bytes() == b"old"
-
-
-def test_a_first_set_that_was_cut_short_is_not_read(tmp_path: Path) -> None:
-    target = tmp_path / "x"
+def saved_set(target: Path, value: float) -> str:
+    """Save a set of two files; return its digest."""
+    actor, critic = (np.full((2, 2), value + each, "f4") for each in (0, 1))
     save(
-        torch_tree({"actor/l1.weight": np.zeros((2, 2), "f4"), "critic/l1.weight": np.ones((2, 2), "f4")}),
+        torch_tree({"actor/l1.weight": actor, "critic/l1.weight": critic}),
         str(target),
         "fujimoto",
+        force=True,
     )
-    record = Path(sets._record_of(str(target)))
-    record.write_text(
-        '{"schema": 1, "stem": ".x.ckpttool-old-1", "names": ["x_actor", "x_critic"], "kept": {}}'
-    )
-    with pytest.raises(NotFoundError, match="cut short"):
-        open_checkpoint(str(target))
-    sets.restore(str(target))
-    assert not os.listdir(tmp_path)
+    return digest(str(target)).sha256
 
 
-def test_a_set_is_read_from_the_names_kept(tmp_path: Path) -> None:
+def interrupted(target: Path) -> None:
+    """Leave the set as a program does that dies in the middle of its replacement."""
+    dead = False
+
+    def killed(*_: Any, **__: Any) -> None:
+        nonlocal dead
+        dead = True
+        raise Killed
+
+    def unless_dead(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        if dead:
+            raise Killed
+        return function(*given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("unlink", "rename", "replace"):
+            patch.setattr(os, name, partial(unless_dead, getattr(os, name)))
+        patch.setattr(names.Written, "name", killed)
+        with pytest.raises(Killed):
+            saved_set(target, 7)
+
+
+def contents(folder: Path) -> dict[str, tuple[Any, ...]]:
+    """Return everything below a folder: kind, inode, and content or destination."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        what = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        found[str(path.relative_to(folder))] = (status.st_mode, status.st_ino, what)
+    return found
+
+
+def test_an_interrupted_replacement_is_read_from_its_backup(tmp_path: Path) -> None:
     target = tmp_path / "x"
-    save(
-        torch_tree({"actor/l1.weight": np.zeros((2, 2), "f4"), "critic/l1.weight": np.ones((2, 2), "f4")}),
-        str(target),
-        "fujimoto",
-    )
-    before = digest(str(target)).sha256
-    swap = sets._Swap(
-        str(target),
-        ".x.ckpttool-old-1",
-        ("x_actor", "x_critic"),
-        {each: f".x.ckpttool-old-1{each[1:]}" for each in ("x_actor", "x_critic")},
-    )
-    for name, second in swap.kept.items():
-        os.rename(swap.at(name), swap.at(second))
-    sets._record(swap, sync=False)
+    before = saved_set(target, 0)
+    interrupted(target)
+    assert not (tmp_path / "x_actor").exists()
+    listed = contents(tmp_path)
     assert digest(str(target)).sha256 == before
-    ran = in_process("inspect", target)
-    assert "cut short" in ran.out
-    assert not (tmp_path / "x_actor").exists()  # who reads changes nothing
-    os.unlink(swap.at(swap.kept["x_actor"]))
-    with pytest.raises(CkpttoolError, match="cut short"):
+    assert hidden(open_checkpoint(str(target)).path)
+    ran = in_process("inspect", target, "--json").json()
+    assert any(".ckpttool-old-" in note for note in ran["notes"])
+    assert contents(tmp_path) == listed
+    # Nobody but a person removes what an interrupted program left.
+    after = saved_set(target, 3)
+    assert digest(str(target)).sha256 == after
+    assert listed.items() <= contents(tmp_path).items()
+
+
+@pytest.mark.parametrize("change", ["lost", "cut", "touched", "one more"])
+def test_a_backup_that_is_not_complete_is_not_read(change: str, tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    saved_set(target, 0)
+    interrupted(target)
+    backup = Path(f"{sets.backups(str(target))[0]}_critic")
+    if change == "lost":
+        backup.unlink()
+    elif change == "cut":
+        os.truncate(backup, backup.stat().st_size - 1)
+    elif change == "touched":
+        os.utime(backup, (0, 0))
+    else:
+        shutil.copy(backup, f"{backup}_target")
+    assert not sets.backups(str(target))
+    with pytest.raises(NotFoundError):
         open_checkpoint(str(target))
 
 
-def test_the_receipt_that_waits_is_the_new_target_s(tmp_path: Path) -> None:
+def test_of_two_backups_the_newest_is_read(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    digests = []
+    for value in (0, 1):
+        digests.append(saved_set(target, value))
+        interrupted(target)
+    assert len(sets.backups(str(target))) == 2
+    assert digest(str(target)).sha256 == digests[1]
+
+
+def test_a_stray_member_of_the_set_is_not_joined_to_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "x_critic_target").write_bytes(b"of a conversion that was interrupted")
+    with pytest.raises(TargetExistsError) as caught:
+        saved_set(tmp_path / "x", 0)
+    assert caught.value.file == str(tmp_path / "x_critic_target")
+
+
+# What anybody may have put beside a target, under names that ckpttool uses or has used.
+PLANTED: dict[str, Callable[[str, str], str]] = {
+    "record": lambda name, end: f".{name}.ckpttool-swap",
+    "backup": lambda name, end: f".{name}.ckpttool-old-{'0' * 16}0123456789ab{end}",
+    "short backup": lambda name, end: f".{name}.ckpttool-old-0123456789ab{end}",
+    "temporary": lambda name, end: f".{name}.ckpttool-tmp-0123456789ab{end}",
+    "receipt": lambda name, end: f".{name}.ckpttool.json.ckpttool-tmp-0123456789ab",
+    "next": lambda name, end: f".{name}.ckpttool.json.ckpttool-tmp-next0123456789ab",
+    "residue": lambda name, end: f".{name}.ckpttool.residue.pt.ckpttool-tmp-0123456789ab",
+}
+TARGETS = {
+    "torch": ("agent.pt", ""),
+    "safetensors": ("agent.safetensors", ""),
+    "npz": ("agent.npz", ""),
+    "keras": ("agent.weights.h5", ""),
+    "tf": ("agent-7", ".index"),
+    "tf1": ("agent-7", ".index"),
+    "fujimoto": ("agent", "_actor"),
+    "keras_rl": ("agent.h5f", "_actor.h5f"),
+}
+
+
+def plant(path: Path, kind: str, precious: Path) -> None:
+    """Put something of that kind at the path; whatever it leads to lies in the precious folder."""
+    if kind == "record":
+        own = [each.name for each in path.parent.iterdir()]
+        stem = path.name.replace("-swap", "-old-0123456789ab")
+        document = {"schema": 1, "stem": stem, "names": own, "kept": {}, "target_sha256": "0" * 64}
+        path.write_text(json.dumps(document))
+    elif kind == "folder":
+        path.mkdir()
+        (path / "mine").write_bytes(b"precious")
+    elif kind == "link":
+        path.symlink_to(precious / "mine")
+    elif kind == "link to a folder":
+        path.symlink_to(precious)
+    elif kind == "hard link":
+        os.link(precious / "mine", path)
+    else:
+        os.mkfifo(path)
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_planted_files_change_nothing_and_are_left_alone(to: str, tmp_path: Path) -> None:
+    name, end = TARGETS[to]
+    source, precious, place = tmp_path / "source.pt", tmp_path / "precious", tmp_path / "place"
+    save(kill.agent(0, 1 if to == "keras_rl" else 2), str(source))
+    precious.mkdir()
+    (precious / "mine").write_bytes(b"precious")
+    place.mkdir()
+    for other in ("agent-notes", "agent_thesis.tex", f"{name}.bak"):
+        (place / other).write_bytes(b"mine")
+    base = name.removesuffix(".h5f")
+    for number, kind in enumerate(("record", "folder", "link", "link to a folder", "hard link", "fifo")):
+        for title, make in PLANTED.items():
+            planted = make(base if title in ("record", "backup", "short backup", "temporary") else name, end)
+            path = place / planted.replace("0123456789ab", f"0123456789{number:02x}")
+            if not os.path.lexists(path):
+                plant(path, kind, precious)
+    words = ["convert", source, place / name, "--to", to, "--allow-missing"]
+    planted, kept = contents(place), contents(precious)
+    refused(in_process(*words, "--layout", "no such layout"))
+    assert contents(place) == planted
+    for option in ([], ["--force"]):
+        ran = in_process(*words, *option)
+        assert ran.status == 0, ran.err
+        assert planted.items() <= contents(place).items()
+    standing = contents(place)
+    refused(in_process(*words))
+    assert contents(place) == standing
+    assert contents(precious) == kept
+
+
+@pytest.mark.parametrize(
+    "target", ["/dev/stdout", "/dev/null", "/dev/fd/1", "/proc/self/fd/1", "/proc/self/comm", "link", "fifo"]
+)
+def test_a_target_of_the_system_is_refused(target: str, tmp_path: Path) -> None:
+    if target == "link":
+        (tmp_path / "link").symlink_to("/dev/stdout")
+        target = str(tmp_path / "link")
+    elif target == "fifo":
+        os.mkfifo(tmp_path / "fifo")
+        target = str(tmp_path / "fifo")
+    before = os.lstat(target)
+    code = f"from ckpttool.writing import *; write_atomically([Output({target!r}, print)], force=True)"
+    with (tmp_path / "out").open("wb") as stream:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=stream, stderr=subprocess.PIPE, cwd=ROOT, check=False
+        )
+    assert b"TargetExistsError" in done.stderr
+    for command in (
+        ["convert", TORCH_SAMPLE, target, "--to", "torch"],
+        ["report", TORCH_SAMPLE, "--out", target],
+    ):
+        refused(in_process(*command, "--force"))
+    after = os.lstat(target)
+    assert (before.st_mode, before.st_ino) == (after.st_mode, after.st_ino)
+
+
+def test_a_shard_under_an_interim_name_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "ckpt-1"
+    convert(str(TF_SAMPLE), str(target), to="tf")
+    for stray in ("00000-of-00002", "00001-of-00002", "00002-of-00003"):
+        (tmp_path / f"ckpt-1.data-{stray}").write_bytes(b"mine")
+    convert(str(TF_SAMPLE), str(target), to="tf", force=True)
+    assert digest(str(target)).sha256 == digest(str(TF_SAMPLE)).sha256
+    kept = [path.read_bytes() for path in sorted(tmp_path.glob("ckpt-1.data-*"))]
+    assert kept[1:] == [b"mine"] * 3
+
+
+def test_a_receipt_without_its_name_is_found_by_its_digest(tmp_path: Path) -> None:
     convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
-    receipt = sidecar.beside(str(tmp_path / "x.pt"))
-    os.rename(receipt, names.coming(receipt))
-    shutil.copy(receipt if os.path.exists(receipt) else names.coming(receipt), receipt)
-    Path(receipt).write_text(Path(receipt).read_text().replace('"target_sha256": "', '"target_sha256": "0'))
+    receipt = Path(sidecar.beside(str(tmp_path / "x.pt")))
+    shutil.copy(receipt, names.temporary(str(receipt)))
+    Path(names.temporary(str(receipt))).write_bytes(receipt.read_bytes()[:100])  # cut short
+    os.mkfifo(names.temporary(str(receipt)))
+    receipt.write_text(receipt.read_text().replace('"target_sha256": "', '"target_sha256": "0'))
     done = convert(str(tmp_path / "x.pt"), str(tmp_path / "y.npz"))
     assert done.written
 
@@ -616,7 +766,7 @@ for name in names:
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 def test_tensorflow_reads_the_set_that_stands_in_between(tmp_path: Path) -> None:
     tree = open_checkpoint(str(TF_SAMPLE)).tree
-    for piece in tensor_bundle.pieces(tree, between=True):
+    for piece in tensor_bundle.pieces(tree, between=str(tmp_path / "x")):
         for name, suffix in (("between", piece.meanwhile), ("usual", "" if piece.extra else piece.suffix)):
             if suffix:
                 with open(tmp_path / f"{name}{suffix}", "wb") as stream:

@@ -71,6 +71,11 @@ def read(location: str) -> Checkpoint:
     )
 
 
+def members(location: str) -> tuple[str, ...]:
+    """Return the files that a set of this prefix has, or would have if it were complete."""
+    return tuple(_files(location, Probe(location).names).values())
+
+
 def pieces(tree: Tree) -> tuple[Piece, ...]:
     """Return a torch file for every member at the top of the tree, without a suffix, as TD3.save does.
 

@@ -46,15 +46,18 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def _opened(path: str) -> Checkpoint:
     found = resolve(path)
     checkpoint = _told(path, found, found.format.read(found.location))
-    if _kept(path) is None:
+    if hidden(os.path.basename(path)) or not hidden(os.path.basename(found.location)):
         return checkpoint
-    note = f"a conversion onto {path} was cut short: these are the files that it was to replace"
+    note = f"a conversion onto {path} was interrupted: reading the previous files, kept as {found.location}"
     return replace(checkpoint, notes=(note, *checkpoint.notes))
 
 
-def _kept(path: str) -> str | None:
-    """Return the prefix of a local set of files whose replacement was cut short, else None."""
-    return sets.kept(path) if places.store(path) is None else None
+def _of_backup(path: str) -> Resolved | None:
+    """Return the newest backup of a set of files whose replacement was interrupted, else None."""
+    for prefix in sets.backups(path) if places.store(path) is None else ():
+        for found in claims(Probe(prefix), plugins.BUILT_IN["formats"]):
+            return found
+    return None
 
 
 def _told(path: str, found: Resolved, checkpoint: Checkpoint) -> Checkpoint:
@@ -69,7 +72,7 @@ def resolve(path: str) -> Resolved:
     if "\0" in path or not path:
         raise UsageError("a path is not empty and has no NUL byte", file=path.replace("\0", "\\0"))
     path = places.named(path)
-    probe = _of_run(Probe(_kept(path) or path))
+    probe = _of_run(Probe(path))
     if probe.kind == "special":
         raise NotACheckpointError("a device, socket or pipe is not opened", file=path)
     found = claims(probe, plugins.BUILT_IN["formats"])
@@ -81,6 +84,8 @@ def resolve(path: str) -> Resolved:
         raise UsageError(f"formats {names} both claim the path", file=path)
     if found:
         return found[0]
+    if probe.kind == "missing" and (backup := _of_backup(path)) is not None:
+        return backup
     raise _nothing(probe)
 
 

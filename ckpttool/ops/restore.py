@@ -160,20 +160,22 @@ def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
     Raise ChecksumError if it was written for other weights: what it says of bounds and statistics is wrong
     for these, and to go on without would be wrong in silence.
     """
-    found, waiting = sidecar.load(checkpoint.path), sidecar.waiting(checkpoint.path)
-    if found is None and waiting is None:
+    found = sidecar.load(checkpoint.path)
+    waiting = sidecar.waiting(checkpoint.path) if found is None else []
+    if found is None and not waiting:
         return Own()
     sha256 = sha256 or digest_of(checkpoint).sha256
-    if waiting is not None and waiting.target_sha256 == sha256:
-        return Own(waiting, sha256)
+    if found is not None and found.target_sha256 == sha256:
+        return Own(found, sha256)
+    for each in waiting or sidecar.waiting(checkpoint.path):
+        if each.target_sha256 == sha256:
+            return Own(each, sha256)
     if found is None:
         return Own(sha256=sha256)
-    if found.target_sha256 != sha256:
-        raise ChecksumError(
-            "the sidecar beside the checkpoint was written for other weights",
-            file=sidecar.beside(checkpoint.path),
-            expected=f"weights of sha256 {found.target_sha256[:12]}",
-            found=sha256[:12],
-            hint="remove it if the weights are right, or put back the checkpoint that it belongs to",
-        )
-    return Own(found, sha256)
+    raise ChecksumError(
+        "the sidecar beside the checkpoint was written for other weights",
+        file=sidecar.beside(checkpoint.path),
+        expected=f"weights of sha256 {found.target_sha256[:12]}",
+        found=sha256[:12],
+        hint="remove it if the weights are right, or put back the checkpoint that it belongs to",
+    )

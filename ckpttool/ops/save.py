@@ -29,7 +29,7 @@ from ckpttool.ops.targets import TargetKind
 from ckpttool.sidecar import Sidecar
 from ckpttool.source import File
 from ckpttool.tree import Tree
-from ckpttool.writing import Output, require_new, sets, write_atomically
+from ckpttool.writing import Output, require_new, write_atomically
 
 
 def require_free(
@@ -38,7 +38,6 @@ def require_free(
     """Raise unless `target` may be written; the prefix of a checkpoint that exists is taken too."""
     if kind.prefix:
         _require_prefix(target)
-    sets.restore(target.removesuffix(kind.ending))
     require_new(target, sources, force=force)
     probe = Probe(target)
     if probe.kind == "missing":
@@ -75,14 +74,13 @@ def _require_other(claim: Resolved, sources: tuple[File, ...]) -> None:
 
 
 def _require_no_rest(target: str, writer: WritingFormat, outputs: list[Output]) -> None:
-    """Raise if a file of the set that is replaced would go on being one of the new set's."""
-    if writer.claims(Probe(target)) is None:
-        return
+    """Raise if a file that is there already would become part of the new set without being replaced."""
     replaced = {os.path.abspath(output.file) for output in outputs}
-    for file in writer.read(target).files:
-        if os.path.abspath(file.path) not in replaced:
+    members = getattr(writer, "members", None)
+    for file in members(target) if members is not None else ():
+        if os.path.abspath(file) not in replaced:
             raise TargetExistsError(
-                "the file would belong to the new checkpoint too", file=file.path, hint="remove it first"
+                "the file would belong to the new checkpoint too", file=file, hint="remove it first"
             )
 
 
@@ -139,7 +137,7 @@ def write(
             found = writer.read(temporary if location is None else location)
             result.append((taken.compared(found), found))
 
-        between = {"between": True} if kind.state else {}
+        between = {"between": target} if kind.state else {}
         pieces = writer.pieces(taken.watch(stored, progress), **options, **between)
         outputs = _outputs(target.removesuffix(kind.ending), pieces, stored, check)
         for output in outputs if kind.prefix else ():
@@ -179,10 +177,15 @@ def _outputs(base: str, pieces: Sequence[Piece], stored: Tree, check: Callable[[
 
 
 def _files(writer: WritingFormat, target: str) -> tuple[str, ...]:
-    """Return the files of the checkpoint that is at the target now, none if there is none that is whole."""
+    """Return the files of the checkpoint that is at the target now, none if there is none that is whole.
+
+    They are removed when the new ones stand, so only files that begin with the target's name are returned.
+    """
+    begin = os.path.abspath(target) + "."
     with contextlib.suppress(CkpttoolError):
         if writer.claims(Probe(target)) is not None:
-            return tuple(file.path for file in writer.read(target).files)
+            paths = (file.path for file in writer.read(target).files)
+            return tuple(path for path in paths if os.path.abspath(path).startswith(begin))
     return ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import zlib
@@ -23,7 +24,7 @@ from ckpttool.ops.digest import digest_of
 from ckpttool.ops.undo import beside
 from ckpttool.source import Inline
 from ckpttool.tree import Tree
-from ckpttool.writing.names import coming
+from ckpttool.writing import names
 
 _MOST_BYTES = 64 << 20
 
@@ -63,11 +64,14 @@ def _kept(path: str, sha256: object) -> Tree | str:
     file = beside(path)
     if sha256 is None:
         return Tree({})
-    there = [each for each in (file, coming(file)) if os.path.isfile(each)]
-    for each in there:
-        found = cast(WritingFormat, plugins.find("formats", "pytorch").load()).read(each)
-        if digest_of(found).sha256 == sha256:
-            return found.tree
+    there = os.path.isfile(file)
+    reader = cast(WritingFormat, plugins.find("formats", "pytorch").load())
+    if there and digest_of(found := reader.read(file)).sha256 == sha256:
+        return found.tree
+    for each in names.waiting(file):
+        with contextlib.suppress(CkpttoolError):
+            if digest_of(found := reader.read(each)).sha256 == sha256:
+                return found.tree
     if not there:
         return f"{os.path.basename(file)} is not there: what it kept stays away"
     return f"{os.path.basename(file)} was written for another conversion and is not used"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 from ckpttool import behind, urls
 from ckpttool.errors import TargetExistsError, UsageError
 from ckpttool.source import File
 from ckpttool.writing import names, publishing, room, sets
-from ckpttool.writing.names import Written, hidden, remove
+from ckpttool.writing.names import Written, hidden, remove, require_regular
 from ckpttool.writing.outputs import Output
 
 __all__ = ["Output", "hidden", "require_new", "write_atomically"]
@@ -28,6 +27,7 @@ def require_new(
     folder = os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
         raise UsageError("the folder to write into does not exist", file=folder)
+    require_regular(target)
     if not os.path.lexists(target):
         return
     for source in sources:
@@ -36,9 +36,6 @@ def require_new(
                 raise UsageError("source and target are the same file", file=target)
     if os.path.isdir(target):
         raise TargetExistsError("the target is a folder", file=target)
-    if os.path.exists(target) and not os.path.isfile(target):
-        # --force would replace the device itself.
-        raise TargetExistsError("the target is a device, socket or pipe", file=target)
     if not force:
         raise TargetExistsError("the target exists already", file=target, hint=hint)
 
@@ -55,10 +52,12 @@ def write_atomically(
 
     All are written and checked before the first one gets its name. Without `force` a target that appears
     meanwhile wins and TargetExistsError is raised. `sync` flushes files and folders to disk. `sources` are
-    what is read: ChangedError is raised unless they are then still what they were. `replaced` tells which
-    files the target has now, so that none of them outlives a new set. On any failure, Ctrl-C included, the
-    temporary files are removed, and what stood at the target stands there.
+    what is read: ChangedError is raised unless they are then still what they were. `replaced` returns the
+    files that the target has now, so that none of them outlives a new set. On any failure, Ctrl-C included,
+    the temporary files are removed, and what stood at the target stands there.
     """
+    for output in outputs:
+        require_regular(output.target if output.inside else output.file)
     room.require(outputs)
     stems = {target: names.temporary(target) for target in dict.fromkeys(output.target for output in outputs)}
     files = [Written(output, stems[output.target]) for output in outputs]
@@ -78,7 +77,7 @@ def write_atomically(
     except OSError as error:
         raise room.explained(error, at, outputs, (file.temporary for file in files)) from error
     finally:
-        remove(chain((file.temporary for file in files), (file.stem for file in files if file.output.inside)))
+        remove(file.rest for file in files if file.rest is not None)
 
 
 def _name(files: list[Written], *, force: bool, sync: bool, replaced: Callable[[], Sequence[str]]) -> None:
@@ -87,14 +86,14 @@ def _name(files: list[Written], *, force: bool, sync: bool, replaced: Callable[[
     own = [file for file in files if not file.output.replaces]
     try:
         if sets.is_set(own):
-            sets.swap(own, force=force, sync=sync)
+            sets.replace(own, force=force, sync=sync)
         else:
             publishing.publish(own, force=force, sync=sync, replaced=replaced)
         for file in shared:
             with behind.Lane() as disk:
                 file.fill(disk if sync else None)
             file.name(force=True)
-        publishing.synced(files, sync=sync)
+        publishing.flush_names(files, sync=sync)
     except BaseException:
         if not force:
             for file in reversed(own):

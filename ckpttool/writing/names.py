@@ -19,6 +19,12 @@ TEMPORARY = ".ckpttool-tmp-"
 KEPT = ".ckpttool-old-"
 # The name of a file system has 255 bytes, and ours begin and end with more.
 _LONGEST = 180
+# Temporary files of one name that are looked at: a few crashes leave a few.
+_CANDIDATES = 64
+# Links that are followed from one to the next, as the kernel does.
+_LINKS = 40
+_SYSTEM = ("/dev/", "/proc/", "/sys/")
+_SHARED_MEMORY = "/dev/shm/"  # noqa: S108  # an ordinary file system, which may be written to
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -39,18 +45,31 @@ def temporary(target: str) -> str:
     return beside(target, TEMPORARY, os.urandom(6).hex())
 
 
-def coming(file: str) -> str:
-    """Return where a file that is known by others' digest waits until these have their names."""
-    return beside(file, TEMPORARY, "next")
+def waiting(file: str) -> list[str]:
+    """Return the files that may be about to get this name: temporary ones, of a program that may be dead.
+
+    Anybody can make a file of such a name: use only what identifies itself by its content.
+    """
+    folder, begin = os.path.split(beside(file, TEMPORARY, ""))
+    try:
+        found = sorted(name for name in os.listdir(folder) if name.startswith(begin))
+    except OSError:
+        return []
+    return [path for name in found[:_CANDIDATES] if os.path.isfile(path := os.path.join(folder, name))]
 
 
 @dataclass(slots=True)
 class Written:
-    """An output and the stem of its temporary name; what has been filled is known by its inode."""
+    """An output and the stem of its temporary name; what has been filled is identified by its inode.
+
+    `waits` says that its main file has its name already, so that it must not be removed.
+    """
 
     output: Output
     stem: str
+    waits: bool = False
     _inode: tuple[int, int] = field(default=(0, 0), init=False)
+    _made: bool = field(default=False, init=False)
 
     @property
     def temporary(self) -> str:
@@ -72,8 +91,10 @@ class Written:
         if self.output.inside:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.stem)  # not its parents: if these are gone, nobody wants them back
+                self._made = True
             os.makedirs(os.path.dirname(self.temporary), exist_ok=True)
         with behind.new_file(self.temporary, disk) as stream:
+            self._made = True
             self.output.write(stream)
         if self.output.check is not None:
             self.output.check(self.stem)
@@ -91,26 +112,56 @@ class Written:
             os.replace(temporary, target)
         else:
             _link(temporary, target)
+        self.waits = False
 
     def known(self) -> None:
         """Note by what the file is known, whatever its name."""
         with contextlib.suppress(FileNotFoundError):
             self._inode = _inode(self.whole[0])
 
-    def stands(self, name: str | None = None) -> bool:
-        """Say whether the file has its name, or the other one that is asked for."""
+    def stands(self) -> bool:
+        """Return whether the file has its name."""
         with contextlib.suppress(OSError):
-            return _inode(name or self.whole[1]) == self._inode
+            return _inode(self.whole[1]) == self._inode
         return False
 
     def take_back(self) -> None:
-        """Remove what this file has got as a name; another's file of that name stays."""
-        remove(name for name in (self.whole[1], coming(self.output.file)) if self.stands(name))
+        """Remove the file's name if it has it; another file of that name stays."""
+        self.waits = False
+        if self.stands():
+            remove([self.whole[1]])
+
+    @property
+    def rest(self) -> str | None:
+        """What is to be removed when all is done: the temporary file or folder, if this output made it."""
+        if not self._made or self.waits:
+            return None
+        return self.stem if self.output.inside else self.temporary
 
 
 def _inode(file: str) -> tuple[int, int]:
     found = os.lstat(file)
     return found.st_dev, found.st_ino
+
+
+def require_regular(target: str) -> None:
+    """Raise TargetExistsError unless the target is, or would become, a regular file of an ordinary folder.
+
+    What lies in /dev and /proc belongs to the system, however a path leads there (`/dev/stdout`, a link to
+    `/proc/self/fd/1`): replacing it would break other programs.
+    """
+    hop = os.path.abspath(target)
+    for _ in range(_LINKS):
+        folder = os.path.realpath(os.path.dirname(hop))
+        if f"{folder}/".startswith(_SYSTEM) and not f"{folder}/".startswith(_SHARED_MEMORY):
+            raise TargetExistsError("the target belongs to the system", file=target, hint="take another name")
+        if not os.path.islink(hop):
+            break
+        hop = os.path.join(folder, os.readlink(hop))
+    if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
+        raise TargetExistsError(
+            "the target is a device, socket or pipe", file=target, hint="take another name"
+        )
 
 
 def require_free(target: str, hint: str = "--force replaces it") -> None:

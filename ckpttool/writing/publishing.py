@@ -1,7 +1,8 @@
 """The order in which files that belong together get their names, so that one step makes all of them count.
 
 That step is the renaming of the index, or of the only file. Parts come before it under names that the old
-index does not know; what is about the others waits beside (names.coming) and is known by their digest.
+index does not list. A receipt, which contains the digest of its weights, keeps its temporary name until then:
+readers find it there by the digest (names.waiting).
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from ckpttool.writing.names import Written
 def publish(
     files: Sequence[Written], *, force: bool, sync: bool, replaced: Callable[[], Sequence[str]]
 ) -> None:
-    """Give files their names, the last one that is nobody's follower being the step that counts.
+    """Give files their names; the last one that does not follow the others is the step that counts.
 
-    Before that step an error takes back what was named, and what was there is whole; after it the new is.
-    Files that `replaced` tells and that have not been replaced are removed.
+    Before that step an error takes back what was named, and the old files are whole; after it the new ones
+    are. The files that `replaced` returns, which the old index lists, are removed unless they were replaced.
     """
     followers = [file for file in files if file.output.follows]
     extra = [file for file in files if file.output.extra]
@@ -30,21 +31,20 @@ def publish(
     if not force:
         for file in (*main, *followers):
             names.require_free(file.whole[1])
-    old = tuple(replaced()) if force else ()
-    if extra and any(os.path.lexists(file.output.file) for file in main[:-1]):
+    old = {os.path.abspath(file) for file in replaced()} if force else set()
+    if extra and old.intersection(os.path.abspath(file.output.file) for file in main[:-1]):
         main = _by_way_of(main, extra, followers, sync=sync)
     else:
         _commit(main, followers, force=force, sync=sync)
     if followers or old:
-        synced(main[-1:], sync=sync)
+        flush_names(main[-1:], sync=sync)
     for file in followers:
-        _arrive(file, force=force)
-    kept = {os.path.abspath(file.output.file) for file in main}
-    names.remove(file for file in old if os.path.abspath(file) not in kept)
+        file.name(force=force)
+    names.remove(sorted(old - {os.path.abspath(file.output.file) for file in main}))
 
 
-def synced(files: Sequence[Written], *, sync: bool) -> None:
-    """Have the names of the files on the disk."""
+def flush_names(files: Sequence[Written], *, sync: bool) -> None:
+    """Flush the folders that contain the files' names to the disk."""
     for folder in {file.folder for file in files} if sync else ():
         behind.sync(folder)
 
@@ -52,27 +52,18 @@ def synced(files: Sequence[Written], *, sync: bool) -> None:
 def _commit(main: Sequence[Written], followers: Sequence[Written], *, force: bool, sync: bool) -> None:
     *parts, last = main
     try:
-        for file in followers:
-            file.known()
-            names.keep_mode(file.temporary, file.output.file)
-            os.replace(file.temporary, names.coming(file.output.file))
         for file in parts:
             file.name(force=force)
-        synced([*parts, *followers], sync=sync)
+        flush_names(main, sync=sync)
         last.name(force=force)
     except BaseException:
         if not last.stands():
-            for file in (*parts, *followers):
+            for file in parts:
                 file.take_back()
         raise
-
-
-def _arrive(file: Written, *, force: bool) -> None:
-    """Give a follower, which has waited, its own name."""
-    waits, name = names.coming(file.output.file), file.output.file
-    if not force:
-        names.require_free(name)
-    os.replace(waits, name)
+    finally:
+        for file in followers:
+            file.waits = last.stands()
 
 
 def _by_way_of(
@@ -86,23 +77,25 @@ def _by_way_of(
     *parts, last = main
     stem = names.temporary(last.output.target)
     between = [Written(file.output._replace(suffix=file.output.meanwhile), stem) for file in (*parts, *extra)]
+    for file in between[:-1]:
+        names.require_free(file.output.file, "the new files need that name for a moment: move it away")
     try:
         both = not [1 for file, other in zip(parts, between, strict=False) if not _second(file, other)]
         with behind.Lane() as disk:
             for file in between[len(parts) :]:
                 file.fill(disk if sync else None)
         _commit(between, followers, force=True, sync=sync)
-        synced([last], sync=sync)
+        flush_names([last], sync=sync)
     finally:
         names.remove(file.temporary for file in between)
     if not both:
         return between
     for file in parts:
         file.name(force=True)
-    synced(parts, sync=sync)
+    flush_names(parts, sync=sync)
     last.name(force=True)
-    synced([last], sync=sync)  # before the files of the other names go
-    names.remove(file.output.file for file in between[:-1])
+    flush_names([last], sync=sync)  # before the files of the other names go
+    names.remove(file.output.file for file in between[:-1] if file.stands())
     return main
 
 

@@ -1,198 +1,170 @@
-"""Sets of files without an index (NAME_actor, NAME_critic), which no rename can replace together.
+"""Replacement of a set of files that no index describes (NAME_actor, NAME_critic and so on).
 
-While one is replaced, a record lies beside it (`.NAME.ckpttool-swap`). It names the old files, which then
-have second names, and the new ones. All old names are taken away before the first new one is given, so that
-no program finds files of both; the record's removal makes the new set count. Whoever dies in between leaves
-the record: until somebody writes to that name, which first puts the old files back, the set is read from the
-names that were kept.
+No rename replaces several files at once, so the first file of a set stands for all of it: the formats take
+nothing for a set that lacks its actor. That file is removed first and named last. Before that, every old file
+gets a second name, `.NAME.ckpttool-old-TAG_actor`, and TAG contains a digest of what identifies the files
+(suffix, owner, inode, size, modification time). So a complete backup is recognised without a record, and the
+set is read from it if the program dies before the new first file has its name.
+
+No file is removed or moved here that this process did not create or was not asked to replace: leftovers of an
+interrupted program stay until a person removes them.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import hashlib
 import os
+import re
+import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
 
-from ckpttool import behind, documents
-from ckpttool.errors import FormatError, NotFoundError
+from ckpttool import behind
+from ckpttool.errors import TargetExistsError
 from ckpttool.writing import names
 from ckpttool.writing.names import Written
 
-_RECORD = ".ckpttool-swap"
-_SCHEMA = 1
-
-
-class _Swap(NamedTuple):
-    """A replacement that is going on: the set's prefix, all its names, the old ones' second names."""
-
-    base: str
-    stem: str
-    names: tuple[str, ...]
-    kept: Mapping[str, str]
-
-    def at(self, name: str) -> str:
-        """Return where a name of the folder is."""
-        return os.path.join(os.path.dirname(os.path.abspath(self.base)), name)
+_RANDOM_BYTES = 6
+_DIGEST_DIGITS = 16
+_TAG = f"[0-9a-f]{{{2 * _RANDOM_BYTES + _DIGEST_DIGITS}}}"
 
 
 def is_set(files: Sequence[Written]) -> bool:
-    """Say whether the files are a set of one prefix that no index of theirs describes."""
+    """Return whether the files are a set of one prefix that no index of theirs describes."""
     main = [file.output for file in files if not file.output.follows]
     plain = not any(output.indexes or output.extra or output.inside for output in main)
     return plain and len(main) > 1 and len({output.target for output in main}) == 1
 
 
-def swap(files: Sequence[Written], *, force: bool, sync: bool) -> None:
-    """Give the files of a set their names in place of the old ones; on an error the old ones are put back."""
-    base = files[0].output.target
-    _restore(base)
-    _remove_rest(base)
+def replace(files: Sequence[Written], *, force: bool, sync: bool) -> None:
+    """Give the files of a set their names, in place of the old files if `force`.
+
+    Raise TargetExistsError if a name is taken without `force`, or by a file that appeared meanwhile. On any
+    error the old files have their names again.
+    """
+    first, *rest = files
     if not force:
         for file in files:
             names.require_free(file.output.file)
-    found = [os.path.basename(file.output.file) for file in files]
-    stem = names.beside(base, names.KEPT, os.urandom(6).hex())
-    own = len(os.path.basename(base))
-    kept = {
-        name: os.path.basename(stem) + name[own:]
-        for name, file in zip(found, files, strict=True)
-        if os.path.lexists(file.output.file)
-    }
-    change = _Swap(base, os.path.basename(stem), tuple(found), kept)
-    try:
+    base = first.output.target
+    there = [file.output.file for file in files if os.path.lexists(file.output.file)]
+    backup = _Backup(base, {file[len(base) :]: os.lstat(file) for file in there})
+    for file in files:
+        names.keep_mode(file.temporary, file.output.file)
+    with contextlib.ExitStack() as undo:
+        undo.callback(backup.remove)
+        backup.make()
+        _flush(first, sync=sync)
+        undo.callback(backup.restore)
+        backup.take_names()
+        _flush(first, sync=sync)
         for file in files:
-            names.keep_mode(file.temporary, file.output.file)
-        both = _linked(change)
-        _record(change, sync=sync)
-        for name, second in kept.items():
-            if both:
-                os.unlink(change.at(name))
-            else:
-                os.rename(change.at(name), change.at(second))
-        for file in files:
+            undo.callback(file.take_back)
+        for file in rest:
             file.name(force=False)
-        _settled(base, sync=sync)
-        os.unlink(_record_of(base))
-        _settled(base, sync=sync)
-    except BaseException:
-        _restore(base)  # if this fails too, the record and what it names stay
-        names.remove(change.at(second) for second in kept.values())
-        raise
-    names.remove(change.at(second) for second in kept.values())
+        _flush(first, sync=sync)
+        first.name(force=False)
+        _flush(first, sync=sync)
+        undo.pop_all()
+    backup.remove()
 
 
-def restore(base: str) -> None:
-    """Put a prefix's old files back if their replacement was cut short; one that goes on is waited for."""
-    if os.path.lexists(_record_of(base)):
-        with names.alone([os.path.dirname(os.path.abspath(base))]):
-            _restore(base)
+def backups(path: str) -> list[str]:
+    """Return the prefixes under which complete backups of the set at `path` lie, the newest first.
 
-
-def kept(path: str) -> str | None:
-    """Return the prefix by which the old files of a set are read whose replacement was cut short, else None.
-
-    Raise NotFoundError if there were none: the set was never whole.
+    `path` is the set's prefix, or, where the names of its files end alike, the prefix with that ending
+    (NAME.h5f for NAME_actor.h5f).
     """
-    if os.path.lexists(path):
-        return None  # the name of a file is the prefix of no set
+    found: list[tuple[int, str]] = []
     stem, end = os.path.splitext(path)
-    for base in dict.fromkeys((path, stem)):
-        change = _read(base) if os.path.basename(base) else None
-        # NAME.h5f stands for NAME_actor.h5f and others.
-        if change is None or (base != path and not any(name.endswith(end) for name in change.names)):
-            continue
-        if not change.kept:
-            raise NotFoundError("its conversion was cut short", file=path, hint="convert once more")
-        if not all(os.path.lexists(change.at(second)) for second in change.kept.values()):
-            raise NotFoundError(
-                "its replacement was cut short",
-                file=path,
-                hint="ckpttool convert onto this name, even without --force, first puts the old files back",
-            )
-        return os.path.join(os.path.dirname(path), change.stem)
-    return None
+    for base, ending in dict.fromkeys(((path, ""), (stem, end))):
+        if os.path.basename(base):
+            found += [(newest, prefix + ending) for newest, prefix in _complete(base)]
+    return [prefix for _, prefix in sorted(found, reverse=True)]
 
 
-def _restore(base: str) -> None:
-    """Put the old files back: no new name is left before the first old one is there again."""
-    change = _read(base)
-    if change is None:
-        return
-    for name in change.names:
-        second = change.kept.get(name)
-        if second is None or (os.path.lexists(change.at(second)) and not _same(change, name, second)):
-            names.remove([change.at(name)])
-    for name, second in change.kept.items():
-        if not os.path.lexists(change.at(name)):
-            os.rename(change.at(second), change.at(name))
-    behind.sync(os.path.dirname(os.path.abspath(base)))
-    os.unlink(_record_of(base))
-    names.remove(change.at(second) for second in change.kept.values())
+@dataclass(slots=True)
+class _Backup:
+    """Second names of the old files of a set; `old` and `status` are by suffix, the first file's first."""
+
+    base: str
+    old: Mapping[str, os.stat_result]
+    status: dict[str, os.stat_result] = field(default_factory=dict)
+    stem: str = ""
+    _random: str = field(default_factory=lambda: os.urandom(_RANDOM_BYTES).hex())
+
+    def make(self) -> None:
+        """Give every old file its second name; where the file system has no hard links, to a copy of it."""
+        for suffix in self.old:
+            second = self._temporary + suffix
+            if not names.linked(self.base + suffix, second):
+                shutil.copy2(self.base + suffix, second, follow_symlinks=False)
+            self.status[suffix] = os.lstat(second)
+        self.stem = names.beside(self.base, names.KEPT, _tag(self.base, self._random, self.status))
+        for suffix in self.old:
+            os.rename(self._temporary + suffix, self.stem + suffix)
+
+    def take_names(self) -> None:
+        """Remove the old names; raise TargetExistsError if one has got another file since."""
+        for suffix, status in self.old.items():
+            if not _is(self.base + suffix, status):
+                raise TargetExistsError(
+                    "the target changed while it was being replaced", file=self.base + suffix
+                )
+            os.unlink(self.base + suffix)
+
+    def restore(self) -> None:
+        """Give the old files the names that are free again, the first file last."""
+        for suffix in reversed(self.status):
+            if not os.path.lexists(self.base + suffix):
+                os.rename(self.stem + suffix, self.base + suffix)
+
+    def remove(self) -> None:
+        """Remove the second names as far as they are this backup's."""
+        files = (
+            (name + end, status)
+            for end, status in self.status.items()
+            for name in (self._temporary, self.stem)
+        )
+        names.remove([file for file, status in files if _is(file, status)])
+
+    @property
+    def _temporary(self) -> str:
+        return names.beside(self.base, names.TEMPORARY, self._random)
 
 
-def _remove_rest(base: str) -> None:
-    """Remove second names that no record knows: of a replacement that ended before or after the record."""
+def _complete(base: str) -> list[tuple[int, str]]:
+    """Return the complete backups of a prefix as (time of the last change in ns, prefix), in any order."""
     folder, begin = os.path.split(names.beside(base, names.KEPT, ""))
-    if os.path.basename(base) in begin:  # not shortened: nobody else's
-        names.remove(os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(begin))
-
-
-def _same(change: _Swap, name: str, second: str) -> bool:
-    if not os.path.lexists(change.at(name)):
-        return False
-    return os.path.samestat(os.lstat(change.at(name)), os.lstat(change.at(second)))
-
-
-def _linked(change: _Swap) -> bool:
-    """Give every old file its second name; return False where the file system has no hard links."""
-    return not [
-        1 for name, second in change.kept.items() if not names.linked(change.at(name), change.at(second))
+    pattern = re.compile(re.escape(begin) + f"({_TAG})(.+)", re.DOTALL)
+    found: dict[str, dict[str, os.stat_result]] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if (match := pattern.fullmatch(name)) is not None:
+                found.setdefault(match[1], {})[match[2]] = os.lstat(os.path.join(folder, name))
+    return [
+        (max(each.st_ctime_ns for each in status.values()), os.path.join(os.path.dirname(base), begin + tag))
+        for tag, status in found.items()
+        if tag == _tag(base, tag[: 2 * _RANDOM_BYTES], status)
     ]
 
 
-def _settled(base: str, *, sync: bool) -> None:
+def _tag(base: str, random: str, status: Mapping[str, os.stat_result]) -> str:
+    """Return the random digits and the digest of what identifies all files of a backup."""
+    files = [(suffix, s.st_uid, s.st_ino, s.st_size, s.st_mtime_ns) for suffix, s in sorted(status.items())]
+    digest = hashlib.sha256(repr((os.path.basename(base), random, files)).encode(errors="surrogateescape"))
+    return random + digest.hexdigest()[:_DIGEST_DIGITS]
+
+
+def _is(file: str, status: os.stat_result) -> bool:
+    """Return whether the name still has the file of which this is the status."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(file)
+        return os.path.samestat(found, status) and found.st_mtime_ns == status.st_mtime_ns
+    return False
+
+
+def _flush(file: Written, *, sync: bool) -> None:
     if sync:
-        behind.sync(os.path.dirname(os.path.abspath(base)))
-
-
-def _record_of(base: str) -> str:
-    return names.beside(base, _RECORD, "")
-
-
-def _record(change: _Swap, *, sync: bool) -> None:
-    document = {"schema": _SCHEMA, "stem": change.stem, "names": change.names, "kept": change.kept}
-    temporary = names.temporary(change.base)
-    try:
-        with behind.Lane() as disk, behind.new_file(temporary, disk if sync else None) as stream:
-            stream.write(json.dumps(document).encode())
-        os.rename(temporary, _record_of(change.base))
-        _settled(change.base, sync=sync)
-    finally:
-        names.remove([temporary])
-
-
-def _read(base: str) -> _Swap | None:
-    """Return what the record beside the prefix says; raise FormatError for names that are none of its own."""
-    file = _record_of(base)
-    if not os.path.isfile(file):
-        return None
-    found: Mapping[str, Any] = documents.load(file, "the record of a replacement")
-    own, stem, every, second = (
-        os.path.basename(base),
-        found.get("stem"),
-        found.get("names"),
-        found.get("kept"),
-    )
-    if (
-        found.get("schema") == _SCHEMA
-        and isinstance(stem, str)
-        and isinstance(every, list)
-        and isinstance(second, dict)
-        and stem.startswith(os.path.basename(names.beside(base, names.KEPT, "")))
-        and all(isinstance(name, str) and name.startswith(own) and os.sep not in name for name in every)
-        and all(name in every and at == stem + name[len(own) :] for name, at in second.items())
-        and os.sep not in stem
-    ):
-        return _Swap(base, stem, tuple(every), second)
-    raise FormatError("the record of a replacement is damaged", file=file, hint="remove it")
+        behind.sync(file.folder)

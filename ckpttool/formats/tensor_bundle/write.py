@@ -6,6 +6,8 @@ WriteVariantTensor) and tensorflow/core/protobuf/tensor_bundle.proto.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import IO, NamedTuple
@@ -49,7 +51,7 @@ def pieces(
     shards: int | None = None,
     shard_bytes: int | None = None,
     counter: int | None = None,
-    between: bool = False,
+    between: str | None = None,
 ) -> tuple[Piece, ...]:
     """Return the shards and the index that hold the tree; the shards must be filled before the index.
 
@@ -57,8 +59,9 @@ def pieces(
     the value of the `save_counter` that a tree gets which has none and does not come from TensorFlow's
     objects; without it, variables by name as TensorFlow 1 does (see names). A shard is closed before it
     exceeds `shard_bytes` (2 GiB if nothing is said), one tensor never being cut; `shards` asks for that many
-    of about equal size. `between` adds what a set of the same names is replaced by way of: an index
-    that knows the shards as those of a set which has an empty one more (see writing.publishing).
+    of about equal size. `between` is the prefix of a checkpoint that may be there already: it adds empty
+    shards and an index that lists the shards under names of a larger count, which no file there has, so that
+    a set of the same names can be replaced by way of it (see writing.publishing).
 
     Raise UnsupportedError, before anything is written, for values that are no tensors, for types that
     TensorFlow lacks, and for two tensors with one name.
@@ -68,22 +71,23 @@ def pieces(
     # What the index will say of each shard's tensors, once that shard is filled.
     entries: list[dict[bytes, bytes]] = [{} for _ in dealt]
     count = len(dealt)
+    larger = count + 1 if between is None else _free_count(between, count + 1)
     made = [
         Piece(
             _shard(number, count),
             partial(_write_shard, number, part, entries),
-            meanwhile=_shard(number, count + 1),
+            meanwhile=_shard(number, larger),
         )
         for number, part in enumerate(dealt)
     ]
-    one_more = _shard(count, count + 1)
+    empty = [_shard(number, larger) for number in range(count, larger)]
     extra = (
-        Piece(one_more, _write_nothing, meanwhile=one_more, extra=True),
-        Piece(_INDEX, partial(_write_index, entries, count + 1), meanwhile=_INDEX, extra=True),
+        *(Piece(suffix, _write_nothing, meanwhile=suffix, extra=True) for suffix in empty),
+        Piece(_INDEX, partial(_write_index, entries, larger), meanwhile=_INDEX, extra=True),
     )
     return (
         *made,
-        *(extra if between else ()),
+        *(extra if between is not None else ()),
         Piece(_INDEX, partial(_write_index, entries, count), indexes=True),
     )
 
@@ -190,6 +194,14 @@ def _write_shard(
 
 def _shard(number: int, count: int) -> str:
     return f".data-{number:05d}-of-{count:05d}"
+
+
+def _free_count(prefix: str, least: int) -> int:
+    """Return the smallest count of shards, `least` or more, that is in no file's name at the prefix."""
+    folder, name = os.path.split(os.path.abspath(prefix))
+    shard = re.compile(re.escape(name) + r"\.data-\d{5}-of-(\d{5})")
+    taken = {int(match[1]) for each in os.listdir(folder) if (match := shard.fullmatch(each)) is not None}
+    return next(count for count in range(least, 10 * MAX_SHARDS) if count not in taken)
 
 
 def _write_nothing(stream: IO[bytes]) -> None:
