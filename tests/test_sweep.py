@@ -21,7 +21,14 @@ import pytest
 
 from ckpttool.agents.statistics import paired_interval
 from ckpttool.cli import scores
-from ckpttool.errors import FormatError, NotACheckpointError, NotFoundError, UsageError, WorkerError
+from ckpttool.errors import (
+    FormatError,
+    NotACheckpointError,
+    NotFoundError,
+    TargetExistsError,
+    UsageError,
+    WorkerError,
+)
 from ckpttool.ops import groups, processes, results, training_step
 from ckpttool.ops.entries import entries
 from ckpttool.ops.evaluate import evaluate
@@ -385,6 +392,21 @@ def test_the_document_and_the_table(tmp_path: Path) -> None:
 def test_what_is_wrong_with_all_is_said_once() -> None:
     ran = in_process("eval", RUN, "--episodes", 1, "--env", "MountainCarContinuous-v0")
     assert "(and 5 more): the policy does not fit" in refused(ran)
+
+
+def test_a_file_too_large_to_read_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "lines.jsonl"
+    out.write_bytes(b"{}\n" * 10)
+    monkeypatch.setattr(results, "LIMIT", 10)
+    with pytest.raises(UsageError) as caught:
+        results.Results(str(out))
+    assert caught.value.file == str(out)
+    assert out.stat().st_size == 30
+
+
+def test_results_do_not_go_to_a_device() -> None:
+    with pytest.raises(TargetExistsError):
+        results.Results("/dev/null")
 
 
 def test_ctrl_c_keeps_the_results_that_are_there(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ckpttool.agents.statistics import summarise
 from ckpttool.errors import FormatError, UsageError
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.version import __version__
+from ckpttool.writing.names import require_regular
 
 SUFFIX = ".jsonl"
 NAME = f"evaluations{SUFFIX}"
@@ -95,6 +96,7 @@ class Results:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        require_regular(path)
         try:
             self._file: IO[bytes] = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
         except OSError as error:
@@ -144,8 +146,12 @@ class Results:
             raise UsageError("another evaluation is writing these results", file=self.path) from None
 
     def _read(self) -> dict[str, dict[str, Any]]:
+        if (size := os.fstat(self._file.fileno()).st_size) > LIMIT:
+            raise UsageError(
+                f"the file of results has {size:,} bytes", file=self.path, hint="take another name"
+            )
         self._file.seek(0)
-        data = self._file.read(LIMIT)
+        data = self._file.read()
         whole = data.rfind(b"\n") + 1
         if whole < len(data) and not _ours(data[whole:]):
             raise FormatError("this is no file of evaluations", file=self.path, hint="take another name")
