@@ -10,6 +10,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # Seconds that `make fuzz` gives to each parser, and which of them (all): make fuzz FUZZ_SECONDS=600 FUZZ='zip pickle'
 FUZZ_SECONDS ?= 60
 FUZZ ?=
+# Mutants of each format that `make fuzz` gives to ckpttool and to the format's own reader.
+FUZZ_MUTANTS ?= 20000
 
 .PHONY: demo test lint types tests bench fuzz docs site dist clean
 
@@ -35,6 +37,7 @@ bench: $(VENV)/.installed
 fuzz: $(VENV)/.installed
 	$(PIP) install --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python -m tests.hostile.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ)
+	$(BIN)/python -m tests.hostile.differential --mutants $(FUZZ_MUTANTS)
 
 # What is generated: the reference pages, and the screens of all pages, whose programs are run for them.
 docs: $(VENV)/.installed

@@ -349,7 +349,7 @@ def one(dtype: int, proto: bytes, elements: int = 1) -> bytes:
         (one(10, field(11, 2)), "does not fit into bool"),
         (one(19, field(13, 1 << 16)), "does not fit into float16"),
         (one(7, field(8, 5)), "number where a message"),
-        (one(1, field(5, 1 << 40)), "wider"),
+        (one(1, field(5, 1 << 40)), "another width"),
         (one(1, b"\x2a\x7f"), "longer than its message"),
     ],
 )

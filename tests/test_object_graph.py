@@ -456,7 +456,7 @@ def test_any_graph_is_named_once(edges: list[list[int]]) -> None:
         (b"\xff" * 20, "varint"),
         (b"\x0a\x7f", "longer"),
         (graph(W["field"](1, 5)), "number where a message"),
-        (graph(W["field"](2, W["field"](3, 5))), "number where a string"),
+        (graph(W["field"](2, W["field"](3, 5))), "number where a message"),
     ],
 )
 def test_broken_graphs(data: bytes, message: str) -> None:

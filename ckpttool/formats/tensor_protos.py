@@ -18,6 +18,14 @@ MAX_RANK = 254
 READABLE_RANK = 64
 MAX_ELEMENTS = 1 << 58  # of 16 bytes at most, so that sizes in bytes stay below 2^63
 
+# Of TensorShapeProto: dim, unknown_rank; of Dim: size; of TensorSliceProto: extent; of Extent: start, length.
+_SHAPE = {2: protobuf.DELIMITED, 3: protobuf.NUMBER}
+_DIM = {1: protobuf.NUMBER}
+_SLICE = {1: protobuf.DELIMITED}
+_EXTENT = {1: protobuf.NUMBER, 2: protobuf.NUMBER}
+# VersionDef (tensorflow/core/framework/versions.proto): producer, min_consumer, bad_consumers.
+VERSIONS = {1: protobuf.NUMBER, 2: protobuf.NUMBER, 3: protobuf.NUMBERS}
+
 Extent = tuple[int, int]  # start and length; length -1 is the whole dimension
 
 
@@ -25,11 +33,14 @@ Extent = tuple[int, int]  # start and length; length -1 is the whole dimension
 def shape(data: bytes) -> tuple[int, ...]:
     """Decode a TensorShapeProto; raise FormatError for an unknown rank or a negative dimension."""
     dims: list[int] = []
-    for number, value in protobuf.fields(data):
+    unknown = 0
+    for number, value in protobuf.fields(data, _SHAPE):
         if number == 2:
             dims.append(_dim(protobuf.message(value)))
-        elif number == 3 and value:
-            raise FormatError("a tensor's shape has an unknown rank")
+        else:
+            unknown = protobuf.number(value)
+    if unknown:
+        raise FormatError("a tensor's shape has an unknown rank")
     if len(dims) > MAX_RANK:
         raise FormatError(
             "a tensor has too many dimensions", expected=f"at most {MAX_RANK}", found=str(len(dims))
@@ -52,9 +63,8 @@ def elements_of(dims: tuple[int, ...]) -> int:
 
 def _dim(data: bytes) -> int:
     size = 0
-    for number, value in protobuf.fields(data):
-        if number == 1:
-            size = protobuf.number(value)
+    for _, value in protobuf.fields(data, _DIM):
+        size = protobuf.number(value)
     if size < 0:
         raise FormatError("a tensor has a negative dimension", found=str(size))
     return size
@@ -63,14 +73,12 @@ def _dim(data: bytes) -> int:
 def extents(data: bytes) -> tuple[Extent, ...]:
     """Decode a TensorSliceProto: start and length in each dimension."""
     found_all = []
-    for number, value in protobuf.fields(data):
-        if number == 1:
-            # `length` is a oneof: absent, it means the whole dimension.
-            found = {1: 0, 2: -1}
-            for part, what in protobuf.fields(protobuf.message(value)):
-                if part in found:
-                    found[part] = protobuf.number(what)
-            found_all.append((found[1], found[2]))
+    for _, value in protobuf.fields(data, _SLICE):
+        # `length` is a oneof: absent, it means the whole dimension.
+        found = {1: 0, 2: -1}
+        for part, what in protobuf.fields(protobuf.message(value), _EXTENT):
+            found[part] = protobuf.number(what)
+        found_all.append((found[1], found[2]))
     return tuple(found_all)
 
 

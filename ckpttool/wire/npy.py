@@ -26,8 +26,11 @@ _FIRST = 1024
 # More than the code tables that stand before a deflated block's first byte.
 _TABLES = 4096
 _TEXT = r"(?:'[^'\\]*'|\"[^\"\\]*\")"
+# What Python takes for space between the parts of a literal; other ASCII space is an error there.
+_SPACE = " \t\n\r\f"
+_NUMBER = r"-?(?:0|[1-9]\d{0,19})L?"
 _TOKEN = re.compile(
-    rf"\s*(?:(?P<text>{_TEXT})|(?P<word>True|False|None)|(?P<int>-?\d{{1,20}})L?|(?P<mark>[][(){{}},:]))",
+    rf"[{_SPACE}]*(?:(?P<text>{_TEXT})|(?P<word>True|False|None)|(?P<int>{_NUMBER})|(?P<mark>[][(){{}},:]))",
     re.ASCII,
 )
 # Text and bytes of one width: the bytes in what NumPy's name of the type counts.
@@ -119,6 +122,11 @@ def members(archive: Archive, wanted: Iterable[str] | None = None) -> Mapping[st
         except FormatError as error:
             raise error.located(path=name) from error.__cause__
     return arrays
+
+
+def begins(archive: Archive, member: str) -> bool:
+    """Return whether a member begins as an array does."""
+    return _prefix(archive.source(member), len(MAGIC)) == MAGIC
 
 
 def _is_told(array: Array) -> bool:
@@ -215,7 +223,8 @@ def _header(storage: Storage) -> Header:
         text = raw.decode("utf-8" if version == 3 else "latin-1")
     except UnicodeDecodeError:
         _fail(storage, "an array's header is not UTF-8", raw)
-    descr, fortran, shape = _parsed(storage, text)
+    # NumPy takes away the L of Python 2's numbers in the versions that Python 2 wrote.
+    descr, fortran, shape = _parsed(storage, _tokens(storage, text, long=version < 3), text)
     return Header(descr, fortran, shape, start + length)
 
 
@@ -223,15 +232,14 @@ def _fail(storage: Storage, message: str, shown: bytes | str) -> NoReturn:
     raise _error(FormatError, storage, message, found=repr(shown[:60]) if shown else None)
 
 
-def _parsed(storage: Storage, text: str) -> tuple[str | None, bool, Shape]:
+def _parsed(storage: Storage, tokens: list[str], text: str) -> tuple[str | None, bool, Shape]:
     """Return the header dict's three entries; they may come in any order, and there are no others."""
-    tokens = _tokens(storage, text)
     if len(tokens) < 2 or tokens[0] != "{" or tokens[-1] != "}":
         _fail(storage, "an array's header is no dict", text)
     found: dict[str, list[str]] = {}
     at, stop = 1, len(tokens) - 1
     while at < stop:
-        name = tokens[at].strip("'\"")
+        name = tokens[at][1:-1] if tokens[at][0] in "'\"" else ""
         end = _value_end(tokens, at + 2, stop)
         if tokens[at + 1] != ":" or name in found or end <= at + 2:
             _fail(storage, "an array's header is no dict of three entries", text)
@@ -245,14 +253,14 @@ def _parsed(storage: Storage, text: str) -> tuple[str | None, bool, Shape]:
     return _descr(storage, found["descr"]), order == ["True"], _shape(storage, found["shape"])
 
 
-def _tokens(storage: Storage, text: str) -> list[str]:
+def _tokens(storage: Storage, text: str, *, long: bool) -> list[str]:
     tokens: list[str] = []
-    at, stop = 0, len(text.rstrip())
+    at, stop = 0, len(text.rstrip(_SPACE))
     while at < stop:
         match = _TOKEN.match(text, at)
-        if match is None:
+        if match is None or (match[0][-1] == "L" and not long):
             _fail(storage, "an array's header is not a literal that NumPy writes", text[at:])
-        tokens.append(match[match.lastgroup or 0])
+        tokens.append(match[match.lastgroup or 0].removesuffix("L"))
         at = match.end()
     return tokens
 

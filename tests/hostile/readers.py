@@ -1,66 +1,155 @@
-"""What readers make of a file, as a text that says all that they read: ours, and those of the frameworks.
+"""What ckpttool and the reference readers read in a file, in one form: contents by name.
 
-A reader's own errors are those that its documentation names or its code raises on purpose.
+Contents are `dtype[shape]sha256` for a tensor, the repr of a plain value, OPAQUE for what is listed without
+its value, and UNREADABLE with the error for what a reader lists and refuses to read. A reference reader's
+own errors are those that its documentation names or that its code raises on purpose.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import io
+import json
 import os
+import resource
+import signal
+import sys
+import traceback
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 OURS = "ckpttool"
-Read = Callable[[str], str]
+OPAQUE = "?"
+UNREADABLE = "!"
+Form = dict[str, str]
+Read = Callable[[str], Form]
+Answer = tuple[str, str, Form]
+# For one file: seconds of the processor, seconds by the clock, bytes beyond those that the process has.
+SECONDS, WALL, MEMORY = 5, 120, 1 << 30
+_DEEP, _MANY = 200, 20_000
 
 
 class Refused(Exception):  # noqa: N818  # the reader's answer, not a fault
-    """The reader said that the file is damaged, in its own way."""
+    """A reader raised its own error about the file."""
 
 
-def ours(path: str) -> str:
-    """Return everything that ckpttool takes from a checkpoint, as a text."""
+def tensor(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
+    """Return the contents of a tensor as text."""
+    return f"{dtype}{list(shape)}{hashlib.sha256(data).hexdigest()[:24]}"
+
+
+def ours(path: str) -> Form:
+    """Return what ckpttool reads, by the names that the format itself uses."""
     from ckpttool.errors import CkpttoolError
     from ckpttool.formats.resolve import open_checkpoint
     from ckpttool.ops.digest import digest_of
 
     try:
         found = open_checkpoint(path)
-        whole = digest_of(found)
+        digest_of(found)
+        return _ours(found)
     except CkpttoolError as error:
-        raise Refused(str(error)) from error
-    lost = [note for note in found.notes if "cannot be read" in note]
-    if lost:
-        # Of a SavedModel whose graph is damaged the variables are listed, and a note says that it is.
-        raise Refused(lost[0])
-    tree = found.tree
-    uses = [
-        (leaf.key, leaf.role, leaf.of, leaf.slot, leaf.trainable, leaf.name) for _, leaf in tree.tensors()
-    ]
-    more = (
-        found.writer,
-        found.integrity,
-        sorted(found.details.items(), key=str),
-        tree.aliases,
-        tree.containers,
+        raise Refused(f"{error.message}: {error.found or ''}") from error
+
+
+# Formats whose tensors have names of their own; those of the others are paths in nested containers.
+_NAMED = ("tensor_bundle", "tensorflow_v1", "saved_model", "keras_h5", "keras_zip", "safetensors", "npz")
+
+
+def _ours(found: Any) -> Form:
+    from ckpttool.leaf import Leaf
+
+    named = found.format in _NAMED
+    form = {}
+    shared = ((alias.path, found.tree[of]) for of, names in found.tree.aliases.items() for alias in names)
+    for path, leaf in [*found.tree.items(), *(() if named else shared)]:
+        name = _spelt(path)
+        if named:
+            name = leaf.key if isinstance(leaf, Leaf) else "/".join(str(step.value) for step in path)
+        if isinstance(leaf, Leaf):
+            form[name] = tensor(leaf.dtype, leaf.shape, bytes(leaf.read()))
+        else:
+            form[name] = _plain(leaf.value)
+    return form
+
+
+def _spelt(path: Sequence[Any]) -> str:
+    return "".join(
+        f"[{step.value!r}]"
+        if step.kind == "key"
+        else f"#{step.value}"
+        if step.kind == "index"
+        else f".{step.value}"
+        for step in path
     )
-    return repr((found.format, whole.sha256, uses, *more))
 
 
-def _said(value: Any) -> str:
-    """Return a value with every array as its type, shape and bytes."""
+def _plain(value: Any) -> str:
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return repr(value)
+    return OPAQUE
+
+
+def _array(value: Any) -> str:
+    """Return the contents of a NumPy array; other than numbers and texts are opaque."""
     import numpy as np
 
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name!r}: {_said(each)}" for name, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_said, value)) + "]"
-    if isinstance(value, np.ndarray):
-        digest = hashlib.sha256(repr(value.tolist()).encode() if value.dtype == object else value.tobytes())
-        return f"{value.dtype}{value.shape}{digest.hexdigest()}"
-    return repr(value)
+    if value.dtype == object:
+        texts = [each.encode() if isinstance(each, str) else each for each in value.ravel().tolist()]
+        if not all(isinstance(each, bytes) for each in texts):
+            return OPAQUE
+        data = b"".join(len(each).to_bytes(8, "little") + each for each in texts)
+        return tensor("string", value.shape, data)
+    if value.dtype.kind not in "biufcV" or value.dtype.names or value.dtype.subdtype:
+        return OPAQUE
+    if value.dtype.kind == "V" and type(value.dtype).__module__ != "numpy.dtypes":
+        name = value.dtype.name
+    elif value.dtype.kind == "V":
+        return OPAQUE
+    else:
+        name = value.dtype.name
+        value = value.astype(value.dtype.newbyteorder("<"), copy=False)
+    return tensor(name, value.shape, np.ascontiguousarray(value).tobytes())
+
+
+def _walked(value: Any, name: str = "", depth: int = 0, form: Form | None = None) -> Form:
+    """Return all tensors and plain values in nested containers."""
+    import numpy as np
+
+    form = {} if form is None else form
+    if depth > _DEEP or len(form) > _MANY:
+        raise RecursionError("the value is too deep, or has too many parts")
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        form[name] = _torch_tensor(torch, value)
+    elif isinstance(value, np.ndarray | np.generic):
+        form[name] = _array(np.asarray(value))
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            _walked(each, f"{name}[{key!r}]", depth + 1, form)
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            _walked(each, f"{name}#{number}", depth + 1, form)
+    else:
+        form[name] = _plain(value)
+    return form
+
+
+def _torch_tensor(torch: Any, value: Any) -> str:
+    if value.layout != torch.strided or value.device.type != "cpu":
+        return OPAQUE
+    name = str(value.dtype).removeprefix("torch.")
+    if value.is_quantized:
+        value = value.int_repr()
+    if value.is_conj() or value.is_neg():
+        value = value.resolve_conj().resolve_neg()
+    data = value.detach().contiguous().reshape(-1)
+    return tensor(name, value.shape, data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
+
+
+# The reference readers. Each function imports its library and returns the reader.
 
 
 def _torch() -> Read:
@@ -68,22 +157,147 @@ def _torch() -> Read:
 
     import torch
 
-    def numbers(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            data = (
-                value.contiguous().reshape(-1).view(torch.uint8).numpy() if value.numel() else value.numpy()
-            )
-            return [str(value.dtype), list(value.shape), data]
-        if isinstance(value, Mapping):
-            return {name: numbers(each) for name, each in value.items()}
-        return [numbers(each) for each in value] if isinstance(value, list | tuple) else value
-
-    def read(path: str) -> str:
+    def read(path: str) -> Form:
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            return _walked(torch.load(path, map_location="cpu", weights_only=True))
         except (pickle.UnpicklingError, RuntimeError) as error:
-            raise Refused from error
-        return _said(numbers(found))
+            raise Refused(str(error)) from error
+
+    return read
+
+
+def _torch_tar() -> Read:
+    """Return torch's reader of tar archives, which takes no weights_only; classes are restricted instead."""
+    import pickle
+    import tarfile
+    import types
+
+    import torch
+
+    plain = types.SimpleNamespace(
+        __name__="restricted",
+        Unpickler=_restricted(pickle.Unpickler, {"torch": None, "torch.storage": None, "torch._utils": None}),
+        load=lambda stream, **options: plain.Unpickler(stream, **options).load(),
+        **{name: getattr(pickle, name) for name in ("UnpicklingError", "PickleError")},
+    )
+
+    def read(path: str) -> Form:
+        warnings.simplefilter("ignore")
+        try:
+            return _walked(torch.load(path, map_location="cpu", weights_only=False, pickle_module=plain))
+        except (pickle.UnpicklingError, RuntimeError, tarfile.TarError) as error:
+            raise Refused(str(error)) from error
+
+    return read
+
+
+_SAFE: Mapping[str, frozenset[str] | None] = {
+    "collections": frozenset(("OrderedDict", "defaultdict", "deque")),
+    "builtins": frozenset(
+        ("complex", "bytearray", "set", "frozenset", "list", "dict", "tuple", "int", "float")
+    ),
+    "_codecs": frozenset(("encode",)),
+    "numpy": frozenset(("ndarray", "dtype", "float32", "float64", "int64")),
+    **{
+        f"numpy.{core}.{part}": frozenset(("_reconstruct", "scalar", "_frombuffer"))
+        for core in ("core", "_core")
+        for part in ("multiarray", "numeric")
+    },
+}
+
+
+def _restricted(base: Any, more: Mapping[str, frozenset[str] | None] | None = None) -> Any:
+    """Return an unpickler that imports nothing but containers, NumPy's arrays and what `more` names."""
+    import pickle
+
+    allowed = {**_SAFE, **(more or {})}
+
+    class Restricted(base):  # type: ignore[misc]
+        def find_class(self, module: str, name: str) -> Any:
+            names = allowed.get(module, frozenset())
+            storages = names is None and (
+                name.endswith("Storage") or name.startswith("_rebuild") or name == "Size"
+            )
+            if not storages and (names is None or name not in names):
+                raise pickle.UnpicklingError(f"class outside the allow list: {module}.{name}")
+            return super().find_class(module, name)
+
+    return Restricted
+
+
+def _pickle() -> Read:
+    import pickle
+
+    reader = _restricted(pickle.Unpickler)
+
+    def read(path: str) -> Form:
+        try:
+            with open(path, "rb") as stream:
+                return _walked(reader(stream).load())
+        except (pickle.UnpicklingError, EOFError) as error:
+            raise Refused(str(error)) from error
+
+    return read
+
+
+def _torch_dcp() -> Read:
+    import pickle
+
+    import torch
+    from torch.distributed.checkpoint import filesystem
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    class Metadata(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            known = module.startswith(("torch.distributed.checkpoint.", "torch.serialization"))
+            if (
+                known
+                or module in ("collections", "torch", "pathlib")
+                or name in ("getattr", "Storage", "dtype")
+            ):
+                return super().find_class(module, name)
+            raise pickle.UnpicklingError(f"class outside the allow list: {module}.{name}")
+
+    # The metadata is a pickle, and torch's reader would run what it names.
+    filesystem.pickle = type(sys)("restricted")  # type: ignore[attr-defined]
+    filesystem.pickle.load = lambda stream: Metadata(stream).load()  # type: ignore[attr-defined]
+
+    def read(path: str) -> Form:
+        warnings.simplefilter("ignore")
+        state: dict[str, Any] = {}
+        try:
+            reader = filesystem.FileSystemReader(path)
+            _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+        except (
+            pickle.UnpicklingError,
+            RuntimeError,
+            torch.distributed.checkpoint.CheckpointException,
+        ) as error:
+            raise Refused(str(error)) from error
+        return _walked(state)
+
+    return read
+
+
+def _sb3() -> Read:
+    """Return a reader of an agent's parameters as SB3 reads them: zipfile, then torch.load."""
+    import pickle
+    import zipfile
+
+    import torch
+
+    def read(path: str) -> Form:
+        form: Form = {}
+        try:
+            with zipfile.ZipFile(path) as opened:
+                for name in opened.namelist():
+                    if name.endswith(".pth") and not name.startswith("pytorch_variables"):
+                        data = io.BytesIO(opened.read(name))
+                        _walked(torch.load(data, "cpu", weights_only=True), f"[{name[:-4]!r}]", 0, form)
+        except (pickle.UnpicklingError, RuntimeError, zipfile.BadZipFile) as error:
+            raise Refused(str(error)) from error
+        return form
 
     return read
 
@@ -92,27 +306,47 @@ def _tensorflow() -> Read:
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     import tensorflow as tf
 
-    def read(path: str) -> str:
+    def contents(found: Any, name: str, dtype: Any) -> str:
+        import numpy as np
+
+        value = found.get_tensor(name)
+        if isinstance(value, bytes | str):
+            value = np.array(value.encode() if isinstance(value, str) else value, object)
+        value = np.asarray(value)
+        if value.dtype == object:
+            return _array(value)
+        return tensor(dtype.name, value.shape, np.ascontiguousarray(value).tobytes())
+
+    def read(path: str) -> Form:
         try:
             found = tf.train.load_checkpoint(path)
-            names = found.get_variable_to_shape_map()
-            return _said({name: found.get_tensor(name) for name in sorted(names)})
+            types = found.get_variable_to_dtype_map()
+            names = sorted(found.get_variable_to_shape_map())
+            return {name: contents(found, name, types[name]) for name in names if name != GRAPH}
         except tf.errors.OpError as error:
-            raise Refused from error
+            raise Refused(str(error)) from error
 
     return read
 
 
-def _safetensors() -> Read:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+# Not a tensor of ckpttool's tree.
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
-    def read(path: str) -> str:
+
+def _safetensors() -> Read:
+    from safetensors import SafetensorError, safe_open
+
+    def read(path: str) -> Form:
+        import numpy as np
+        import torch  # NumPy alone has no bfloat16
+
         try:
-            found = load_file(path)
+            with safe_open(path, "pt") as found:
+                return {name: _torch_tensor(torch, found.get_tensor(name)) for name in found.keys()}  # noqa: SIM118
         except SafetensorError as error:
-            raise Refused from error
-        return _said(dict(sorted(found.items())))
+            raise Refused(str(error)) from error
+        finally:
+            del np
 
     return read
 
@@ -123,60 +357,187 @@ def _numpy() -> Read:
 
     import numpy as np
 
-    def read(path: str) -> str:
+    errors = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
+
+    def member(found: Any, name: str) -> str:
+        # One array that cannot be read does not keep the others from being read.
         try:
-            with np.load(path, allow_pickle=False) as found:
-                return _said({name: found[name] for name in sorted(found.files)})
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise Refused from error
+            value = found[name]
+        except (*errors, MemoryError) as error:
+            return f"{UNREADABLE}{error}"
+        return _array(value) if isinstance(value, np.ndarray) else OPAQUE
+
+    def read(path: str) -> Form:
+        try:
+            found = np.load(path, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                return {"arr_0": _array(found)}
+            with found:
+                return {name: member(found, name) for name in sorted(found.files)}
+        except errors as error:
+            raise Refused(str(error)) from error
 
     return read
+
+
+def _datasets(file: Any) -> Form:
+    import h5py
+
+    form: Form = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            value = item[()]
+            name = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
+            form[name] = OPAQUE if isinstance(value, h5py.Empty) else _array(_numbers(value))
+
+    file.visititems(visit)
+    return form
+
+
+def _numbers(value: Any) -> Any:
+    import numpy as np
+
+    return np.array(value, object) if isinstance(value, bytes | str) else np.asarray(value)
 
 
 def _h5py() -> Read:
     import h5py
 
-    def read(path: str) -> str:
-        found: dict[str, Any] = {}
-
-        def note(name: str, item: Any) -> None:
-            found[name] = item[()] if isinstance(item, h5py.Dataset) else sorted(item.attrs)
-
+    def read(path: str) -> Form:
         try:
             with h5py.File(path, "r") as file:
-                file.visititems(note)
+                return _datasets(file)
         except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise Refused from error
-        return _said(dict(sorted(found.items())))
+            raise Refused(str(error)) from error
 
     return read
 
 
-def _keras() -> Read:
-    os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    warnings.simplefilter("ignore")
-    import keras
+def _keras_zip() -> Read:
+    """Return a reader of the weights in a .keras file by the libraries that Keras uses: zipfile and h5py."""
+    import zipfile
+    import zlib
 
-    def read(path: str) -> str:
+    import h5py
+
+    def read(path: str) -> Form:
         try:
-            model = keras.saving.load_model(path, compile=False)
-        except (ValueError, TypeError, OSError, KeyError) as error:
-            raise Refused from error
-        return _said([model.get_config(), [variable.numpy() for variable in model.variables]])
+            with zipfile.ZipFile(path) as opened:
+                data = io.BytesIO(opened.read("model.weights.h5"))
+                opened.read("config.json")
+            with h5py.File(data, "r") as file:
+                return _datasets(file)
+        except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+            raise Refused(str(error)) from error
 
     return read
 
 
-_PEERS: Mapping[str, Callable[[], Read]] = {
+READERS: Mapping[str, Callable[[], Read]] = {
+    OURS: lambda: ours,
     "torch": _torch,
+    "torch_tar": _torch_tar,
+    "torch_dcp": _torch_dcp,
+    "sb3": _sb3,
+    "pickle": _pickle,
     "tensorflow": _tensorflow,
     "safetensors": _safetensors,
     "numpy": _numpy,
     "h5py": _h5py,
-    "keras": _keras,
+    "keras_zip": _keras_zip,
 }
-# Each is made in a process of its own: the frameworks do not get on with each other in one.
-READERS: Mapping[str, Callable[[], Read]] = {
-    OURS: lambda: ours,
-    **{name: make for name, make in _PEERS.items() if importlib.util.find_spec(name) is not None},
+# The library that the process of a reader has imported before it forks.
+LIBRARIES = {
+    OURS: "tests.hostile.started",
+    **dict.fromkeys(("torch", "torch_tar", "sb3", "safetensors"), "torch"),
+    "torch_dcp": "torch.distributed.checkpoint",
+    "pickle": "numpy",
+    "numpy": "numpy",
+    "tensorflow": "tensorflow",
+    "h5py": "h5py",
+    "keras_zip": "h5py",
 }
+
+
+def batch(reader: str, paths: Sequence[str], out: str, alone: bool) -> None:
+    """Read each file; append `[word, detail, form]` for it to the file `out`, a line of JSON each.
+
+    The word is "read", "refused" (the reader's own error), "untyped" (any other exception) or "memory".
+    A crash and a time-out end the process: the lines are those of the files before.
+    `alone` lets ckpttool list an HDF5 file in a process of its own, as it does outside of tests.
+    """
+    if reader != OURS:
+        _attempt_all(READERS[reader](), paths, out)
+        return
+    from tests.hostile.room import Forked, Within, forked_children
+
+    with forked_children(Forked if alone else Within):
+        _attempt_all(ours, paths, out)
+
+
+def _attempt_all(read: Read, paths: Sequence[str], out: str) -> NoReturn:
+    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 2)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    lines = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        for path in paths:
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            signal.alarm(WALL)
+            answer = _attempt(read, path)
+            os.write(lines, (json.dumps(answer) + "\n").encode())
+        os._exit(0)
+    except BaseException:  # noqa: BLE001  # the harness is wrong, not the reader
+        sys.stdout.write(traceback.format_exc())
+        sys.stdout.flush()
+    finally:
+        os._exit(1)
+
+
+def _attempt(read: Read, path: str) -> Answer:
+    try:
+        return "read", "", read(path)
+    except Refused as refused:
+        return "refused", _brief(str(refused)), {}
+    except MemoryError as error:
+        return "memory", _brief(str(error)), {}
+    except BaseException as error:  # noqa: BLE001  # what is counted
+        return "untyped", _brief(f"{type(error).__name__}: {error}"), {}
+
+
+def _brief(text: str) -> str:
+    return text if len(text) < 400 else f"{text[:100]} ... {text[-300:]}"
+
+
+def attempts(reader: str, paths: Sequence[str], folder: Path, alone: bool = False) -> Iterator[Answer]:
+    """Let a reader's warm process read each file in a fork; one that dies is replaced for the next file."""
+    from tests import warm
+
+    done = 0
+    while done < len(paths):
+        out = folder / f"{reader}.jsonl"
+        out.unlink(missing_ok=True)
+        given = (reader, list(paths[done:]), str(out), alone)
+        program = f"from tests.hostile.readers import batch; batch(*{given!r})"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HDF5_PLUGIN_PRELOAD": "::"}
+        status, output = warm.run(LIBRARIES[reader], program, folder, environment)
+        for line in out.read_text(encoding="utf-8").splitlines() if out.exists() else ():
+            yield tuple(json.loads(line))
+            done += 1
+        if done == len(paths):
+            return
+        if status >= 0:
+            raise AssertionError(f"{reader} ended with status {status} at {paths[done]}: {output[-2000:]}")
+        if reader == OURS and not alone:
+            yield from attempts(reader, paths[done : done + 1], folder, alone=True)
+        else:
+            name = signal.Signals(-status).name
+            yield ("hang" if name in ("SIGALRM", "SIGPROF") else "crash"), name, {}
+        done += 1
+
+
+ROOT = Path(__file__).resolve().parent.parent.parent

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -106,6 +107,26 @@ class Answering(_Process):
         return self._status
 
 
+class Within(_Process):
+    """A listing that runs in this process: a file that makes the HDF5 library crash ends this process."""
+
+    def __init__(self, command: Sequence[str], **_: object) -> None:
+        from ckpttool import limits
+        from ckpttool.formats.hdf5 import child
+
+        descriptor, offset, length, _seconds, most = command[command.index("-c") + 3 :]
+        answer, self._status, self.pid = b"", 1, 0
+        # What leaves the child's own code ends it with status 1.
+        with contextlib.suppress(Exception), limits.using(limits.Limits(**json.loads(most))):
+            answer = json.dumps(child.answer(int(descriptor), int(offset), int(length))).encode()
+            self._status = 0
+        self.stdout = io.BytesIO(answer)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.returncode = self._status
+        return self._status
+
+
 class Forked(_Process):
     """A child that runs `python -c PROGRAM ...` without starting an interpreter: a fork of this process."""
 
@@ -146,14 +167,14 @@ class Forked(_Process):
 
 
 @contextlib.contextmanager
-def forked_children() -> Iterator[None]:
-    """Let HDF5 files be listed by forks of this process."""
+def forked_children(kind: type[_Process] = Forked) -> Iterator[None]:
+    """Let HDF5 files be listed by forks of this process, or within it."""
     from ckpttool.formats.hdf5 import process
 
     os.environ["HDF5_PLUGIN_PRELOAD"] = "::"
     import h5py  # noqa: F401  # once, here
 
-    with mock.patch.object(process.subprocess, "Popen", Forked):
+    with mock.patch.object(process.subprocess, "Popen", kind):
         yield
 
 

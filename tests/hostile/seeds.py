@@ -52,8 +52,8 @@ SEEDS = (
     Seed("torch zip", "model.pt", ("model.pt",), True, "torch", "torch_zip"),
     Seed("torch zip, no CRCs", "model.pt", ("model.pt",), False, "torch", "torch_no_crc"),
     Seed("torch legacy", "model.pt", ("model.pt",), False, "torch", "torch_legacy"),
-    Seed("torch tar", "model.tar", ("model.tar",), False, None, "torch_tar"),
-    Seed("torch DCP", ".", (".metadata", "__0_0.distcp"), False, None, "torch_dcp"),
+    Seed("torch tar", "model.tar", ("model.tar",), False, "torch_tar", "torch_tar"),
+    Seed("torch DCP", ".", (".metadata", "__0_0.distcp"), False, "torch_dcp", "torch_dcp"),
     Seed("TF bundle, index", "ckpt-1", (_INDEX,), True, "tensorflow", "bundle"),
     Seed("TF bundle, data", "ckpt-1", (_DATA,), True, "tensorflow", "bundle"),
     Seed("TF bundle, both", "ckpt-1", (_INDEX, _DATA), True, "tensorflow", "bundle"),
@@ -62,15 +62,18 @@ SEEDS = (
     Seed("safetensors", "model.safetensors", ("model.safetensors",), False, "safetensors"),
     Seed("npz stored", "model.npz", ("model.npz",), True, "numpy", "npz_stored"),
     Seed("npz deflated", "model.npz", ("model.npz",), True, "numpy", "npz_deflated"),
+    Seed("npy", "model.npy", ("model.npy",), False, "numpy", "npy"),
     Seed("HDF5 plain", "model.weights.h5", ("model.weights.h5",), False, "h5py", "h5_plain"),
     Seed("HDF5 gzip", "model.weights.h5", ("model.weights.h5",), False, "h5py", "h5_gzip"),
     Seed("HDF5 fletcher32", "model.weights.h5", ("model.weights.h5",), False, "h5py", "h5_fletcher"),
-    Seed(".keras", "model.keras", ("model.keras",), True, "keras", "keras"),
-    Seed("SB3 zip", "agent.zip", ("agent.zip",), True, None, "sb3"),
+    Seed("HDF5 latest", "model.weights.h5", ("model.weights.h5",), False, "h5py", "h5_latest"),
+    Seed("Keras .h5", "model.h5", ("model.h5",), False, "h5py", "h5_legacy"),
+    Seed(".keras", "model.keras", ("model.keras",), True, "keras_zip", "keras"),
+    Seed("SB3 zip", "agent.zip", ("agent.zip",), True, "sb3", "sb3"),
     Seed("SB2 pickle", "agent.pkl", ("agent.pkl",), False, None, "sb2"),
     Seed("RLlib pickle", "checkpoint-7", ("checkpoint-7",), False, None, "rllib"),
     Seed("d3rlpy", "agent.d3", ("agent.d3",), False, None, "d3rlpy"),
-    Seed("pickle", "model.pkl", ("model.pkl",), False, None, "pickle"),
+    Seed("pickle", "model.pkl", ("model.pkl",), False, "pickle", "pickle"),
 )
 BY_NAME = {seed.name: seed for seed in SEEDS}
 
@@ -132,16 +135,32 @@ def _others(path: Path) -> None:
     from tests.test_format_keras_h5 import keras3_file
 
     arrays = _arrays()
-    for name in ("safetensors", "npz_stored", "npz_deflated", "h5_plain", "h5_gzip", "h5_fletcher"):
+    names = ("safetensors", "npz_stored", "npz_deflated", "npy", "h5_plain", "h5_gzip", "h5_fletcher")
+    for name in (*names, "h5_latest", "h5_legacy"):
         (path / name).mkdir()
     save_file(arrays, path / "safetensors" / "model.safetensors", {"format": "pt"})
     np.savez(path / "npz_stored" / "model.npz", **arrays)
     np.savez_compressed(path / "npz_deflated" / "model.npz", **arrays)
+    np.save(path / "npy" / "model.npy", arrays["actor.0.weight"])
     keras3_file(path / "h5_plain" / "model.weights.h5")
     for name, how in (("h5_gzip", {"compression": "gzip"}), ("h5_fletcher", {"fletcher32": True})):
         with h5py.File(path / name / "model.weights.h5", "w") as file:
             for number, array in enumerate(arrays.values()):
                 file.create_dataset(f"layers/dense_{number}/vars/0", data=array, chunks=True, **how)
+    with h5py.File(path / "h5_latest" / "model.weights.h5", "w", libver="latest") as file:
+        for number, array in enumerate(arrays.values()):
+            how = {"chunks": True, "maxshape": (None,) * array.ndim} if number < 2 else {}
+            file.create_dataset(f"layers/dense_{number}/vars/0", data=array, **how)
+    with h5py.File(path / "h5_legacy" / "model.h5", "w") as file:
+        for name, array in arrays.items():
+            layer, _, weight = name.rpartition(".")
+            file.create_dataset(f"{layer}/{layer}/{weight}:0", data=array)
+        layers = sorted(file)
+        for layer in layers:
+            file[layer].attrs["weight_names"] = [f"{layer}/{each}".encode() for each in file[layer][layer]]
+        file.attrs["layer_names"] = [layer.encode() for layer in layers]
+        file.attrs["backend"] = b"tensorflow"
+        file.attrs["keras_version"] = b"2.15.0"
     _agents(path, arrays)
 
 

@@ -21,7 +21,7 @@ import ckpttool.writing
 from ckpttool import plugins
 from ckpttool.agents import envs
 from ckpttool.errors import CkpttoolError
-from tests.hostile import damage, trial, watched  # noqa: F401  # what the programs import
+from tests.hostile import readers, room, trial, watched  # noqa: F401  # what the programs import
 
 typer.main.get_command = functools.cache(typer.main.get_command)
 typer.main.get_command(ckpttool.cli.app.app)
@@ -42,7 +42,7 @@ for package in (
     ckpttool.cli,
 ):
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if not found.name.endswith(".child"):
+        if not found.name.endswith("stable_baselines3.child"):
             importlib.import_module(found.name)
 # Gymnasium and the simulators' libraries, which are asked for near names.
 with contextlib.suppress(CkpttoolError):

@@ -43,7 +43,7 @@ from ckpttool.source import File, Inline, Span
 from ckpttool.wire import npy, pickle_reader, protobuf, sstable, summary_events, tar, tfrecord, zip  # noqa: A004
 from tests import bundle_writer, v1_writer
 from tests.hostile import starts
-from tests.hostile.damage import changed
+from tests.hostile.mutations import changed
 from tests.hostile.room import Room, answering
 from tests.hostile.seeds import BY_NAME
 

@@ -32,8 +32,11 @@ def read(location: str) -> Checkpoint:
             arrays = {UNNAMED: npy.read(Span(file, 0, file.size))}
         else:
             archive = zip.read(file)
-            wanted = [name for name in archive.members if name.endswith(npy.SUFFIX)]
-            others = tuple(name for name in archive.members if not name.endswith(npy.SUFFIX))
+            # NumPy goes by a member's first bytes, whatever its name.
+            wanted = [
+                name for name in archive.members if name.endswith(npy.SUFFIX) or npy.begins(archive, name)
+            ]
+            others = tuple(name for name in archive.members if name not in set(wanted))
             arrays = dict(npy.members(archive, wanted))
             integrity = "crc32" if archive.recorded else "none"
         found = _Found(arrays)

@@ -19,6 +19,13 @@ KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 VALUE = "VARIABLE_VALUE"
 MARK = "/.ATTRIBUTES/"
 
+# TrackableObjectGraph: nodes. TrackableObject: children, attributes, slot_variables, registered_saver.
+_GRAPH = {1: protobuf.DELIMITED}
+_OBJECT = dict.fromkeys((1, 2, 3, 4), protobuf.DELIMITED)
+_CHILD = {1: protobuf.NUMBER, 2: protobuf.DELIMITED}
+_ATTRIBUTE = dict.fromkeys((1, 2, 3), protobuf.DELIMITED)
+_SLOT = {1: protobuf.NUMBER, 2: protobuf.DELIMITED, 3: protobuf.NUMBER}
+
 
 class Attribute(NamedTuple):
     """A value that an object saved: the attribute's name, the variable's own name, the bundle key."""
@@ -61,7 +68,7 @@ def parse(data: bytes) -> Graph:
     Raise FormatError when an id names no node, LimitError for more objects, edges and values than are kept.
     """
     left = limits.current().graph_parts
-    messages = [protobuf.message(value) for number, value in _fields(data, left) if number == 1]
+    messages = [protobuf.message(value) for _, value in _fields(data, left, _GRAPH)]
     left -= len(messages)
     graph = []
     for message in messages:
@@ -71,13 +78,13 @@ def parse(data: bytes) -> Graph:
     return graph
 
 
-def _fields(data: bytes, most: int) -> Iterable[tuple[int, int | bytes]]:
+def _fields(data: bytes, most: int, schema: protobuf.Schema) -> Iterable[tuple[int, int | bytes]]:
     # A field takes two bytes at the least.
-    return protobuf.fields(data) if len(data) <= 2 * most else _first(data, most)
+    return protobuf.fields(data, schema) if len(data) <= 2 * most else _first(data, most, schema)
 
 
-def _first(data: bytes, most: int) -> Iterator[tuple[int, int | bytes]]:
-    for count, field in enumerate(protobuf.each(data)):
+def _first(data: bytes, most: int, schema: protobuf.Schema) -> Iterator[tuple[int, int | bytes]]:
+    for count, field in enumerate(protobuf.each(data, schema)):
         if count > most:
             raise limits.exceeded("graph_parts", "the object graph has too many parts", None)
         yield field
@@ -87,10 +94,10 @@ def _node(data: bytes, count: int, left: int) -> Node:
     if not data:
         return _EMPTY
     children: dict[str, int] = {}
-    saver = ""
+    saver: list[bytes] = []
     attributes: list[Attribute] = []
     slots: list[Slot] = []
-    for number, value in _fields(data, left):
+    for number, value in _fields(data, left, _OBJECT):
         if number == 1:
             target, name = _child(protobuf.message(value), count)
             if name in children:
@@ -100,47 +107,49 @@ def _node(data: bytes, count: int, left: int) -> Node:
             attributes.append(_attribute(protobuf.message(value)))
         elif number == 3:
             slots.append(_slot(protobuf.message(value), count))
-        elif number == 4:
-            saver = _saver(protobuf.message(value))
-    return Node(children, tuple(attributes), tuple(slots), is_listlike(children), saver)
+        else:
+            saver.append(protobuf.message(value))
+    called = _saver(protobuf.joined(saver, b"")) if saver else ""
+    return Node(children, tuple(attributes), tuple(slots), is_listlike(children), called)
 
 
 def _child(data: bytes, count: int) -> tuple[int, str]:
     # An absent id is 0, the root, and the graph that holds this child has one.
     target, name = 0, ""
-    for number, value in protobuf.fields(data):
+    for number, value in protobuf.fields(data, _CHILD):
         if number == 1:
-            target = _id(value, count)
-        elif number == 2:
+            target = protobuf.int32(value)
+        else:
             name = protobuf.text(value)
-    return target, name
+    return _id(target, count), name
 
 
 def _attribute(data: bytes) -> Attribute:
     found = ["", "", ""]
-    for number, value in protobuf.fields(data):
-        if number <= 3:
-            found[number - 1] = protobuf.text(value)
+    for number, value in protobuf.fields(data, _ATTRIBUTE):
+        found[number - 1] = protobuf.text(value)
     return Attribute(*found)
 
 
 def _saver(data: bytes) -> str:
     # RegisteredSaver: name (1), object_name (2; what the saver calls the object).
-    return next((protobuf.text(value) for number, value in protobuf.fields(data) if number == 1), "")
+    name = ""
+    for _, value in protobuf.fields(data, {1: protobuf.DELIMITED}):
+        name = protobuf.text(value)
+    return name
 
 
 def _slot(data: bytes, count: int) -> Slot:
     ids, name = {1: 0, 3: 0}, ""
-    for number, value in protobuf.fields(data):
+    for number, value in protobuf.fields(data, _SLOT):
         if number in ids:
-            ids[number] = _id(value, count)
-        elif number == 2:
+            ids[number] = protobuf.int32(value)
+        else:
             name = protobuf.text(value)
-    return Slot(ids[1], name, ids[3])
+    return Slot(_id(ids[1], count), name, _id(ids[3], count))
 
 
-def _id(value: int | bytes, count: int) -> int:
-    number = protobuf.number(value)
+def _id(number: int, count: int) -> int:
     if not 0 <= number < count:
         raise FormatError(
             "the object graph names an object that it does not have",

@@ -22,6 +22,9 @@ from ckpttool.wire.sstable_file import Table
 VERSION = 1
 # Snappy packs no tighter (three bytes for a copy of 64), and no value takes less than a byte.
 _DENSEST = 22
+# Of SavedTensorSliceMeta: tensor, versions; of SavedSliceMeta: name, shape, type, slice.
+_TENSORS = {1: protobuf.DELIMITED, 2: protobuf.DELIMITED}
+_META = {**dict.fromkeys((1, 2, 4), protobuf.DELIMITED), 3: protobuf.NUMBER}
 
 
 class Listed(NamedTuple):
@@ -102,21 +105,18 @@ def _metas(data: bytes) -> tuple[list[Meta], int]:
     """Decode a SavedTensorSlices that holds a SavedTensorSliceMeta."""
     metas: list[Meta] = []
     version = {1: [0], 2: [0], 3: []}
-    for number, value in protobuf.fields(data):
-        if number == 1 and isinstance(value, int):
+    for _, value in protobuf.fields(data, {1: protobuf.NUMBERS}):
+        if isinstance(value, int):
             raise FormatError(
                 "this is the index of a V2 checkpoint under another name",
                 hint="give it back the suffix .index, beside its data shards",
             )
-        if number != 1:
-            continue
-        for part, what in protobuf.fields(protobuf.message(value)):
+        for part, what in protobuf.fields(value, _TENSORS):
             if part == 1:
                 metas.append(_meta(protobuf.message(what)))
-            elif part == 2:
-                for field, found in protobuf.fields(protobuf.message(what)):
-                    if field in version:
-                        version[field] += protobuf.numbers(found)
+                continue
+            for field, found in protobuf.fields(protobuf.message(what), tensor_protos.VERSIONS):
+                version[field] += map(protobuf.int32, protobuf.numbers(found))
     if version[2][-1] > VERSION or VERSION in version[3]:
         raise UnsupportedError(
             "the checkpoint asks for a newer reader",
@@ -128,18 +128,18 @@ def _metas(data: bytes) -> tuple[list[Meta], int]:
 
 def _meta(data: bytes) -> Meta:
     name, dtype = b"", 0
-    shape: Shape = ()
+    shape: list[bytes] = []
     cuts = []
-    for number, value in protobuf.fields(data):
+    for number, value in protobuf.fields(data, _META):
         if number == 1:
             name = protobuf.message(value)
         elif number == 2:
-            shape = tensor_protos.shape(protobuf.message(value))
+            shape.append(protobuf.message(value))
         elif number == 3:
-            dtype = protobuf.number(value)
-        elif number == 4:
+            dtype = protobuf.int32(value)
+        else:
             cuts.append(tensor_protos.extents(protobuf.message(value)))
-    return Meta(name, shape, dtype, tuple(cuts))
+    return Meta(name, tensor_protos.shape(protobuf.joined(shape, b"")), dtype, tuple(cuts))
 
 
 def _gather(wholes: dict[str, _Whole], name: str, meta: Meta, table: Table) -> None:

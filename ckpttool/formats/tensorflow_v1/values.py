@@ -9,11 +9,12 @@ tensor_slice_reader.h) asks for exactly as many values as the slice has elements
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool import dtypes, limits
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
+from ckpttool.formats import tensor_protos
 from ckpttool.source import Buffer, File
 from ckpttool.wire import protobuf, sstable_file
 from ckpttool.wire.sstable import Handle
@@ -38,6 +39,8 @@ FIELDS = {
     **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), _INT),
     **dict.fromkeys(("qint8", "quint8", "qint32", "quint16"), _INT),
 }
+# SavedSlice: slice, data.
+_SLICE = {2: protobuf.DELIMITED, 3: protobuf.DELIMITED}
 # Fields that are stored as little-endian numbers of this size; the others are varints.
 _FIXED = {_FLOAT: 4, _DOUBLE: 8, _SCOMPLEX: 4, _DCOMPLEX: 8}
 
@@ -63,26 +66,31 @@ class Value(NamedTuple):
 
 
 def _tensor(stored: bytes) -> memoryview:
-    """Return the TensorProto of a SavedTensorSlices entry."""
-    found = memoryview(b"")
-    for number, data in protobuf.each(memoryview(stored)):
-        if number == 2:
-            for part, what in protobuf.each(protobuf.message(data)):
-                if part == 3:
-                    found = protobuf.message(what)
-    return found
+    """Return the TensorProto of a SavedTensorSlices entry, whose messages may come in several parts."""
+    parts: list[memoryview] = []
+    slices: list[memoryview] = []
+    for _, data in protobuf.each(memoryview(stored), {2: protobuf.DELIMITED}):
+        for number, value in protobuf.each(protobuf.message(data), _SLICE):
+            (slices if number == 2 else parts).append(protobuf.message(value))
+    # The key says which slice this is; TensorFlow refuses an entry whose own note of it is damaged.
+    tensor_protos.extents(bytes(protobuf.joined(slices, memoryview(b""))))
+    return protobuf.joined(parts, memoryview(b""))
 
 
 def _decoded(proto: memoryview, dtype: str, elements: int) -> Buffer:
     field = FIELDS[dtype]
-    runs = (value for number, value in protobuf.each(proto) if number == field)
     if field == _STRING:
-        return _strings(runs, elements)
+        return _strings(_runs(proto, field, protobuf.DELIMITED), elements)
     if field in _FIXED:
-        found = _fixed(runs, _FIXED[field])
+        wire = protobuf.WORDS if _FIXED[field] == 4 else protobuf.LONGS
+        found = _fixed(_runs(proto, field, wire), _FIXED[field])
         _require_count(len(found), elements * dtypes.BY_NAME[dtype].itemsize)
         return found
-    return _integers(runs, dtype, elements)
+    return _integers(_runs(proto, field, protobuf.NUMBERS), dtype, elements)
+
+
+def _runs(proto: memoryview, field: int, wire: int) -> Iterator[int | memoryview]:
+    return (value for _, value in protobuf.each(proto, {field: wire}))
 
 
 def _require_count(found: int, expected: int) -> None:
@@ -105,16 +113,13 @@ def _strings(runs: Iterable[int | memoryview], elements: int) -> Buffer:
     return found
 
 
-def _fixed(runs: Iterable[int | memoryview], width: int) -> Buffer:
-    first = next(iter(runs), b"")
+def _fixed(runs: Iterator[int | memoryview], width: int) -> Buffer:
+    first = next(runs, b"")
     found: bytearray | None = None
-    try:
-        for run in runs:
-            found = bytearray(_number(first, width)) if found is None else found
-            found += _number(run, width)
-        return _number(first, width) if found is None else found
-    except OverflowError as error:
-        raise FormatError("a number is wider than its field") from error
+    for run in runs:
+        found = bytearray(_number(first, width)) if found is None else found
+        found += _number(run, width)
+    return _number(first, width) if found is None else found
 
 
 def _number(run: int | Buffer, width: int) -> Buffer:

@@ -1,0 +1,337 @@
+"""`python -m tests.hostile.differential [--mutants N] [FORMAT ...]`: our readers and the reference readers.
+
+Every mutant of a seed (mutations.py), and every crafted file, is read by ckpttool and by the format's own
+reader (readers.py), each in a separate process. The two must agree on every name, type, shape and byte, or
+ckpttool must refuse the file, or the reference must refuse it for a reason that REASONS names. Anything
+else is a fault; its files are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.hostile.case import BAIT
+from tests.hostile.mutations import kinds, mutant
+from tests.hostile.readers import OPAQUE, OURS, ROOT, UNREADABLE, Answer, Form, attempts
+from tests.hostile.seeds import SEEDS, Seed
+
+BATCH = 250
+CRAFTED = "crafted"
+_PAGE = ROOT / "docs" / "security.md"
+_MEMORY = Path("/dev/shm")  # Linux; elsewhere the usual folder does
+
+# Outcomes of one file. The last four are faults.
+OUTCOMES = ("refused", "equal", "explained", "different", "unexplained", "unverified", "failed")
+FAULTS = OUTCOMES[3:]
+
+# Why ckpttool reads what a reference reader does not: a pattern of the reference's error, by reader.
+REASONS: Mapping[str, Mapping[str, str]] = {
+    "tensorflow": {
+        "UnicodeDecodeError": "TensorFlow's Python interface cannot name a tensor that is not UTF-8",
+        "not found in checkpoint file": "TensorFlow reads parts of an entry that hold no values, too",
+    },
+    "safetensors": {
+        "unknown variant": "a tensor of a type that the library does not have is listed, and not read",
+    },
+    "numpy": {
+        "zip file version": "zipfile refuses by the version that a member asks for, ckpttool by what it uses",
+    },
+}
+_BROKEN = "the reference crashes, hangs or runs out of memory"
+_NO_VALUES = "ckpttool lists names without values"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one file; `why` is the reason, the error or the first difference."""
+
+    outcome: str
+    why: str = ""
+
+
+@dataclass
+class Tally:
+    """The outcomes of the files of one format; `faults` are the first of them."""
+
+    name: str
+    files: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    broken: int = 0
+    seconds: float = 0.0
+    faults: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """Return the line of JSON."""
+        return {
+            "format": self.name,
+            "files": self.files,
+            **{outcome: self.counts[outcome] for outcome in OUTCOMES},
+            "reference_broken": self.broken,
+            "reasons": dict(self.reasons.most_common()),
+            "seconds": round(self.seconds, 1),
+            "faults": self.faults,
+        }
+
+
+def slug(seed: Seed) -> str:
+    """Return a seed's name as the command line has it: `tf-bundle-index`."""
+    return re.sub(r"[^a-z0-9]+", "-", seed.name.lower()).strip("-")
+
+
+BY_SLUG = {slug(seed): seed for seed in SEEDS}
+
+
+def verdict(reader: str | None, mine: Answer, theirs: Answer | None, truth: Form | None = None) -> Verdict:
+    """Compare two answers; `truth` is what a file holds that checksums must protect."""
+    word, detail, form = mine
+    if word == "refused":
+        return Verdict("refused")
+    if word != "read":
+        return Verdict("failed", f"{word} {detail}")
+    if truth is not None and form != truth:
+        return Verdict("unverified", difference(form, truth)[0])
+    if theirs is None or reader is None:
+        return Verdict("equal")
+    word, detail, other = theirs
+    if word == "read":
+        found, refused = difference(form, other)
+        if found or not refused:
+            return Verdict("different", found) if found else Verdict("equal")
+        detail = refused
+    if word in ("crash", "hang", "memory"):
+        return Verdict("explained", _BROKEN)
+    if word != "read" and set(form.values()) <= {OPAQUE}:
+        return Verdict("explained", _NO_VALUES)
+    for pattern, reason in REASONS.get(reader, {}).items():
+        if re.search(pattern, detail):
+            return Verdict("explained", reason)
+    return Verdict("unexplained", detail)
+
+
+def difference(mine: Form, theirs: Form) -> tuple[str, str]:
+    """Return the first difference of two forms, and the reference's error about a tensor that ckpttool reads.
+
+    What ckpttool lists as opaque, a record of a class, may be anything in the reference, and hides what is
+    below it.
+    """
+    refused = ""
+    opaque = tuple(name for name, value in mine.items() if value == OPAQUE)
+    for name in sorted({*mine, *theirs}):
+        one, other = mine.get(name), theirs.get(name)
+        if one in (other, OPAQUE) or (
+            one is None and (other == OPAQUE or (opaque and name.startswith(opaque)))
+        ):
+            continue
+        if one is not None and other is not None and other.startswith(UNREADABLE):
+            refused = other
+            continue
+        return f"{name}: ckpttool {one}, reference {other}", refused
+    return "", refused
+
+
+class Workplace:
+    """A temporary folder that holds the files of a batch, each in a folder of its own."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ckpttool-", dir=_MEMORY if _MEMORY.is_dir() else None))
+
+    def __enter__(self) -> Workplace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def home(self, number: int) -> Path:
+        """Return the folder of a file of the batch, which is empty."""
+        made = self.folder / f"{number}" / "case"
+        shutil.rmtree(made.parent, ignore_errors=True)
+        made.mkdir(parents=True)
+        return made
+
+    def answers(self, reader: str | None, paths: Sequence[str]) -> tuple[list[Answer], list[Answer | None]]:
+        """Let ckpttool and the reference read the files at the same time."""
+        with ThreadPoolExecutor(1) as other:
+            theirs = other.submit(lambda: list(attempts(reader, paths, self.folder)) if reader else [])
+            mine = list(attempts(OURS, paths, self.folder))
+            return mine, list(theirs.result()) if reader else [None] * len(paths)
+
+
+def compare(seed: Seed, mutants: int, first: int, keep: Path | None) -> Tally:
+    """Compare the readers on so many mutants of a seed, of all kinds in turn."""
+    tally, began = Tally(slug(seed)), time.monotonic()
+    names = kinds(seed)
+    plan = [(names[number % len(names)], number) for number in range(first, first + mutants)]
+    with Workplace() as place:
+        truth = _truth(seed, place, tally)
+        for start in range(0, len(plan), BATCH):
+            part = plan[start : start + BATCH]
+            paths = [_filled(place.home(at), seed, kind, number) for at, (kind, number) in enumerate(part)]
+            mine, theirs = place.answers(seed.peer, paths)
+            for at, (kind, number) in enumerate(part):
+                held = truth if seed.covered and kind in ("bits", "spans") else None
+                found = verdict(seed.peer, mine[at], theirs[at], held)
+                _count(tally, found, theirs[at])
+                if found.outcome in FAULTS:
+                    _keep(tally, found, f"{kind}-{number}", place.folder / f"{at}" / "case", keep)
+    tally.seconds = time.monotonic() - began
+    return tally
+
+
+def _filled(home: Path, seed: Seed, kind: str | None, number: int) -> str:
+    for name, data in (mutant(seed, kind, number) if kind else seed.contents()).items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(data)
+    return str(home / seed.path)
+
+
+def _truth(seed: Seed, place: Workplace, tally: Tally) -> Form:
+    """Return what the sound seed holds; the readers must agree on it."""
+    path = _filled(place.home(0), seed, None, 0)
+    (mine,), (theirs,) = place.answers(seed.peer, [path])
+    found = verdict(seed.peer, mine, theirs)
+    if found.outcome != "equal":
+        tally.counts[found.outcome] += 1
+        tally.faults.append(
+            f"the seed itself: {found.outcome} {found.why} {mine[:2]} {theirs and theirs[:2]}"
+        )
+    return mine[2]
+
+
+def _count(tally: Tally, found: Verdict, theirs: Answer | None) -> None:
+    tally.files += 1
+    tally.counts[found.outcome] += 1
+    tally.broken += theirs is not None and theirs[0] in ("crash", "hang", "memory")
+    if found.outcome == "explained":
+        tally.reasons[found.why] += 1
+
+
+def _keep(tally: Tally, found: Verdict, name: str, home: Path, keep: Path | None) -> None:
+    if len(tally.faults) < 200:
+        tally.faults.append(f"{name}: {found.outcome}: {found.why}")
+    if keep is not None and tally.counts[found.outcome] <= 200:
+        target = keep / tally.name / f"{found.outcome}-{name}"
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(home, target, symlinks=True)
+        (target / "WHY.txt").write_text(f"{found.why}\n", encoding="utf-8", errors="replace")
+
+
+# Crafted files.
+
+_SUFFIXES = {
+    **dict.fromkeys((".pt", ".pth"), "torch"),
+    **dict.fromkeys((".npz", ".npy"), "numpy"),
+    **dict.fromkeys((".h5", ".hdf5"), "h5py"),
+    ".safetensors": "safetensors",
+    ".keras": "keras_zip",
+    ".pkl": "pickle",
+    ".zip": "sb3",
+    ".tar": "torch_tar",
+}
+
+
+def reference(path: Path) -> str | None:
+    """Return the reference reader for a path, by its name and what lies beside it."""
+    if path.with_name(f"{path.name}.index").exists():
+        return "tensorflow"
+    return _SUFFIXES.get(path.suffix) if path.is_file() else None
+
+
+def crafted(keep: Path | None) -> Tally:
+    """Compare the readers on every crafted file of this folder for which there is a reference."""
+    from tests.test_hostile import CASES
+
+    tally, began = Tally(CRAFTED), time.monotonic()
+    with Workplace() as place:
+        waiting: dict[str, list[tuple[Path, str]]] = {}
+        for number, case in enumerate(CASES):
+            home = place.home(number)
+            (home.parent / BAIT).write_bytes(b"\x11" * 4096)
+            path = case.make(home)
+            reader = reference(path)
+            if reader is not None:
+                waiting.setdefault(reader, []).append((path, case.name))
+        for reader, files in waiting.items():
+            mine, theirs = place.answers(reader, [str(path) for path, _ in files])
+            for (path, name), one, other in zip(files, mine, theirs, strict=True):
+                found = verdict(reader, one, other)
+                _count(tally, found, other)
+                if found.outcome in FAULTS:
+                    _keep(tally, found, f"{name} ({reader})", path.parent, keep)
+    tally.seconds = time.monotonic() - began
+    return tally
+
+
+# The table of docs/security.md.
+
+_HEAD = (
+    "| format | mutants | refused | equal | only the reference refuses | silent differences | other faults |"
+)
+_MARK = "differential"
+
+
+def _row(tally: Mapping[str, Any]) -> str:
+    name = BY_SLUG[tally["format"]].name if tally["format"] in BY_SLUG else "crafted files"
+    other = sum(tally[outcome] for outcome in FAULTS[1:])
+    counts = (tally["files"], tally["refused"], tally["equal"], tally["explained"], tally["different"], other)
+    return f"| {name} | " + " | ".join(f"{count:,}" for count in counts) + " |"
+
+
+def document(tallies: Iterable[Mapping[str, Any]], page: Path = _PAGE) -> None:
+    """Write the rows of these formats into the table of the page; other rows stay."""
+    text = page.read_text(encoding="utf-8")
+    start, stop = (text.index(f"<!-- {mark}{_MARK} -->") for mark in ("", "/"))
+    table = text[start:stop].splitlines()
+    rows = {line.split("|")[1].strip(): line for line in table if line.startswith("| ") and line != _HEAD}
+    rows |= {row.split("|")[1].strip(): row for row in map(_row, tallies)}
+    order = [*(seed.name for seed in SEEDS), "crafted files"]
+    body = [rows[name] for name in order if name in rows]
+    made = "\n".join([f"<!-- {_MARK} -->", _HEAD, "|---|" + "---:|" * 6, *body, ""])
+    page.write_text(text[:start] + made + text[stop:], encoding="utf-8")
+
+
+def run(names: Sequence[str], mutants: int, first: int = 0, keep: Path | None = None) -> Iterator[Tally]:
+    """Compare the readers of these formats, of all if there are none."""
+    for name in names or [*BY_SLUG, CRAFTED]:
+        yield crafted(keep) if name == CRAFTED else compare(BY_SLUG[name], mutants, first, keep)
+
+
+def main() -> int:
+    """Print a line of JSON for each format; return 1 if there are faults."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile.differential")
+    parser.add_argument("formats", nargs="*", metavar="FORMAT", help=f"of {', '.join([*BY_SLUG, CRAFTED])}")
+    parser.add_argument("--mutants", type=int, default=20_000, help="mutants of each format")
+    parser.add_argument("--seed", type=int, default=0, help="number of the first mutant")
+    parser.add_argument(
+        "--keep", type=Path, default=Path("build/differential"), help="folder for faulty inputs"
+    )
+    parser.add_argument("--document", action="store_true", help="write the counts into docs/security.md")
+    given = parser.parse_args()
+    faulty = False
+    for name in given.formats:
+        if name not in (*BY_SLUG, CRAFTED):
+            parser.error(f"unknown format {name!r} (choose from {', '.join([*BY_SLUG, CRAFTED])})")
+    for tally in run(given.formats, given.mutants, given.seed, given.keep):
+        found = tally.document()
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+        faulty = faulty or any(found[outcome] for outcome in FAULTS)
+        if given.document:
+            document([found])
+    return int(faulty)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
