@@ -26,7 +26,8 @@ class Checkpoint:
     read or that holds tensor bytes, `writer` what the file says about its writer, `integrity` the
     checksum that covers every tensor, `stored_nbytes` the size of the files, `notes` what a person
     should know. `details` is what only this format has to say (a SavedModel's signatures), as JSON values;
-    docs/json.md describes it. `asks` is what loading by the format's own library would import, call or run.
+    docs/json.md describes it. `asks` is what loading by the format's own library would import, call or run;
+    `unjudged` has a sentence for each part that may hold code and cannot be judged.
 
     A checkpoint is read like a mapping from names to tensors and plain values: see `root`.
 
@@ -49,6 +50,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     asks: tuple[Asked, ...] = ()
+    unjudged: tuple[str, ...] = ()
 
     @property
     def stored_nbytes(self) -> int:

@@ -18,6 +18,7 @@ from ckpttool.formats.listed import joined
 from ckpttool.formats.probe import Piece, Probe
 from ckpttool.leaf import Key, Leaf, display, key
 from ckpttool.tree import Container
+from ckpttool.wire.asked import merged, standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -66,6 +67,8 @@ def read(location: str) -> Checkpoint:
         writer=both[0].writer,
         integrity="crc32c" if checked else "none",
         notes=tuple(dict.fromkeys(note for one in both for note in one.notes)),
+        asks=merged(*(standing(one.asks, member) for member, one in parts.items())),
+        unjudged=tuple(f"{member}: {each}" for member, one in parts.items() for each in one.unjudged),
     )
 
 

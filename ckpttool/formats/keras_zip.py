@@ -43,7 +43,7 @@ def read(location: str) -> Checkpoint:
     """
     from ckpttool.checkpoint import Checkpoint
     from ckpttool.formats import keras_tree
-    from ckpttool.formats.keras_tree.asking import asks
+    from ckpttool.formats.keras_tree.asking import Judged, judged, together
     from ckpttool.formats.keras_tree.config import config_of
     from ckpttool.formats.keras_tree.optimizers import told
     from ckpttool.source import File
@@ -52,12 +52,14 @@ def read(location: str) -> Checkpoint:
     archive = zip.read(file)
     config, notes = _document(archive, CONFIG)
     metadata, more = _document(archive, METADATA)
+    judges = [judged(bytes(archive.source(n).read()), n) for n in (CONFIG, METADATA) if n in archive.members]
     index = _index(archive)
     model, compiled = config_of(config), config.get("compile_config")
     optimizer = told(compiled.get("optimizer") if isinstance(compiled, dict) else None)
     found = keras_tree.named(file.path, lambda: keras_tree.model(index, model, optimizer))
     version = metadata.get("keras_version")
     details = {key: value for key, value in metadata.items() if isinstance(value, str)}
+    judgement = together([*judges, Judged(found.asks, found.unjudged)])
     assets = sum(name.startswith("assets/") for name in archive.members)
     notes += (*more, *((f"assets that are not read: {assets:,}",) if assets else ()), *found.notes)
     return Checkpoint(
@@ -69,7 +71,8 @@ def read(location: str) -> Checkpoint:
         integrity="crc32" if archive.recorded else "none",
         notes=notes,
         details={**found.details, **details},
-        asks=asks(config, CONFIG),
+        asks=judgement.asks,
+        unjudged=judgement.unjudged,
     )
 
 

@@ -89,6 +89,10 @@ class Probe:
         """The last part of the path."""
         return os.path.basename(os.path.normpath(self.path))
 
+    def start(self, length: int) -> bytes:
+        """Return the first `length` bytes of a file; fewer where it has fewer, or cannot be read."""
+        return self.head[:length] if length <= HEAD else self._bytes(0, length)
+
     def _bytes(self, offset: int, length: int) -> bytes:
         if self.kind != "file":
             return b""

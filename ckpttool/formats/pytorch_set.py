@@ -68,6 +68,7 @@ def read(location: str) -> Checkpoint:
         integrity="crc32" if all(one.integrity == "crc32" for one in parts) else "none",
         notes=tuple(dict.fromkeys(note for one in parts for note in one.notes)),
         asks=merged(*(standing(one.asks, member) for member, one in read_files.items())),
+        unjudged=tuple(f"{member}: {each}" for member, one in read_files.items() for each in one.unjudged),
     )
 
 

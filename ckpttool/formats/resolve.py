@@ -45,7 +45,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 def _opened(path: str) -> Checkpoint:
     found = resolve(path)
-    checkpoint = _told(path, found, found.format.read(found.location))
+    checkpoint = _told(path, found, read(found))
     if hidden(os.path.basename(path)) or not hidden(os.path.basename(found.location)):
         return checkpoint
     note = f"a conversion onto {path} was interrupted: reading the previous files, kept as {found.location}"
@@ -58,6 +58,13 @@ def _of_backup(path: str) -> Resolved | None:
         for found in claims(Probe(prefix), plugins.BUILT_IN["formats"]):
             return found
     return None
+
+
+def read(found: Resolved) -> Checkpoint:
+    """List the checkpoint, with the code that its files hold beside what its format judges."""
+    from ckpttool.formats import code_scan
+
+    return code_scan.beside(found.format.read(found.location))
 
 
 def _told(path: str, found: Resolved, checkpoint: Checkpoint) -> Checkpoint:

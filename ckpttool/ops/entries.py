@@ -13,7 +13,7 @@ from ckpttool import places, plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError, UsageError
 from ckpttool.formats.probe import Format
-from ckpttool.formats.resolve import Resolved, open_checkpoint, resolve
+from ckpttool.formats.resolve import Resolved, open_checkpoint, read, resolve
 from ckpttool.ops import folder, undo
 from ckpttool.ops.rows import Listed, natural
 
@@ -33,7 +33,11 @@ class Entry:
 
     def open(self) -> Checkpoint:
         """List it; raise what `open_checkpoint` raises."""
-        return open_checkpoint(self.path) if self.found is None else self.found.format.read(self.path)
+        return (
+            open_checkpoint(self.path)
+            if self.found is None
+            else read(self.found._replace(location=self.path))
+        )
 
 
 def entries(paths: Sequence[str]) -> tuple[Entry, ...]:

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from ckpttool.wire.asked import CLASSES, CODE, PLAIN, Verdict
-from ckpttool.wire.pickle_values import RENAMED, Global, Object
+from ckpttool.wire.pickle_values import RENAMED, Global, Object, Stored
 
 
 def _names(module: str, names: str) -> frozenset[str]:
@@ -112,6 +112,66 @@ _LIBRARIES = frozenset().union(
 # (torch/fx/graph_module.py, reduce_graph_module).
 _RUNS = frozenset(("torch.fx.graph_module.reduce_graph_module",))
 
+# Functions of libraries that unpickle, run or install what they are given.
+_LOADS = frozenset().union(
+    _names("torch", "load"),
+    _names("torch.hub", "load load_state_dict_from_url download_url_to_file"),
+    _names("torch.serialization", "load"),
+    _names("torch.jit", "load"),
+    _names("torch.jit._serialization", "load"),
+    _names("numpy", "load fromfile"),
+    _names("numpy.lib.npyio", "load"),
+    _names("numpy.lib._npyio_impl", "load"),
+    _names("numpy.testing", "runstring"),
+    _names("numpy.testing._private.utils", "runstring"),
+    _names("joblib", "load"),
+    _names("joblib.numpy_pickle", "load"),
+    _names("pandas", "eval read_pickle"),
+    _names("pandas.io.pickle", "read_pickle"),
+    *(
+        _names(module, "load loads")
+        for module in (
+            "cloudpickle",
+            "cloudpickle.cloudpickle",
+            "cloudpickle.cloudpickle_fast",
+            "dill",
+            "dill._dill",
+            "ray.cloudpickle",
+            "ray.cloudpickle.cloudpickle",
+        )
+    ),
+)
+# Modules, with all below them, whose functions install packages, run code, or connect for a living.
+_ACTING = frozenset(
+    (
+        *(
+            "IPython",
+            "dotenv",
+            "fabric",
+            "invoke",
+            "pip",
+            "pkg_resources",
+            "requests",
+            "setuptools",
+            "sh",
+            "yaml",
+        ),
+        *(
+            "numpy.distutils",
+            "numpy.f2py",
+            "torch._dynamo",
+            "torch._inductor",
+            "torch.jit.unsupported_tensor_ops",
+        ),
+        *("torch.fx.experimental", "torch.utils._config_module", "torch.utils.bottleneck"),
+        *("torch.utils.collect_env", "torch.utils.cpp_extension", "torch.utils.data.datapipes"),
+    )
+)
+_STEPS = 4  # of the longest of these names
+# torch/storage.py: torch.load of the bytes that it is given; torch pickles every storage so.
+_EMBEDDED = "torch.storage._load_from_bytes"
+_PICKLES, _WINDOW = 5, 1 << 16  # what stands before the numbers of such a storage (torch/serialization.py)
+
 # Builtin types that cloudpickle makes by name, whose making runs nothing (cloudpickle.py, _builtin_type).
 _MADE = frozenset(
     (
@@ -146,7 +206,7 @@ def is_standard(target: Global) -> bool:
 def named(target: Global, *, rebuilt: bool) -> Verdict:
     """Return the verdict on a name that is not called; `rebuilt`: calls of it become data here."""
     full = target.full
-    if full in _RUNS or _leads_on(target.name):
+    if _acts(target) or _leads_on(target.name):
         return CODE
     if rebuilt or full in _DATA or full in _LIBRARIES:
         return PLAIN
@@ -158,13 +218,35 @@ def named(target: Global, *, rebuilt: bool) -> Verdict:
 def called(target: Global, args: tuple[Any, ...]) -> Verdict:
     """Return the verdict on a call that was not made."""
     full = target.full
-    if full in _RUNS or _leads_on(target.name):
+    if _acts(target) or _leads_on(target.name) or (full == _EMBEDDED and _holds_code(args)):
         return CODE
     if not is_standard(target):
         return PLAIN if full in _LIBRARIES else CLASSES
     if full in _DATA:
         return CODE if _takes_more(full, args) else PLAIN
     return PLAIN if _is_error(target) or _looks(full, args) else CODE
+
+
+def _acts(target: Global) -> bool:
+    if target.full in _RUNS or target.full in _LOADS:
+        return True
+    steps = target.module.split(".")
+    return any(".".join(steps[:end]) in _ACTING for end in range(1, min(len(steps), _STEPS) + 1))
+
+
+def _holds_code(args: tuple[Any, ...]) -> bool:
+    """Say whether the pickles at the start of a storage's own bytes act, or cannot be judged."""
+    from ckpttool.wire.pickle_reader import scan
+
+    data = bytes(args[0]) if len(args) == 1 and isinstance(args[0], bytes | Stored) else b""
+    at = 0
+    for _ in range(_PICKLES):
+        found = scan(data[at : at + _WINDOW])
+        found = scan(data[at:]) if found.cut else found
+        if found.end is None or any(each.verdict == CODE for each in found.asked):
+            return True
+        at += found.end
+    return False
 
 
 def _is_error(target: Global) -> bool:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ckpttool.errors import CkpttoolError
+from ckpttool.errors import CkpttoolError, TruncatedError
 from ckpttool.wire.asked import Asked, called
 from ckpttool.wire.pickle_machine import Machine, Persistent
 from ckpttool.wire.pickle_opcodes import TABLE
@@ -29,12 +29,15 @@ __all__ = [
     "Object",
     "Opaque",
     "Read",
+    "Scan",
     "Set",
     "Stored",
     "read",
+    "scan",
 ]
 
 _NAMED = 300
+_ARGUMENT = 9  # bytes of the longest opcode with an argument of fixed size
 
 
 class Read(NamedTuple):
@@ -78,3 +81,28 @@ def read(
             error.message += "; nothing was run"
         raise
     return Read(value, machine.position, machine.asked())
+
+
+class Scan(NamedTuple):
+    """How far bytes make sense as opcodes of a pickle.
+
+    `end` is the position after STOP, None if the opcodes fail before it; `value` is then None too. `cut` says
+    that more bytes could make a difference. `asked` is what unpickling would import and call up to there.
+    """
+
+    value: Any
+    end: int | None
+    asked: tuple[Asked, ...]
+    cut: bool
+
+
+def scan(data: bytes) -> Scan:
+    """Run the opcodes at the start of `data` for as long as they make sense; never raise."""
+    machine = Machine(data, Opaque, CONTAINERS, sys.maxsize, None, 0)
+    try:
+        value = machine.run(TABLE)
+    except CkpttoolError as error:
+        # An argument that the end of the bytes cuts may also look like a wrong one.
+        cut = isinstance(error, TruncatedError) or machine.position > len(data) - _ARGUMENT
+        return Scan(None, None, machine.asked(), cut)
+    return Scan(value, machine.position, machine.asked(), cut=False)

@@ -36,7 +36,7 @@ def claims(probe: Probe) -> str | None:
 
 
 def _suffixed(name: str) -> bool:
-    return name.lower().endswith((".h5", ".hdf5", ".h5f"))
+    return name.lower().endswith((".h5", ".hdf5", ".h5f", ".hdf", ".he5", ".keras"))
 
 
 def _behind_block(probe: Probe) -> bool:
@@ -71,7 +71,16 @@ def read(location: str) -> Checkpoint:
     version = found.details.get("keras_version")
     writer = f"Keras {version}" if isinstance(version, str) else None
     return Checkpoint(
-        location, NAME, found.tree, files, writer, "none", found.notes, dict(found.details), found.asks
+        location,
+        NAME,
+        found.tree,
+        files,
+        writer,
+        "none",
+        found.notes,
+        dict(found.details),
+        found.asks,
+        found.unjudged,
     )
 
 

@@ -8,7 +8,7 @@ one, is read as data; no class that it names is looked up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttool.errors import CkpttoolError, FormatError
@@ -30,6 +30,7 @@ class Model:
     notes: tuple[str, ...]
     details: Mapping[str, Any] = field(default_factory=dict)
     asks: tuple[Asked, ...] = ()
+    unjudged: tuple[str, ...] = ()
 
 
 def model(index: Index, config: Config = NOTHING, optimizer: Config = NOTHING) -> Model:
@@ -37,6 +38,11 @@ def model(index: Index, config: Config = NOTHING, optimizer: Config = NOTHING) -
 
     Raise FormatError when attributes name weights that are not there.
     """
+    found = asking.attributes(index)
+    return replace(_model(index, config, optimizer), asks=found.asks, unjudged=found.unjudged)
+
+
+def _model(index: Index, config: Config, optimizer: Config) -> Model:
     if legacy.is_legacy(index):
         return _legacy(index)
     if modules.is_modules(index):
@@ -118,9 +124,8 @@ def _legacy(index: Index) -> Model:
         notes = (*notes, "optimizer: the file does not say which variable each of its slots belongs to")
     details = {"layout": "h5", "model": config.cls, "name": config.name, "optimizer": optimizer.cls}
     versions = {key: about.get(key) or top.get(key) for key in ("keras_version", "backend")}
-    asks = (*asking.asks(found, "model_config"), *asking.asks(trained, "training_config"))
     tree = Tree(leaves, _aliases(index, leaves), containers)
-    return Model(tree, notes, {**details, **versions}, asks)
+    return Model(tree, notes, {**details, **versions})
 
 
 def _weights(index: Index, config: Config) -> tuple[dict[Path, Leaf], dict[Path, Container], dict[str, Path]]:

@@ -19,6 +19,7 @@ FRAMEWORK = "tensorflow"
 
 GRAPH = "saved_model.pb"
 TEXT_GRAPH = "saved_model.pbtxt"
+CHUNKED_GRAPH = "saved_model.cpb"
 VARIABLES = os.path.join("variables", "variables")
 
 

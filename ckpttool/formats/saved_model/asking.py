@@ -21,12 +21,25 @@ _OPERATIONS = (
     "MatchingFilesDataset DataServiceDataset DataServiceDatasetV2 DataServiceDatasetV3 DataServiceDatasetV4 "
     "RegisterDataset RegisterDatasetV2 CreateSummaryFileWriter CreateSummaryDbWriter ImportEvent PrintV2 "
     "DebugIdentity DebugIdentityV2 DebugIdentityV3 DebugNanCount DebugNumericSummary DebugNumericSummaryV2 "
-    "DecodeProtoV2 EncodeProto"
+    "DecodeProtoV2 EncodeProto DatasetToTFRecord ExperimentalDatasetToTFRecord ExperimentalCSVDataset "
+    "ExperimentalLMDBDataset ExperimentalMatchingFilesDataset ExperimentalSqlDataset SnapshotDatasetReader "
+    "SnapshotNestedDatasetReader SnapshotChunkDataset ListSnapshotChunksDataset LoadAndRemapMatrix "
+    "GenerateVocabRemapping RemoteFusedGraphExecute RpcCall RpcClient RpcServer RpcServerStart"
 )
+
+
+def _op(name: str) -> bytes:
+    # A number may be written with more bytes than it needs, and readers take it.
+    length = len(name)
+    return rb"(?:%b|%b\x80{0,8}\0)(%b)" % (
+        re.escape(bytes((length,))),
+        re.escape(bytes((length | 0x80,))),
+        name.encode(),
+    )
+
+
 # NodeDef.op (node_def.proto), in the graph or in a function of its library: field 2, its length, the name.
-_OP = re.compile(
-    rb"\x12(?:%s)" % b"|".join(re.escape(bytes((len(name),)) + name.encode()) for name in _OPERATIONS.split())
-)
+_OP = re.compile(rb"(?:\x12|\x92\x80{0,8}\0)(?:%b)" % b"|".join(map(_op, _OPERATIONS.split())))
 
 
 def asks(graphs: Iterable[memoryview], where: str) -> tuple[Asked, ...]:
@@ -34,6 +47,6 @@ def asks(graphs: Iterable[memoryview], where: str) -> tuple[Asked, ...]:
     found: dict[str, int] = {}
     for graph in graphs:
         for match in _OP.finditer(graph):
-            name = bytes(match[0][2:]).decode()
+            name = match[match.lastindex or 0].decode()
             found[name] = found.get(name, 0) + 1
     return tuple(Asked(name, CODE, count, None, where, "tensorflow") for name, count in found.items())

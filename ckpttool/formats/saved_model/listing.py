@@ -11,6 +11,7 @@ from ckpttool import limits, places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
 from ckpttool.formats import saved_model, tensor_bundle
+from ckpttool.formats.keras_tree.asking import Judged, together
 from ckpttool.formats.saved_model import asking, assets, join, messages, modules, nodes, objects
 from ckpttool.formats.saved_model.details import Details
 from ckpttool.formats.saved_model.messages import MetaGraph, Meter
@@ -18,6 +19,7 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.shown import count
 from ckpttool.source import File
 from ckpttool.tree import Container, Tree
+from ckpttool.wire.asked import merged
 
 _EMPTY = "the SavedModel holds no variables; constants are part of its graph"
 
@@ -30,6 +32,8 @@ class _Folder:
     files: list[File] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: CkpttoolError | None = None  # why there is no graph
+    judged: list[Judged] = field(default_factory=list)  # what configurations of Keras ask for
+    unjudged: list[str] = field(default_factory=list)
 
     def inside(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -73,6 +77,8 @@ def read(location: str) -> Checkpoint:
         location, [name for graph in graphs for name in graph.meta.assets], folder.notes
     )
     details["files"] = assets.beside(location)
+    configurations = together(folder.judged)
+    operations = asking.asks((data for graph in graphs for data in graph.meta.nodes), saved_model.GRAPH)
     writer = " ".join(["TensorFlow", *([version] if version else []), "SavedModel"]) if graphs else None
     return Checkpoint(
         location,
@@ -83,11 +89,15 @@ def read(location: str) -> Checkpoint:
         "crc32c" if bundle is not None else "none",
         (*folder.notes, *(bundle.notes if bundle is not None else ())),
         details,
-        asking.asks((data for graph in graphs for data in graph.meta.nodes), saved_model.GRAPH),
+        merged(operations, configurations.asks),
+        (*configurations.unjudged, *folder.unjudged),
     )
 
 
 def _graphs(folder: _Folder) -> list[_Graph]:
+    if places.lexists(folder.inside(saved_model.CHUNKED_GRAPH)):
+        # tensorflow/python/saved_model/loader_impl.py takes it before saved_model.pb.
+        folder.unjudged.append(f"{saved_model.CHUNKED_GRAPH}, a graph in chunks, is not read")
     if not places.lexists(folder.inside(saved_model.GRAPH)):
         text = places.lexists(folder.inside(saved_model.TEXT_GRAPH))
         folder.notes.append(
@@ -96,6 +106,9 @@ def _graphs(folder: _Folder) -> list[_Graph]:
             if text
             else f"there is no {saved_model.GRAPH}: only variables/ is listed"
         )
+        if text:
+            folder.unjudged.append(f"{saved_model.TEXT_GRAPH}, a graph in text form, is not parsed")
+        _metadata(folder, None)
         return []
     meter = Meter()
     try:
@@ -110,6 +123,8 @@ def _graphs(folder: _Folder) -> list[_Graph]:
         reason = str(CkpttoolError(error.message, expected=error.expected, found=error.found))
         hint = f" ({error.hint})" if error.hint else ""
         folder.notes.append(f"{saved_model.GRAPH} cannot be read: {reason}{hint}; only variables/ is listed")
+        folder.unjudged.append(f"{saved_model.GRAPH} cannot be read: {reason}")
+        _metadata(folder, None)
         return []
     _keras(folder, graphs)
     return graphs
@@ -129,12 +144,22 @@ def _graph(meta: MetaGraph, meter: Meter) -> _Graph:
 
 def _keras(folder: _Folder, graphs: list[_Graph]) -> None:
     with_objects = [graph.objects for graph in graphs if graph.objects is not None]
-    if not with_objects or not places.lexists(folder.inside(modules.METADATA)):
+    folder.judged += [modules.stored(each, saved_model.GRAPH) for each in with_objects]
+    _metadata(folder, with_objects[0] if with_objects else None)
+
+
+def _metadata(folder: _Folder, found: objects.Objects | None) -> None:
+    """Judge what keras_metadata.pb says of layers, and add it to the graph's objects."""
+    if not places.lexists(folder.inside(modules.METADATA)):
         return
     try:
-        modules.merge(with_objects[0], folder.bytes_of(modules.METADATA), Meter())
+        data = folder.bytes_of(modules.METADATA)
+        folder.judged.append(modules.judged(data, Meter()))
+        if found is not None:
+            modules.merge(found, data, Meter())
     except CkpttoolError as error:
         folder.notes.append(modules.damaged(error))
+        folder.unjudged.append(f"{modules.METADATA} cannot be judged: {error.message}")
 
 
 def _variables(folder: _Folder, graphs: list[_Graph]) -> Checkpoint | None:

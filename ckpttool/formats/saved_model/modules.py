@@ -12,6 +12,8 @@ from typing import Any
 from ckpttool import documents
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.keras_facts import class_of, facts
+from ckpttool.formats.keras_tree import asking
+from ckpttool.formats.keras_tree.asking import Judged
 from ckpttool.formats.saved_model import objects
 from ckpttool.formats.saved_model.messages import Meter, of_number
 from ckpttool.leaf import Key, Path
@@ -21,6 +23,22 @@ from ckpttool.wire import protobuf
 METADATA = "keras_metadata.pb"
 MAX_MODULES = 20_000
 _KERAS = "_tf_keras_"
+
+
+def judged(data: memoryview, meter: Meter) -> Judged:
+    """Judge every configuration in keras_metadata.pb; raise CkpttoolError if it is damaged."""
+    found = []
+    for node in of_number(1, data, meter):
+        for part, value in meter.fields(node):
+            if part == 5 and (text := bytes(protobuf.message(value))):
+                found.append(asking.judged(text, METADATA))
+    return asking.together(found)
+
+
+def stored(graph: objects.Objects, where: str) -> Judged:
+    """Judge the configurations that Keras before 2.5 kept in the graph's own objects."""
+    texts = (user.metadata for user in graph.users.values() if user.identifier.startswith(_KERAS))
+    return asking.together(asking.judged(bytes(text), where) for text in texts if text)
 
 
 def merge(graph: objects.Objects, data: memoryview, meter: Meter) -> None:
