@@ -56,6 +56,7 @@ class Limits:
     folder_depth: int = _limit(20, "folders inside one another that one checkpoint takes")
     folder_files: int = _limit(10_000, "files of a folder that is searched for a checkpoint's parts")
     fetched_bytes: int = _limit(512 * _MB, "a file elsewhere that can only be fetched, or unpacked, whole")
+    checked_files: int = _limit(200_000, "files below the folders that one check looks at")
     path_depth: int = _limit(200, "steps of a tensor's path")
     list_gaps: int = _limit(4096, "places of a list that its numbers leave open, filled with nothing")
     pickle_depth: int = _limit(200, "levels of a pickled value")

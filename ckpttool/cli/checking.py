@@ -11,6 +11,7 @@ from ckpttool.cli import output
 from ckpttool.cli.columns import wrapped
 from ckpttool.cli.options import AsJson, Quiet
 from ckpttool.cli.progress import progress
+from ckpttool.errors import CkpttoolError
 from ckpttool.shown import clean, count
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ def check(
         str | None,
         typer.Option(metavar="NAME", help="Exit 1 if one is not of this layout (see ckpttool layouts)."),
     ] = None,
+    sarif: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Also write the findings to FILE as SARIF, for code hosts."),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -51,14 +56,24 @@ def check(
     Made for hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read.
     """
     from ckpttool.ops import check as op
+    from ckpttool.ops import sarif as log
     from ckpttool.ops.recorded_shapes import recorded as saved
 
-    recorded = None if shapes is None else saved(shapes)
-    wanted = op.Wanted(strict, not no_numbers, layout, recorded)
-    with progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
-        found = op.check(paths, wanted, moving)
-    if len(found.checkpoints) == 1 and (error := found.checkpoints[0].error):
-        raise error
+    try:
+        recorded = None if shapes is None else saved(shapes)
+        wanted = op.Wanted(strict, not no_numbers, layout, recorded)
+        with progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
+            found = op.check(paths, wanted, moving)
+    except CkpttoolError as error:
+        if sarif is not None:
+            log.write(None, 2, sarif, error)
+        raise
+    status = 2 if found.failed else 0 if found.clean else 1
+    if sarif is not None:
+        log.write(found, status, sarif)
+    only = found.checkpoints[0] if len(found.checkpoints) == 1 else None
+    if only is not None and only.error is not None and not only.findings:
+        raise only.error
     if as_json:
         output.write(output.document(found.document()))
     else:
@@ -66,7 +81,7 @@ def check(
     for each in found.failed:
         if each.error is not None and not as_json:
             output.fail(each.error, as_json=False)
-    return 2 if found.failed else 0 if found.clean else 1
+    return status
 
 
 def _report(found: Check, *, quiet: bool) -> Iterator[str]:
@@ -79,7 +94,8 @@ def _report(found: Check, *, quiet: bool) -> Iterator[str]:
     sums = [f"{bad:,} with findings"] * bool(bad) + [f"{len(found.failed):,} not readable"] * bool(
         found.failed
     )
-    yield f"{count(len(found.checkpoints), 'checkpoint')}: {', '.join(sums) or 'nothing found'}"
+    others = f"; {count(len(found.skipped), 'other file')} skipped" if found.skipped else ""
+    yield f"{count(len(found.checkpoints), 'checkpoint')}: {', '.join(sums) or 'nothing found'}{others}"
 
 
 def _lines(each: Checked, *, quiet: bool) -> Iterator[str]:

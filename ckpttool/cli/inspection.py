@@ -54,7 +54,8 @@ def is_plain(found: Summary | Folder) -> bool:
     """Say whether loading the checkpoint asks for plain data only; raise UsageError where there is none."""
     if not isinstance(found, Summary):
         raise UsageError("there is no one checkpoint to judge", file=found.path, hint=found.hint)
-    return asked.verdict(found.checkpoint.asks) == asked.PLAIN
+    checkpoint = found.checkpoint
+    return asked.verdict(checkpoint.asks) == asked.PLAIN and not checkpoint.unjudged
 
 
 def text(found: Summary | Folder, view: View, drawn: dict[str, Any] | None) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.errors import CkpttoolError, NotACheckpointError, UnsupportedError
+from ckpttool import limits
+from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError, UnsupportedError
 from ckpttool.formats.probe import Probe
+
+if TYPE_CHECKING:
+    from ckpttool.wire.asked import Asked
 
 
 class _Known(NamedTuple):
@@ -34,12 +38,13 @@ _WRONG = (
 def explain(probe: Probe) -> CkpttoolError:
     """Return the error that names what is at the path."""
     head = probe.head
+    if not head and probe.size:
+        return NotFoundError("the file cannot be read", file=probe.path)
     if not head:
         return NotACheckpointError("the file is empty", file=probe.path)
-    start = head.lstrip()[:64].lower()
-    for known in _WRONG:
-        if head.startswith(known.start, known.at) or (not known.at and start.startswith(known.start)):
-            return NotACheckpointError(f"this is {known.what}", file=probe.path, hint=known.hint)
+    wrong = _wrong(head)
+    if wrong is not None:
+        return NotACheckpointError(f"this is {wrong.what}", file=probe.path, hint=wrong.hint)
     if probe.damage is not None:
         return probe.damage
     if head.startswith(b"PK"):
@@ -53,6 +58,41 @@ def explain(probe: Probe) -> CkpttoolError:
         return NotACheckpointError(f"this is {model.what}", file=probe.path, hint=model.hint)
     shown = head[:8].hex(" ")
     return NotACheckpointError("no format knows these bytes", file=probe.path, found=f"{shown} at the start")
+
+
+def _wrong(head: bytes) -> _Known | None:
+    start = head.lstrip()[:64].lower()
+    for known in _WRONG:
+        if head.startswith(known.start, known.at) or (not known.at and start.startswith(known.start)):
+            return known
+    return None
+
+
+def is_other(probe: Probe) -> bool:
+    """Say whether a file that no format claims belongs to another program: text, a model that only runs."""
+    if not probe.head or _wrong(probe.head) is not None:
+        return False
+    if _is_text(probe.head):
+        return True
+    from ckpttool.formats import sniff_models
+
+    model = sniff_models.known(probe.head)
+    return model is not None and not model.weights and not (model.graph and _is_large(probe))
+
+
+def operations(probe: Probe) -> tuple[Asked, ...]:
+    """Return what running a graph of TensorFlow would do to the machine; nothing for another file."""
+    from ckpttool.formats import sniff_models
+    from ckpttool.formats.saved_model import asking
+
+    model = sniff_models.known(probe.head)
+    if model is None or not model.graph or _is_large(probe):
+        return ()
+    return asking.asks([memoryview(probe.start(probe.size))], probe.name)
+
+
+def _is_large(probe: Probe) -> bool:
+    return probe.size > limits.current().graph_bytes
 
 
 def _zipped(probe: Probe) -> CkpttoolError:

@@ -21,6 +21,8 @@ class Model(NamedTuple):
     start: re.Pattern[bytes]
     what: str
     hint: str
+    graph: bool = False  # of TensorFlow, whose operations are judged
+    weights: bool = False  # a checkpoint all the same, in a form that is not read
 
 
 # A length of a protobuf field: a varint of at most five bytes.
@@ -54,16 +56,19 @@ MODELS = (
         ),
         "a TensorFlow graph alone (a GraphDef, whose weights are constants if any), not a checkpoint",
         "use the checkpoint or SavedModel that it was made from",
+        graph=True,
     ),
     Model(
         re.compile(rb"\x0a%b\x12%b\x0a%b\x0a[\x01-\x7f][A-Z_][\w>]*\W" % (_LENGTH, _LENGTH, _LENGTH)),
         "a TensorFlow graph alone (a MetaGraphDef, as a Saver's .meta holds), not its checkpoint",
         "name the prefix of the .index and .data files that belong to it",
+        graph=True,
     ),
     Model(
         re.compile(rb"\x08\x01\x12%b\x0a%b[\x0a\x12\x1a\x22]" % (_LENGTH, _LENGTH)),
         "the graph of a SavedModel under another name",
         "call it saved_model.pb, beside its folder variables, and name the folder of both",
+        graph=True,
     ),
     Model(
         re.compile(rb"\x08[\x01-\x7f]\x12[\x01-\x7f][\w .\-]+[\x1a\x22\x28\x32\x3a]"),
@@ -74,6 +79,7 @@ MODELS = (
         re.compile(rb"[\x81-\x8f](?:\xa1[0-9][\x80-\x9f\xdc-\xdf]|\xa6params[\x80-\x8f\xde\xdf])"),
         "parameters in msgpack, as Flax writes them (JAX; CleanRL's programs in JAX too), which are not read",
         "load it with flax.serialization and save its arrays with numpy.savez",
+        weights=True,
     ),
 )
 

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool import plugins, urls
+from ckpttool import places, plugins, urls
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.formats import resolve
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path
-from ckpttool.ops import asking, moments, stats
-from ckpttool.ops.entries import Entry, entries
-from ckpttool.ops.findings import Finding, data_alone
+from ckpttool.ops import asking, candidates, moments, stats
+from ckpttool.ops.candidates import Candidate
+from ckpttool.ops.findings import Finding, data_alone, unjudged
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.recorded_shapes import Recorded, drift
 from ckpttool.shown import count
 from ckpttool.source import as_array
 from ckpttool.wire import asked
+from ckpttool.wire.asked import Asked
 
 _SHOWN = 8
+_NAMED = 100  # files that count as no checkpoint, in the document
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One checkpoint: what was found, or the error that kept it from being read (then nothing is known)."""
+    """One checkpoint: what was found, and the error that kept it from being read, or read to its end.
+
+    `file` is where the findings are shown: the path, or of a folder or prefix its first file.
+    """
 
     path: str
     format: str | None = None
@@ -33,6 +40,7 @@ class Checked:
     tensors: int = 0
     findings: tuple[Finding, ...] = ()
     error: CkpttoolError | None = None
+    file: str = ""
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -50,9 +58,10 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """All checkpoints that the paths stood for, in order, each once."""
+    """All checkpoints that the paths stood for, in order, each once; `skipped` names the other files."""
 
     checkpoints: tuple[Checked, ...]
+    skipped: tuple[str, ...] = ()
 
     @property
     def clean(self) -> bool:
@@ -66,7 +75,12 @@ class Check:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
-        return {"clean": self.clean, "checkpoints": [each.document() for each in self.checkpoints]}
+        names = [urls.spelled(name) for name in self.skipped[:_NAMED]]
+        return {
+            "clean": self.clean,
+            "checkpoints": [each.document() for each in self.checkpoints],
+            "skipped": {"count": len(self.skipped), "names": names},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,41 +98,90 @@ class Wanted:
 
 
 def check(paths: Sequence[str], wanted: Wanted | None = None, progress: Progress = silent) -> Check:
-    """Look at every checkpoint that the paths stand for (see entries.entries), one after the other.
+    """Look at every checkpoint that the paths stand for, one after the other (see candidates.collect).
 
-    One that cannot be read is told of with the others. Raise UsageError for an unknown layout, and
-    NotFoundError for a pattern that nothing matches.
+    One that cannot be read is told of with the others. A file that belongs to a checkpoint of several is
+    judged with it, once. Raise UsageError for an unknown layout, and NotFoundError for a pattern that nothing
+    matches.
     """
     wanted = wanted or Wanted()
     if wanted.layout is not None:
         plugins.find("layouts", wanted.layout)
-    asked_for = entries(paths)
-    found = []
-    for entry in asked_for:
-        found.append(_checked(entry, wanted))
-        progress(len(found), len(asked_for))
-    return Check(tuple(found))
+    collected = candidates.collect(paths)
+    ordered = collected.ordered()
+    found: list[tuple[Candidate, Checked]] = []
+    taken = _Taken()
+    for number, each in enumerate(ordered):
+        if not taken.has(each.path):
+            found.append((each, _checked(each, wanted, taken)))
+        progress(number + 1, len(ordered))
+    found.sort(key=lambda pair: pair[0].order)
+    skipped = (name for name in collected.skipped if not taken.has(name))
+    return Check(tuple(checked for _, checked in found), tuple(skipped))
 
 
-def _checked(entry: Entry, wanted: Wanted) -> Checked:
+class _Taken:
+    """The files that were judged with a checkpoint, so that none of them gets a second verdict."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Take the files of a checkpoint."""
+        real = [places.realpath(file.path) for file in checkpoint.files]
+        self._files.update(real)
+        self._folders.update(map(os.path.dirname, real))
+
+    def has(self, path: str) -> bool:
+        """Say whether a file, or files of a folder or prefix, were judged."""
+        real = places.realpath(path)
+        return real in self._files or real in self._folders or f"{real}.index" in self._files
+
+
+def _checked(each: Candidate, wanted: Wanted, taken: _Taken) -> Checked:
+    name = urls.spelled(each.path)
+    if each.error is not None or each.found is None:
+        return Checked(name, findings=_acting(each.asks), error=each.error, file=each.path)
+    findings: list[Finding] = []
     try:
-        checkpoint = entry.open()
-        layout, misfit = _layout(checkpoint, wanted.layout)
-        findings = [*_loading(checkpoint, wanted), *misfit]
-        if wanted.recorded is not None:
-            findings += drift(checkpoint, layout, wanted.recorded)
-        if wanted.numbers:
-            findings += _numbers(checkpoint)
+        checkpoint = resolve.read(each.found)
+        layout = _judge(checkpoint, wanted, findings)
     except CkpttoolError as error:
-        return Checked(urls.spelled(entry.path), error=error.located(file=entry.path))
-    count = sum(1 for _ in checkpoint.tree.tensors())
-    return Checked(urls.spelled(checkpoint.path), checkpoint.format, layout, count, tuple(findings))
+        reason = error.located(file=each.path)
+    except Exception as error:  # noqa: BLE001  # the other files are to be judged whatever this one does
+        reason = CkpttoolError(f"an unexpected {type(error).__name__}: {error}", file=each.path)
+    else:
+        taken.add(checkpoint)
+        tensors = sum(1 for _ in checkpoint.tree.tensors())
+        return Checked(urls.spelled(checkpoint.path), checkpoint.format, layout, tensors, tuple(findings))
+    return Checked(name, findings=tuple(findings) or _acting(candidates.acting(each.path)), error=reason)
+
+
+def _judge(checkpoint: Checkpoint, wanted: Wanted, findings: list[Finding]) -> str | None:
+    """Add what is found, and return the layout; what cannot be read leaves what was found before."""
+    findings += _loading(checkpoint, wanted)
+    layout, misfit = _layout(checkpoint, wanted.layout)
+    findings += misfit
+    if wanted.recorded is not None:
+        findings += drift(checkpoint, layout, wanted.recorded)
+    if wanted.numbers:
+        findings += _numbers(checkpoint)
+    return layout
+
+
+def _acting(asks: Sequence[Asked]) -> tuple[Finding, ...]:
+    """Return the finding for code in a file that cannot be read as a checkpoint."""
+    if not asks:
+        return ()
+    return (Finding("loading", asking.sentence(asked.merged(asks)), None),)
 
 
 def _loading(checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Finding]:
     bad = (asked.CODE, asked.CLASSES) if wanted.strict else (asked.CODE,)
     if asked.verdict(checkpoint.asks) in bad:
         yield Finding("loading", asking.sentence(checkpoint.asks), data_alone(checkpoint.path))
+    yield from unjudged(checkpoint.unjudged)
 
 
 def _layout(checkpoint: Checkpoint, layout: str | None) -> tuple[str | None, list[Finding]]:

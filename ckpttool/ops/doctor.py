@@ -13,7 +13,7 @@ from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognised
 from ckpttool.ops import evaluate, knowledge
 from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.findings import Finding, command, data_alone
+from ckpttool.ops.findings import Finding, command, data_alone, unjudged
 from ckpttool.ops.load_into import opened
 from ckpttool.ops.model_findings import of_model
 from ckpttool.ops.progress import Progress, silent
@@ -114,6 +114,7 @@ def _loading(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
     if len(acting) > _SHOWN:
         more = count(len(acting) - _SHOWN, "more name that acts", "more names that act")
         yield Finding("loading", f"and {more}", fix)
+    yield from unjudged(checkpoint.unjudged)
     classes = asked.of(checkpoint.asks, asked.CLASSES)
     if classes:
         notes.append(f"loading it imports {count(len(classes), 'name')} from outside of the standard library")

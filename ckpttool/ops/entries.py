@@ -74,7 +74,7 @@ def _reader(listed: Listed) -> Resolved | None:
 
 
 def _matches(pattern: str) -> Iterator[Entry]:
-    names = [name for name in _names(pattern) if not name.endswith(BESIDE)]
+    names = [name for name in matching(pattern) if not name.endswith(BESIDE)]
     if not names:
         raise NotFoundError("nothing matches the pattern", file=pattern)
     for name in sorted(names, key=natural):
@@ -87,7 +87,7 @@ def _matches(pattern: str) -> Iterator[Entry]:
             yield Entry(name, named=False)  # a damaged one is told of when it is opened
 
 
-def _names(pattern: str) -> list[str]:
+def matching(pattern: str) -> list[str]:
     """Return what matches; elsewhere in one folder only, whose names are asked for."""
     if places.store(pattern) is None:
         return glob.glob(pattern, recursive=True)

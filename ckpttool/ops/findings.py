@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,3 +33,9 @@ def command(verb: str, path: str, *words: str) -> str:
 def data_alone(path: str) -> str:
     """Return the command that keeps the data of a checkpoint whose loading does more than give data."""
     return command("convert", path, "safe.npz", "--allow-missing")
+
+
+def unjudged(sentences: Iterable[str]) -> Iterator[Finding]:
+    """Give a finding for each part of a checkpoint that may hold code and cannot be judged."""
+    for sentence in sentences:
+        yield Finding("loading", f"whether loading runs code cannot be judged: {sentence}")

@@ -15,6 +15,7 @@ from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Path, Role
 from ckpttool.ops import asking, plain_names, updates
+from ckpttool.ops.findings import unjudged
 from ckpttool.ops.modules import Module, grouped
 from ckpttool.ops.rows import Listed, TensorRow, ValueRow
 from ckpttool.wire import asked
@@ -130,6 +131,7 @@ def summary_of(checkpoint: Checkpoint, glob: str | None = None, layout: str | No
     said = asking.notes(checkpoint.asks)
     notes = (
         *said,
+        *(each.sentence for each in unjudged(checkpoint.unjudged)),
         *checkpoint.notes,
         *plain_names.notes(tree, agent=binding is not None),
         *updates.notes(tree),

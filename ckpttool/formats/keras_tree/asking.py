@@ -97,15 +97,15 @@ class Judged(NamedTuple):
 def judged(text: object, where: str) -> Judged:
     """Judge the JSON text of a configuration, wherever Keras reads one.
 
-    What is no text, or no JSON, is not judged, and said to be so. Raise LimitError as documents.value does.
+    What is no text, or no JSON, or too large, is not judged, and said to be so.
     """
     if not isinstance(text, str | bytes):
         return Judged((), (f"{where} is no text: it cannot be judged",))
     try:
         data = text.encode() if isinstance(text, str) else text
         return Judged(asks(documents.value(data, where), where))
-    except LimitError:
-        raise
+    except LimitError as error:
+        return Judged((), (f"{error.message}: it cannot be judged",))
     except (FormatError, UnicodeEncodeError):
         return Judged((), (f"{where} is not JSON: it cannot be judged",))
 
