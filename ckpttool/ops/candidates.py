@@ -223,11 +223,11 @@ class Candidates:
             self._put(found.location, found)
 
     def _unclaimed(self, probe: Probe, kind: str | None) -> None:
+        if kind == ARCHIVE and self._archive(probe):
+            return
         asks = acting(probe.path)
         if asks:
             self._put(probe.path, error=None if kind is None else sniff.explain(probe), asks=asks)
-        elif kind == ARCHIVE and self._archive(probe):
-            return
         elif kind is None or (kind == SHARED and self._is_other(probe)):
             self.skipped.append(probe.path)
         else:

@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from ckpttool import places, urls
@@ -44,10 +44,10 @@ _RULES: Mapping[str, _Rule] = {
         "ckpttool/loading",
         "LoadingRunsCode",
         "Loading the checkpoint would run code",
-        "The file asks its loader to import, call or run more than plain data: a pickle that calls functions, a "
-        "Keras Lambda layer, a graph that reads files.",
-        "Do not load the file. `ckpttool inspect FILE` lists the names; `ckpttool convert FILE safe.npz` keeps "
-        "the data alone.",
+        "The file asks its loader to import, call or run more than plain data: a pickle that calls "
+        "functions, a Keras Lambda layer, a graph that reads files.",
+        "Do not load the file. `ckpttool inspect FILE` lists the names; `ckpttool convert FILE safe.npz` "
+        "keeps the data alone.",
         "error",
         "9.0",
     ),
@@ -56,7 +56,7 @@ _RULES: Mapping[str, _Rule] = {
         "NumbersNotFinite",
         "Tensors hold NaN or infinite numbers",
         "A tensor of the checkpoint holds numbers that are NaN or infinite.",
-        "Go back to an earlier checkpoint of the run. `ckpttool stats FILE` shows which tensors are affected.",
+        "Go back to an earlier checkpoint of the run. `ckpttool stats FILE` shows the tensors.",
         "warning",
     ),
     "layout": _Rule(
@@ -72,8 +72,8 @@ _RULES: Mapping[str, _Rule] = {
         _UNREADABLE,
         "CheckpointUnreadable",
         "The checkpoint cannot be read",
-        "The file is damaged, incomplete, empty, a Git LFS pointer, or in a form that is not read. What it holds "
-        "is unknown.",
+        "The file is damaged, incomplete, empty, a Git LFS pointer, or in a form that is not read. "
+        "What it holds is unknown.",
         "Fetch the file itself (`git lfs pull`), restore it, or remove it.",
         "error",
     ),
@@ -88,7 +88,11 @@ def write(found: Check | None, status: int, target: str, problem: CkpttoolError 
     """
     _require_ours(target)
     content = json.dumps(document(found, status, problem), indent=1, ensure_ascii=True).encode() + b"\n"
-    write_atomically([Output(target, lambda stream: stream.write(content) and None)], force=True)
+
+    def put(stream: IO[bytes]) -> None:
+        stream.write(content)
+
+    write_atomically([Output(target, put)], force=True)
 
 
 def _require_ours(target: str) -> None:
