@@ -47,6 +47,9 @@ _PICKLED = frozenset(
     )
 )
 
+# A shard is archives one after another, each judged by the format, and no archive itself.
+_WHOLE = frozenset(("pytorch_dcp",))
+
 _Engine = Callable[[], Any]
 
 
@@ -74,6 +77,8 @@ class _Content(NamedTuple):
 
 def beside(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with the code that its files hold beside what its format judged."""
+    if checkpoint.format in _WHOLE:
+        return checkpoint
     asks, unjudged = [], list(checkpoint.unjudged)
     known = {each.name for each in checkpoint.asks if each.verdict == CODE}
     for file in checkpoint.files:

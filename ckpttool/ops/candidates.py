@@ -181,13 +181,14 @@ class Candidates:
 
     def _claimed_folder(self, folder: str) -> None:
         try:
-            found = _claimed(Probe(folder))
+            found = _claims(Probe(folder))
         except CkpttoolError as error:
             self._put(folder, error=error)
             return
-        # A state file may name a checkpoint of another folder: that is judged where it lies.
-        if found is not None and f"{found.location}/".startswith(f"{folder.rstrip('/')}/"):
-            self._put(found.location, found)
+        for each in found:
+            # A state file may name a checkpoint of another folder: that is judged where it lies.
+            if f"{each.location}/".startswith(f"{folder.rstrip('/')}/"):
+                self._put(each.location, each)
 
     def _file(self, path: str, names: frozenset[str] | None) -> None:
         name = os.path.basename(path)
@@ -267,13 +268,18 @@ def collect(paths: Sequence[str]) -> Candidates:
     return found
 
 
-def _claimed(probe: Probe) -> Resolved | None:
-    """Return who reads the path; raise UsageError if two formats do, and what their claims raise."""
+def _claims(probe: Probe) -> list[Resolved]:
+    """Return the claims of our formats; where there are none, those of other people's."""
     ours = plugins.BUILT_IN["formats"]
+    names = {plugin.name for plugin in ours}
     found = resolve.claims(probe, ours)
-    if not found:
-        names = {plugin.name for plugin in ours}
-        found = resolve.claims(probe, (p for p in plugins.installed("formats") if p.name not in names))
+    others = (plugin for plugin in plugins.installed("formats") if plugin.name not in names)
+    return found or resolve.claims(probe, others)
+
+
+def _claimed(probe: Probe) -> Resolved | None:
+    """Return who reads a file; raise UsageError if two formats do, and what their claims raise."""
+    found = _claims(probe)
     if len(found) > 1:
         both = " and ".join(each.format.NAME for each in found)
         raise UsageError(f"formats {both} both claim the path", file=probe.path)

@@ -154,8 +154,23 @@ def _checked(each: Candidate, wanted: Wanted, taken: _Taken) -> Checked:
     else:
         taken.add(checkpoint)
         tensors = sum(1 for _ in checkpoint.tree.tensors())
-        return Checked(urls.spelled(checkpoint.path), checkpoint.format, layout, tensors, tuple(findings))
-    return Checked(name, findings=tuple(findings) or _acting(candidates.acting(each.path)), error=reason)
+        return Checked(
+            urls.spelled(checkpoint.path),
+            checkpoint.format,
+            layout,
+            tensors,
+            tuple(findings),
+            file=_shown(checkpoint),
+        )
+    kept = tuple(findings) or _acting(candidates.acting(each.path))
+    return Checked(name, findings=kept, error=reason, file=each.path)
+
+
+def _shown(checkpoint: Checkpoint) -> str:
+    """Return a file that stands for the checkpoint: a folder or a prefix is none."""
+    if places.isfile(checkpoint.path) or not checkpoint.files:
+        return checkpoint.path
+    return checkpoint.files[0].path
 
 
 def _judge(checkpoint: Checkpoint, wanted: Wanted, findings: list[Finding]) -> str | None:

@@ -1,0 +1,676 @@
+"""check of folders and patterns: what would run code or cannot be read fails it, and nothing else does."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import pickle
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from ckpttool import places
+from ckpttool.formats import code_scan
+from ckpttool.formats.keras_tree import asking
+from ckpttool.formats.pickled.owner import owner
+from ckpttool.formats.probe import Probe
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.ops import candidates
+from ckpttool.ops.check import Check, check
+from ckpttool.ops.doctor import diagnose
+from ckpttool.source import File
+from ckpttool.wire import asked
+from tests.bundle_writer import field
+from tests.conftest import ROOT, TORCH_SAMPLE, in_process
+from tests.pickles import ACTING
+from tests.sarif_schema import SCHEMA
+
+SEEDS = ROOT / "tests" / "hostile" / "seed_files"
+PROTOCOL_0 = b"cos\nsystem\n(S'true'\ntR."
+PROTOCOL_1 = b"(dq\0U\x01acos\nsystem\n(U\x04truetRs."
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+LAMBDA = {"class_name": "Lambda", "config": {"name": "x", "function": ["4wEAAAA=", None, None]}}
+MODEL = {"class_name": "Sequential", "config": {"name": "m", "layers": [LAMBDA]}}
+
+
+class Acts:
+    """What unpickling would call the system for."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("true",)
+
+
+ACTS = pickle.dumps({"a": Acts()}, 2)
+
+
+def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return stream.getvalue()
+
+
+def more(archive: Path, members: dict[str, bytes]) -> bytes:
+    """Return the archive with more members behind its own."""
+    stream = io.BytesIO(archive.read_bytes())
+    with zipfile.ZipFile(stream, "a") as opened:
+        for name, data in members.items():
+            opened.writestr(name, data)
+    return stream.getvalue()
+
+
+def replaced(archive: Path, name: str, data: bytes) -> bytes:
+    with zipfile.ZipFile(archive) as opened:
+        kept = {each: opened.read(each) for each in opened.namelist()}
+    return zipped({**kept, name: data})
+
+
+def tarred(members: dict[str, bytes], mode: str = "w") -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def objects(value: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.array([value], object), allow_pickle=True)
+    return stream.getvalue()
+
+
+def numbers(*values: float) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.array(values, np.float32))
+    return stream.getvalue()
+
+
+def hdf5(change: Callable[[Any], None]) -> bytes:
+    """Return what Keras 2 writes for a model with one layer, changed."""
+    h5py = pytest.importorskip("h5py")
+    stream = io.BytesIO()
+    with h5py.File(stream, "w") as file:
+        file.attrs["model_config"] = json.dumps(MODEL)
+        group = file.create_group("model_weights")
+        group.attrs["layer_names"] = np.array([b"x"])
+        layer = group.create_group("x")
+        layer.attrs["weight_names"] = np.array([], "S1")
+        change(file)
+    return stream.getvalue()
+
+
+def _no_group(file: Any) -> None:
+    del file["model_weights"]
+
+
+def _empty_group(file: Any) -> None:
+    del file["model_weights"]
+    file.create_group("model_weights")
+
+
+def _no_attributes(file: Any) -> None:
+    del file["model_weights"].attrs["layer_names"]
+
+
+def _weights_only(file: Any) -> None:
+    del file["model_weights"]
+    file["layers/dense/vars/0"] = np.zeros(3, np.float32)
+
+
+def _not_json(file: Any) -> None:
+    file.attrs["model_config"] = "{'class_name': 'Lambda'"
+
+
+def _number(file: Any) -> None:
+    file.attrs["model_config"] = 7
+
+
+def _loss(file: Any) -> None:
+    del file.attrs["model_config"]
+    loss = {"class_name": "function", "module": "os", "config": "system"}
+    file.attrs["training_config"] = json.dumps({"loss": loss})
+
+
+KERAS = [_no_group, _empty_group, _no_attributes, _weights_only, _not_json, _number, _loss]
+
+
+def metadata(config: Any) -> bytes:
+    """Return keras_metadata.pb with one node (tf_keras/protobuf/saved_metadata.proto)."""
+    return field(1, field(2, 1) + field(4, "_tf_keras_layer") + field(5, json.dumps(config)))
+
+
+def good(folder: Path) -> dict[str, str]:
+    """Put ten checkpoints of different formats there; return their paths."""
+    copied = {
+        "agent.pt": TORCH_SAMPLE,
+        "legacy.pth": SEEDS / "torch_legacy" / "model.pt",
+        "arrays.npz": SEEDS / "npz_stored" / "model.npz",
+        "model.safetensors": SEEDS / "safetensors" / "model.safetensors",
+        "model.weights.h5": SEEDS / "h5_plain" / "model.weights.h5",
+        "model.keras": SEEDS / "keras" / "model.keras",
+        "agent.zip": SEEDS / "sb3" / "agent.zip",
+        "agent.d3": SEEDS / "d3rlpy" / "agent.d3",
+    }
+    for name, source in copied.items():
+        shutil.copy(source, folder / name)
+    for source in (SEEDS / "bundle").iterdir():
+        shutil.copy(source, folder / source.name)
+    shutil.copytree(SEEDS / "saved_model", folder / "served")
+    return {name: name for name in (*copied, "ckpt-1", "served")}
+
+
+def bad_files() -> dict[str, bytes]:
+    """Return the content of each file that must fail the check, by its path."""
+    safetensors = (SEEDS / "safetensors" / "model.safetensors").read_bytes()
+    torch = SEEDS / "torch_zip" / "model.pt"
+    damaged = bytearray(torch.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    index, data = (SEEDS / "bundle" / f"ckpt-1.{end}" for end in ("index", "data-00000-of-00001"))
+    files = {
+        "bad/protocol0.pt": PROTOCOL_0,
+        "bad/protocol1.ckpt": PROTOCOL_1,
+        "bad/no_suffix": PROTOCOL_0,
+        "bad/notes.txt": PROTOCOL_0 + b" and more",
+        "bad/.hidden/deep/weights.dat": ACTS,
+        "bad/folder.pt/inner.th": PROTOCOL_0,
+        "bad/packed.joblib": zlib.compress(ACTS),
+        "bad/packed.pkl.gz": gzip.compress(b"") + gzip.compress(PROTOCOL_0),
+        "bad/packed.bz2": bz2.compress(ACTS),
+        "bad/packed.xz": lzma.compress(PROTOCOL_0),
+        "bad/objects.npy": objects(Acts()),
+        "bad/objects.npz": zipped({"a.npy": numbers(1), "b.npy": objects(Acts())}),
+        "bad/code.pt": zipped({"x/data.pkl": ACTS, "x/version": b"3\n"}),
+        "bad/extra.pt": more(torch, {"model/extra.pkl": PROTOCOL_0}),
+        "bad/nested.zip": more(SEEDS / "sb3" / "agent.zip", {"sub/evil.pth": zipped({"x/data.pkl": ACTS})}),
+        "bad/assets.keras": more(SEEDS / "keras" / "model.keras", {"assets/layer/table.pkl": ACTS}),
+        "bad/lambda.keras": replaced(
+            SEEDS / "keras" / "model.keras", "config.json", json.dumps(MODEL).encode()
+        ),
+        "bad/files.zip": zipped({"read.me": b"text", "runs/a.pkl": PROTOCOL_0}, zipfile.ZIP_DEFLATED),
+        "bad/files.tar.gz": tarred({"read.me": b"text", "runs/a.pkl": PROTOCOL_0}, "w:gz"),
+        "bad/pointer.safetensors": POINTER,
+        "bad/pointer.bin": POINTER,
+        "bad/page.pt": b"<!DOCTYPE html><html></html>",
+        "bad/empty.h5": b"",
+        "bad/random.pkl": bytes(range(200, 256)) * 9,
+        "bad/random.msgpack": b"\x81\xa6params\x81\xa1w\xc4\x00",
+        "bad/text.npz": b"not an archive\n",
+        "bad/cut.safetensors": safetensors[:-3],
+        "bad/damaged.pt": bytes(damaged),
+        "bad/lonely.index": index.read_bytes(),
+        "bad/shard.data-00000-of-00001": data.read_bytes(),
+        "bad/nan.npy": numbers(1, float("nan")),
+        "bad/graph.pb": field(1, field(1, "a") + field(2, "WriteFile")),
+        "served/assets.extra/evil.pkl": PROTOCOL_0,
+    }
+    return files | {f"bad/keras{at}.h5": hdf5(change) for at, change in enumerate(KERAS)}
+
+
+def put(folder: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], set[str]]:
+    """A folder with good and bad checkpoints and other files; the paths of the good, and of the bad."""
+    folder = tmp_path_factory.mktemp("gate")
+    fine, bad = set(good(folder)), bad_files()
+    put(folder, bad)
+    os.mkfifo(folder / "bad" / "pipe.pt")
+    (folder / "bad" / "dangling.pt").symlink_to("nowhere.pt")
+    (folder / "bad" / "loop").symlink_to("..")
+    shutil.copytree(SEEDS / "saved_model", folder / "bad" / "revived")
+    (folder / "bad" / "revived" / "keras_metadata.pb").write_bytes(metadata(LAMBDA))
+    others = {
+        "README.md": b"cos\nsin\ntan\n",
+        "notes.p": b"set terminal png\n",
+        "words.model": b"a b c\n",
+        "data.csv": b"1,2\n",
+        "photo.jpg": b"\xff\xd8\xff\xe0" + bytes(100),
+        "fingerprint.pb": field(1, 5),
+        "net.onnx": field(1, 8) + field(2, "tf2onnx") + field(3, "1.8.4") + field(7, b"graph"),
+        "sources.zip": zipped({"a.py": b"import os\n", "b.txt": b"copyright\n"}),
+        ".git/objects/ab/cd": zlib.compress(PROTOCOL_0),
+    }
+    put(folder, others)
+    return folder, fine, {*bad, "bad/pipe.pt", "bad/dangling.pt", "bad/revived"}
+
+
+def outcome(found: Check, folder: Path) -> tuple[set[str], set[str]]:
+    """Return the paths below the folder that were found fine, and those that were not."""
+    fine, bad = set(), set()
+    for each in found.checkpoints:
+        link = each.path.split("::")[-1]
+        name = os.path.relpath(link, folder)
+        (bad if each.findings or each.error else fine).add(name)
+    return fine, bad
+
+
+def test_a_folder_of_good_and_bad_files(made: tuple[Path, set[str], set[str]]) -> None:
+    folder, fine, bad = made
+    assert len(bad) >= 30
+    found = check([str(folder)])
+    assert outcome(found, folder) == (fine, bad)
+    assert not found.clean
+    skipped = {os.path.relpath(name, folder) for name in found.skipped}
+    assert {"README.md", "notes.p", "net.onnx", ".git", "sources.zip", "fingerprint.pb"} <= skipped
+    assert len(found.checkpoints) == len({each.path for each in found.checkpoints})
+
+
+def test_the_same_through_a_pattern(made: tuple[Path, set[str], set[str]]) -> None:
+    folder, fine, bad = made
+    assert outcome(check([str(folder / "**")]), folder) == (fine, bad)
+    everything = [str(path) for path in folder.iterdir()]
+    assert outcome(check(everything), folder)[1] >= bad
+
+
+def test_only_good_files_pass(tmp_path: Path) -> None:
+    names = good(tmp_path)
+    ran = in_process("check", tmp_path, "--json")
+    assert (ran.status, len(ran.json()["checkpoints"])) == (0, len(names))
+
+
+@pytest.mark.parametrize("name", sorted(ACTING))
+def test_a_pickle_is_known_by_its_opcodes(tmp_path: Path, name: str) -> None:
+    data = ACTING[name][0]
+    for suffix in (".pt", ".txt", ""):
+        file = tmp_path / f"x{suffix}"
+        # Unpickling calls it before it notices that the end is missing.
+        for each in (data, data[:-1], data + b"rest"):
+            file.write_bytes(each)
+            found = check([str(tmp_path)])
+            assert [one.topic for one in found.checkpoints[0].findings] == ["loading"]
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cos\nsin\ntan\n",
+        "(import\n(scheme base))\n",
+        "I am\n",
+        "Notes.",
+        "(c) 2020\n",
+        "copyright\n2020\n",
+        "]",
+    ],
+)
+def test_a_text_is_no_pickle(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x").write_text(text)
+    assert owner(Probe(str(tmp_path / "x"))) is None
+
+
+def test_documents_of_this_repository_are_no_pickles() -> None:
+    texts = [path for end in ("*.md", "*.py", "*.toml", "*.yml") for path in ROOT.glob(f"[!.]*/**/{end}")]
+    assert len(texts) > 100
+    assert not [path for path in texts if owner(Probe(str(path))) is not None]
+
+
+# --- What a format does not list ----------------------------------------------------------------------
+
+
+def scanned(tmp_path: Path, data: bytes) -> list[str]:
+    (tmp_path / "x").write_bytes(data)
+    return [each.name for each in code_scan.scan(File.stamp(str(tmp_path / "x"))).asks]
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "zlib": zlib.compress,
+    "gzip": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "lzma": lambda data: lzma.compress(data, format=lzma.FORMAT_ALONE),
+    "joblib of old": lambda data: b"ZF" + hex(len(data)).ljust(19).encode() + zlib.compress(data),
+    "zip": lambda data: zipped({"a": b"text", "b": data}),
+    "zip, deflated": lambda data: zipped({"b": data}, zipfile.ZIP_DEFLATED),
+    "tar": lambda data: tarred({"a": b"text", "b": data}),
+    "tar.xz": lambda data: tarred({"b": data}, "w:xz"),
+    "cut gzip": lambda data: gzip.compress(data + np.random.default_rng(0).bytes(8192))[:-900],
+}
+
+
+@pytest.mark.parametrize("outer", PACKERS)
+@pytest.mark.parametrize("inner", PACKERS)
+def test_code_is_found_in_whatever_holds_it(tmp_path: Path, outer: str, inner: str) -> None:
+    late = pickle.dumps({"weights": bytes(range(256)) * 200, "a": Acts()}, 4)
+    for data in (PROTOCOL_0, ACTS, late):
+        assert set(scanned(tmp_path, PACKERS[outer](PACKERS[inner](data)))) <= {"os.system", "posix.system"}
+        assert scanned(tmp_path, PACKERS[outer](PACKERS[inner](data)))
+
+
+def test_what_unpacks_to_too_much_is_bounded(tmp_path: Path) -> None:
+    assert scanned(tmp_path, zlib.compress(bytes(300 << 20), 1)) == []
+
+
+def test_storages_of_torch_are_numbers(tmp_path: Path) -> None:
+    data = more(SEEDS / "torch_zip" / "model.pt", {"model/data/99": ACTS})
+    assert scanned(tmp_path, data) == []
+
+
+def test_a_file_that_two_loaders_read_differently_is_told(tmp_path: Path) -> None:
+    # A safetensors header that an unpickler takes as opcodes which lead it behind the header.
+    stored = bytearray((SEEDS / "npz_stored" / "model.npz").read_bytes())
+    (tmp_path / "x.npz").write_bytes(stored)
+    assert open_checkpoint(str(tmp_path / "x.npz")).asks == ()
+    text = b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}'
+    body = b"\x00" * 400 + PROTOCOL_0
+    header = text % (len(body), len(body))
+    size = 0x58 | 0x100 << 8  # BINUNICODE of 256 bytes
+    data = struct.pack("<Q", size) + header.ljust(size) + body
+    (tmp_path / "x.safetensors").write_bytes(data)
+    assert open_checkpoint(str(tmp_path / "x.safetensors")).format == "safetensors"
+
+
+def test_a_storage_of_torch_within_a_pickle_is_judged() -> None:
+    from ckpttool.wire import pickle_reader
+
+    def verdict(data: bytes) -> str:
+        text = b"B" + struct.pack("<I", len(data)) + data
+        found = pickle_reader.read(b"ctorch.storage\n_load_from_bytes\n(" + text + b"tR.")
+        return asked.verdict(found.asked)
+
+    plain = b"".join(pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, 1001, {}, [], []))
+    assert verdict(plain) == asked.CLASSES
+    assert verdict(ACTS) == asked.CODE
+    assert verdict(plain[:-2] + PROTOCOL_0) == asked.CODE
+
+
+# --- Keras --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", KERAS)
+def test_a_configuration_is_judged_on_every_branch(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    for name in ("x.h5", "x.hdf5", "x.weights.h5", "x.dat"):
+        file = tmp_path / name
+        file.write_bytes(hdf5(change))
+        assert [each.topic for each in check([str(file)]).checkpoints[0].findings] == ["loading"]
+        assert [each.topic for each in diagnose(str(file)).findings] == ["loading"]
+        assert in_process("inspect", file, "--strict").status == 1
+
+
+def test_what_keras_never_calls_is_fine(tmp_path: Path) -> None:
+    def plain(file: Any) -> None:
+        layers = [{"class_name": "Dense", "config": {"name": "d", "units": 3, "activation": "relu"}}]
+        file.attrs["model_config"] = json.dumps({"class_name": "Sequential", "config": {"layers": layers}})
+
+    (tmp_path / "x.h5").write_bytes(hdf5(plain))
+    assert check([str(tmp_path)]).clean
+
+
+def nested(cls: str, inner: Any) -> dict[str, Any]:
+    return {"class_name": cls, "config": {"name": "outer", "layer": inner}}
+
+
+def function(module: str, name: str) -> dict[str, Any]:
+    return {"class_name": "function", "module": module, "config": name, "registered_name": name}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LAMBDA,
+        {"class_name": "Package>Lambda", "config": {}},
+        {
+            "module": "keras.layers",
+            "class_name": "Lambda",
+            "config": {"function": {"class_name": "__lambda__"}},
+        },
+        nested("TimeDistributed", LAMBDA),
+        nested("Bidirectional", {"class_name": "RNN", "config": {"cell": LAMBDA}}),
+        {"class_name": "Functional", "config": {"layers": [{"class_name": "Model", "config": MODEL}]}},
+        {"module": "keras.layers", "class_name": "TFSMLayer", "config": {"filepath": "x"}},
+        {"module": "keras.layers", "class_name": "TorchModuleWrapper", "config": {"module": "UEs="}},
+        {"class_name": "StringLookup", "config": {"vocabulary": "/etc/passwd"}},
+        {"class_name": "TextVectorization", "config": {"idf_weights": "x.txt"}},
+        {"class_name": "Dense", "config": {"activation": function("os", "system")}},
+        {"class_name": "Dense", "config": {"activation": function("keras.utils", "get_file")}},
+        {"class_name": "Dense", "config": {"activation": function("keras.models", "load_model")}},
+        {"class_name": "Dense", "config": {"activation": function("keras", "load_model")}},
+        {"module": "posix", "class_name": "system", "config": {}},
+        {"module": "builtins", "class_name": "eval", "config": "1"},
+        {"compile_config": {"loss": {"class_name": "__lambda__", "config": {"value": ["4wE=", None, None]}}}},
+        {"class_name": "TFOpLambda", "config": {"name": "w", "function": "io.write_file"}},
+        {"class_name": "TFOpLambda", "config": {"name": "w", "function": "compat.v1.py_func"}},
+        {"class_name": "TFOpLambda", "config": {"name": "w", "function": "raw_ops.WriteFile"}},
+        {"class_name": "ClassMethod", "config": {"cls_symbol": "data.TFRecordDataset"}},
+    ],
+)
+def test_configurations_that_act(config: Any) -> None:
+    found = asking.judged(json.dumps(config), "model_config")
+    assert asked.verdict(found.asks) == asked.CODE
+    assert found.unjudged == ()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {
+            "class_name": "Dense",
+            "config": {"activation": "relu", "kernel_initializer": {"class_name": "Zeros"}},
+        },
+        {"class_name": "TFOpLambda", "config": {"name": "tf.math.add", "function": "math.add"}},
+        {"class_name": "TFOpLambda", "config": {"name": "tf.concat", "function": "concat"}},
+        {"class_name": "SlicingOpLambda", "config": {"function": "__operators__.getitem"}},
+        {"class_name": "StringLookup", "config": {"vocabulary": ["a", "b"]}},
+        {"module": "keras.models", "class_name": "Functional", "config": {}},
+        {"module": "keras.src.models.functional", "class_name": "Functional", "config": {}},
+        {"class_name": "Dense", "config": {"activation": function("keras.activations", "relu")}},
+        {"class_name": "__tuple__", "items": [1, 2]},
+    ],
+)
+def test_configurations_of_keras_alone(config: Any) -> None:
+    assert asking.judged(json.dumps(config), "model_config") == asking.Judged()
+
+
+@pytest.mark.parametrize("text", ["", "{", b"\xff\xfe\x00", None, 7, ["{}"], "[" * 100_000])
+def test_what_is_no_configuration_is_not_judged(text: object) -> None:
+    found = asking.judged(text, "model_config")
+    assert found.asks == ()
+    assert len(found.unjudged) == 1
+
+
+# --- SavedModels --------------------------------------------------------------------------------------
+
+
+def saved_model(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SEEDS / "saved_model", tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("keras_metadata.pb", metadata(LAMBDA)),
+        ("keras_metadata.pb", metadata(MODEL)),
+        ("keras_metadata.pb", b"\xff\xff\xff"),
+        ("saved_model.pb", b"\xff\xff\xff"),
+        ("saved_model.cpb", b""),
+        ("variables/evil.pkl", PROTOCOL_0),
+        ("assets/words.txt", PROTOCOL_0),
+        ("evil", PROTOCOL_0),
+    ],
+)
+def test_nothing_hides_in_a_saved_model(tmp_path: Path, name: str, data: bytes) -> None:
+    folder = saved_model(tmp_path)
+    assert check([str(folder)]).clean
+    put(folder, {name: data})
+    assert not check([str(folder)]).clean
+    assert not check([str(tmp_path)]).clean
+
+
+def test_a_graph_in_text_alone_is_not_judged(tmp_path: Path) -> None:
+    folder = saved_model(tmp_path)
+    (folder / "saved_model.pb").rename(folder / "saved_model.pbtxt")
+    assert not check([str(folder)]).clean
+
+
+@pytest.mark.parametrize("length", [b"\x09", b"\x89\x00", b"\x89\x80\x00"])
+def test_an_operation_is_found_however_its_length_is_written(tmp_path: Path, length: bytes) -> None:
+    (tmp_path / "x.pb").write_bytes(field(1, field(1, "a") + b"\x12" + length + b"WriteFile"))
+    assert not check([str(tmp_path)]).clean
+
+
+# --- Files that cannot be read ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.bin", "x.npz", "x.keras"])
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    good(tmp_path)
+    (tmp_path / name).write_bytes(b"x" * 100)
+    real = places.content
+
+    def content(path: str, offset: int = 0, length: int | None = None) -> bytes:
+        if path.endswith(f"/{name}"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, offset, length)
+
+    monkeypatch.setattr(places, "content", content)
+    found = check([str(tmp_path)])
+    assert [each.path for each in found.failed] == [str(tmp_path / name)]
+
+
+def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good(tmp_path)
+    real = places.listdir
+
+    def listdir(path: str) -> list[str]:
+        if path.endswith("closed"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(places, "listdir", listdir)
+    assert [each.path for each in check([str(tmp_path)]).failed] == [str(tmp_path / "closed")]
+
+
+def test_a_file_that_vanishes_and_one_that_breaks_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = good(tmp_path)
+    real = candidates.collect
+
+    def collect(paths: Any) -> candidates.Candidates:
+        found = real(paths)
+        (tmp_path / "agent.pt").unlink()
+        return found
+
+    monkeypatch.setattr(candidates, "collect", collect)
+    monkeypatch.setattr("ckpttool.formats.npz.read", lambda _: [][0])
+    found = check([str(tmp_path)])
+    assert len(found.checkpoints) == len(names)
+    assert {Path(each.path).name for each in found.failed} == {"agent.pt", "arrays.npz"}
+
+
+def test_too_many_files_are_an_error(tmp_path: Path) -> None:
+    good(tmp_path)
+    ran = in_process("--limit", "checked_files=5", "check", tmp_path)
+    assert ran.status == 2
+
+
+def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    assert in_process("check", tmp_path).status == 2
+    (tmp_path / "README.md").write_text("text")
+    assert in_process("check", tmp_path).status == 2
+
+
+# --- SARIF --------------------------------------------------------------------------------------------
+
+
+def sarif(*arguments: object, cwd: Path) -> tuple[int, dict[str, Any]]:
+    jsonschema = pytest.importorskip("jsonschema")
+    ran = in_process("check", *arguments, "--sarif", "found.sarif", cwd=cwd)
+    found = json.loads((cwd / "found.sarif").read_text())
+    jsonschema.validate(found, SCHEMA)
+    return ran.status, found["runs"][0]
+
+
+def test_sarif(tmp_path: Path) -> None:
+    good(tmp_path)
+    put(tmp_path, {"a b#ü.pkl": PROTOCOL_0, "sub/nan.npy": numbers(float("nan")), "empty.pt": b""})
+    status, run = sarif(".", cwd=tmp_path)
+    assert status == run["invocations"][0]["exitCode"] == 2
+    assert run["invocations"][0]["executionSuccessful"] is False
+    (note,) = run["invocations"][0]["toolExecutionNotifications"]
+    assert note["properties"]["kind"] == "not_a_checkpoint"
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    results = {
+        each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]: each for each in run["results"]
+    }
+    assert {uri: (each["ruleId"], each["level"]) for uri, each in results.items()} == {
+        "a%20b%23%C3%BC.pkl": ("ckpttool/loading", "error"),
+        "sub/nan.npy": ("ckpttool/numbers", "warning"),
+        "empty.pt": ("ckpttool/unreadable", "error"),
+    }
+    for each in results.values():
+        place = each["locations"][0]["physicalLocation"]["artifactLocation"]
+        assert place["uriBaseId"] in run["originalUriBaseIds"]
+        assert rules[each["ruleIndex"]] == each["ruleId"]
+    prints = [each["partialFingerprints"] for each in run["results"]]
+    assert len({json.dumps(each) for each in prints}) == len(prints)
+    assert sarif(".", cwd=tmp_path)[1]["results"] == run["results"]
+
+
+def test_sarif_of_good_files_of_folders_and_of_what_cannot_run(tmp_path: Path) -> None:
+    put(tmp_path, {"x/evil.pkl": PROTOCOL_0})
+    (tmp_path / "x" / "y").mkdir()
+    status, run = sarif("x", cwd=tmp_path)
+    assert (status, run["invocations"][0]["executionSuccessful"]) == (1, True)
+    status, run = sarif(TORCH_SAMPLE, cwd=tmp_path)
+    assert (status, run["results"]) == (0, [])
+    status, run = sarif("none*", cwd=tmp_path)
+    assert (status, len(run["invocations"][0]["toolExecutionNotifications"])) == (2, 1)
+
+
+def test_sarif_replaces_no_checkpoint(tmp_path: Path) -> None:
+    shutil.copy(TORCH_SAMPLE, tmp_path / "agent.pt")
+    ran = in_process("check", "agent.pt", "--sarif", "agent.pt", cwd=tmp_path)
+    assert ran.status == 2
+    assert (tmp_path / "agent.pt").read_bytes() == TORCH_SAMPLE.read_bytes()
+
+
+# --- How pre-commit calls it --------------------------------------------------------------------------
+
+
+def hooks() -> Iterator[dict[str, Any]]:
+    yield from yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+
+
+def test_the_hook_fails_on_findings_and_on_what_cannot_be_read(tmp_path: Path) -> None:
+    """pre-commit calls the entry in the repository's root, with the names of changed files as arguments."""
+    fine = good(tmp_path)
+    put(tmp_path, {"evil.pt": PROTOCOL_0, "pointer.pt": POINTER})
+    files = [str(path.relative_to(tmp_path)) for path in (tmp_path / "served").rglob("*") if path.is_file()]
+    files += [name for name in fine if (tmp_path / name).is_file()]
+    hook = next(each for each in hooks() if each["id"] == "ckpttool-pickles")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def status(*names: str) -> int:
+        entry = [sys.executable, "-m", *shlex.split(hook["entry"]), *hook.get("args", []), *names]
+        return subprocess.run(
+            entry, cwd=tmp_path, env=environment, capture_output=True, check=False
+        ).returncode
+
+    assert status(*files) == 0
+    assert status(*files, "evil.pt") == 1
+    assert status(*files, "pointer.pt") == 2
