@@ -140,7 +140,8 @@ class Candidates:
         names = entries.matching(pattern)
         if not names:
             raise NotFoundError("nothing matches the pattern", file=pattern)
-        for name in sorted(names, key=natural):
+        # A link that leads back gives a file many names: the shortest is its own.
+        for name in sorted(names, key=lambda each: (each.count(os.sep), natural(each))):
             if places.isdir(name):
                 self._folder(name)
             else:
@@ -148,9 +149,10 @@ class Candidates:
 
     def _folder(self, top: str) -> None:
         """Look at everything below a folder, hidden or not; links are followed, each folder once."""
-        waiting = [top]
-        while waiting:
-            folder = waiting.pop()
+        waiting, links = [top], []
+        while waiting or links:
+            # What a link leads to comes last, so that files go by their own names.
+            folder = waiting.pop() if waiting else links.pop()
             real = places.realpath(folder)
             if real in self._visited:
                 continue
@@ -171,7 +173,7 @@ class Candidates:
                 elif name in _REPOSITORIES:
                     self.skipped.append(path)
                 else:
-                    waiting.append(path)
+                    (links if places.islink(path) else waiting).append(path)
 
     def _count(self, more: int, top: str) -> None:
         self._names += more
@@ -191,6 +193,10 @@ class Candidates:
                 self._put(each.location, each)
 
     def _file(self, path: str, names: frozenset[str] | None) -> None:
+        real = places.realpath(path)
+        if real in self._visited:
+            return
+        self._visited.add(real)
         name = os.path.basename(path)
         kind = kind_of(name)
         probe = Probe(path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from ckpttool import places, plugins, sidecar
+from ckpttool import limits, places, plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError, UsageError
 from ckpttool.formats.probe import Format
@@ -90,7 +91,11 @@ def _matches(pattern: str) -> Iterator[Entry]:
 def matching(pattern: str) -> list[str]:
     """Return what matches; elsewhere in one folder only, whose names are asked for."""
     if places.store(pattern) is None:
-        return glob.glob(pattern, recursive=True)
+        most = limits.current().checked_files
+        names = list(itertools.islice(glob.iglob(pattern, recursive=True), most + 1))
+        if len(names) > most:
+            raise limits.exceeded("checked_files", "the pattern matches too many names", None, file=pattern)
+        return names
     folder, last = os.path.split(pattern)
     if glob.has_magic(folder.split("://", 1)[-1].partition("/")[2]):
         raise UsageError("elsewhere a pattern is for names in one folder: the last part", file=pattern)
