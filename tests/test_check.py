@@ -14,6 +14,7 @@ import yaml
 
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import display
+from ckpttool.ops import candidates
 from ckpttool.ops.check import check
 from ckpttool.ops.save import save
 from ckpttool.ops.stats import stats
@@ -170,16 +171,31 @@ def test_the_hooks_take_checkpoints_and_nothing_else() -> None:
         ".data-00000-of-00001",
     }
     assert not [name for name in ("README.md", "data.zip", "train.py", "x.pt.txt") if taken.search(name)]
+    own = [suffix for suffix, kind in candidates.SUFFIXES.items() if kind == candidates.OWN]
+    assert [suffix for suffix in own if not taken.search(f"runs/x{suffix}")] == []
+    assert taken.search("model/saved_model.pb")
     assert len({hook["files"] for hook in HOOKS.values()}) == 1
 
 
-def test_what_the_example_job_runs_passes_the_good_and_fails_the_bad(files: Path) -> None:
-    steps = yaml.safe_load(EXAMPLE)["jobs"]["check"]["steps"]
-    found = [re.search(r"xargs -0 -r ckpttool (.*)", step.get("run", "")) for step in steps]
-    numbers, layout = (each[1].split() for each in found if each is not None)
-    assert [in_process(*each, "good.pt", cwd=files).status for each in (numbers, layout)] == [0, 0]
-    bad = [in_process(*numbers, name, cwd=files).status for name in ("hostile.pkl", "nan.pt", "damaged.pt")]
-    assert bad == [1, 1, 2]
+def test_what_the_example_job_runs_passes_the_good_and_fails_the_bad(files: Path, tmp_path: Path) -> None:
+    steps = [step.get("run", "") for step in yaml.safe_load(EXAMPLE)["jobs"]["check"]["steps"]]
+    (whole,) = (step.split()[1:] for step in steps if step.startswith("ckpttool check"))
+    (layout,) = (
+        found[1].split() for step in steps if (found := re.search(r"xargs -0 -r ckpttool (.*)", step))
+    )
+    for name, status in (
+        ("good.pt", 0),
+        ("hostile.pkl", 1),
+        ("nan.pt", 1),
+        ("damaged.pt", 2),
+        ("pointer.pt", 2),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        shutil.copy(files / name, folder / name)
+        assert in_process(*whole, cwd=folder).status == status
+        assert (folder / whole[whole.index("--sarif") + 1]).exists()
+    assert in_process(*layout, "good.pt", cwd=files).status == 0
     assert in_process(*layout, "shape.pt", cwd=files).status == 1
 
 

@@ -481,10 +481,12 @@ def test_a_folder_of_folders_offers_what_is_nearest_and_follows_no_link(tmp_path
     (deep / "later").mkdir()
     for folder in (deep, deep / "later"):
         shutil.copy(TORCH_SAMPLE, folder / "agent.pt")
-    for verb in ("inspect", "check", "doctor"):
+    for verb in ("inspect", "doctor"):
         ran = in_process(verb, "runs", cwd=tmp_path)
         refused(ran)
         assert ran.err.splitlines()[1] == "hint: did you mean runs/td3/seed0/agent.pt"
+    found = in_process("check", "runs", "--json", cwd=tmp_path).json()["checkpoints"]
+    assert [each["path"] for each in found] == ["runs/td3/seed0/agent.pt", "runs/td3/seed0/later/agent.pt"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def check(
         list[str],
         typer.Argument(
             metavar="PATH...",
-            help="Checkpoints, folders of them, or patterns in quotes: 'runs/**' is all below runs.",
+            help="Checkpoints, folders (all below them counts), or patterns in quotes: 'runs/*.pt'.",
             show_default=False,
         ),
     ],
@@ -54,6 +54,7 @@ def check(
     """Look for what must not be committed: code in pickles, damage, NaN, tensors of other shapes.
 
     Made for hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read.
+    Below a folder every file counts that is a checkpoint by its suffix or by its content.
     """
     from ckpttool.ops import check as op
     from ckpttool.ops import sarif as log

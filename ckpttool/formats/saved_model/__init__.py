@@ -20,6 +20,7 @@ FRAMEWORK = "tensorflow"
 GRAPH = "saved_model.pb"
 TEXT_GRAPH = "saved_model.pbtxt"
 CHUNKED_GRAPH = "saved_model.cpb"
+METADATA = "keras_metadata.pb"
 VARIABLES = os.path.join("variables", "variables")
 
 
@@ -30,7 +31,9 @@ def claims(probe: Probe) -> str | None:
     holds checkpoints of its own.
     """
     if probe.kind == "file":
-        return probe.folder if probe.name in (GRAPH, TEXT_GRAPH) else None
+        # Keras's description of the layers belongs to the graph beside it.
+        described = probe.name == METADATA and not probe.names.isdisjoint((GRAPH, TEXT_GRAPH))
+        return probe.folder if described or probe.name in (GRAPH, TEXT_GRAPH) else None
     if probe.kind != "folder":
         return None
     if not probe.names.isdisjoint((GRAPH, TEXT_GRAPH)):

@@ -14,13 +14,12 @@ from ckpttool.errors import CkpttoolError
 from ckpttool.formats.keras_facts import class_of, facts
 from ckpttool.formats.keras_tree import asking
 from ckpttool.formats.keras_tree.asking import Judged
-from ckpttool.formats.saved_model import objects
+from ckpttool.formats.saved_model import METADATA, objects
 from ckpttool.formats.saved_model.messages import Meter, of_number
 from ckpttool.leaf import Key, Path
 from ckpttool.tree import Container, Tree
 from ckpttool.wire import protobuf
 
-METADATA = "keras_metadata.pb"
 MAX_MODULES = 20_000
 _KERAS = "_tf_keras_"
 
