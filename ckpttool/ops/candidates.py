@@ -149,7 +149,8 @@ class Candidates:
 
     def _folder(self, top: str) -> None:
         """Look at everything below a folder, hidden or not; links are followed, each folder once."""
-        waiting, links = [top], []
+        waiting: list[str] = [top]
+        links: list[str] = []
         while waiting or links:
             # What a link leads to comes last, so that files go by their own names.
             folder = waiting.pop() if waiting else links.pop()
@@ -236,7 +237,9 @@ class Candidates:
         if asks:
             self._put(probe.path, error=None if kind is None else sniff.explain(probe), asks=asks)
         elif kind is None or (kind == SHARED and self._is_other(probe)):
-            self.skipped.append(probe.path)
+            # What we write beside a checkpoint belongs to it.
+            if not (probe.name.endswith(entries.BESIDE) and probe.head.startswith(b"{")):
+                self.skipped.append(probe.path)
         else:
             self._put(probe.path, error=sniff.explain(probe))
 

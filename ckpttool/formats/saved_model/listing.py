@@ -150,16 +150,16 @@ def _keras(folder: _Folder, graphs: list[_Graph]) -> None:
 
 def _metadata(folder: _Folder, found: objects.Objects | None) -> None:
     """Judge what keras_metadata.pb says of layers, and add it to the graph's objects."""
-    if not places.lexists(folder.inside(modules.METADATA)):
+    if not places.lexists(folder.inside(saved_model.METADATA)):
         return
     try:
-        data = folder.bytes_of(modules.METADATA)
+        data = folder.bytes_of(saved_model.METADATA)
         folder.judged.append(modules.judged(data, Meter()))
         if found is not None:
             modules.merge(found, data, Meter())
     except CkpttoolError as error:
         folder.notes.append(modules.damaged(error))
-        folder.unjudged.append(f"{modules.METADATA} cannot be judged: {error.message}")
+        folder.unjudged.append(f"{saved_model.METADATA} cannot be judged: {error.message}")
 
 
 def _variables(folder: _Folder, graphs: list[_Graph]) -> Checkpoint | None:
