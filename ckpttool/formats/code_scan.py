@@ -50,6 +50,10 @@ _PICKLED = frozenset(
 # A shard is archives one after another, each judged by the format, and no archive itself.
 _WHOLE = frozenset(("pytorch_dcp",))
 
+_HDF5 = "keras_h5"
+# APPNOTE.TXT 4.3.16: the end of a central directory, with its comment the last of the file.
+_END, _COMMENT = b"PK\x05\x06", 22 + (1 << 16)
+
 _Engine = Callable[[], Any]
 
 
@@ -88,9 +92,29 @@ def beside(checkpoint: Checkpoint) -> Checkpoint:
             each for each in (standing(found.asks, name) if name else found.asks) if each.name not in known
         ]
         unjudged += [f"{name}: {each}" if name else each for each in found.unread]
+    if checkpoint.format == _HDF5 and any(_is_zip(file) for file in checkpoint.files):
+        unjudged.append("a zip archive stands behind the HDF5 file, and Keras may load that")
     if not asks and not unjudged:
         return checkpoint
     return replace(checkpoint, asks=merged(checkpoint.asks, asks), unjudged=tuple(unjudged))
+
+
+def _is_zip(file: File) -> bool:
+    """Say whether Python's zipfile, which looks for an archive's end only, opens the file."""
+    if places.store(file.path) is not None or _END not in _tail(file):
+        return False
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(file.path) as archive:
+            return bool(archive.namelist())
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
+
+
+def _tail(file: File) -> bytes:
+    length = min(file.size, _COMMENT)
+    return file.read(file.size - length, length)
 
 
 def scan(file: File, *, pickle: bool = True) -> Scanned:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ckpttool import limits, places, plugins
 from ckpttool.errors import (
     CkpttoolError,
+    NotACheckpointError,
     NotFoundError,
     UnsupportedError,
     UsageError,
@@ -54,7 +55,7 @@ def kind_of(name: str) -> str | None:
     stem = next((name.removesuffix(end) for end in _PACKED if name.endswith(end)), name)
     if _SHARD.fullmatch(name):
         return OWN
-    found = SUFFIXES.get(os.path.splitext(stem)[1])
+    found = SUFFIXES.get(os.path.splitext(f"x{stem}")[1])
     return OWN if found == SHARED and stem != name else found
 
 
@@ -72,7 +73,12 @@ class Candidate:
     asks: tuple[Asked, ...] = ()
 
     @property
-    def parts(self) -> int:
+    def name(self) -> str | None:
+        """The name of the format that reads it."""
+        return None if self.found is None else self.found.format.NAME
+
+    @property
+    def rank(self) -> int:
         """Say in which turn it is opened: folders first, then sets of files, then files."""
         if places.isdir(self.path):
             return 0
@@ -83,17 +89,29 @@ class Candidate:
 
 @dataclass
 class Candidates:
-    """What the arguments stand for; `skipped` are files that count as no checkpoint."""
+    """What the arguments stand for; `skipped` are files that count as no checkpoint.
+
+    `parts` are files of a checkpoint of several: by each the checkpoint that it should belong to.
+    """
 
     found: dict[str, Candidate] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    parts: dict[str, str] = field(default_factory=dict)
     _argument: int = 0
     _names: int = 0
     _visited: set[str] = field(default_factory=set)
 
     def ordered(self) -> list[Candidate]:
         """Return all in the order in which they are opened: outer folders before what lies in them."""
-        return sorted(self.found.values(), key=lambda each: (each.parts, each.order))
+        # A folder may stand for the index in it, which is there by its own name.
+        indexes = {(os.path.dirname(each.path), each.name) for each in self.found.values() if each.name}
+        every = (each for each in self.found.values() if (each.path, each.name) not in indexes)
+        return sorted(every, key=lambda each: (each.rank, each.order))
+
+    def beside(self, path: str, location: str) -> Candidate:
+        """Return a candidate for a file that stands in the order behind its checkpoint."""
+        argument = self.found[places.realpath(location)].order[0]
+        return Candidate(path, (argument, natural(path)))
 
     def add(self, path: str, *, alone: bool) -> None:
         """Add what an argument stands for; raise NotFoundError for a pattern that nothing matches."""
@@ -214,10 +232,12 @@ class Candidates:
         except CkpttoolError as error:
             self._put(path, error=error, asks=acting(path))
             return
-        if found is not None:
-            self._put(found.location, found)
-        else:
+        if found is None:
             self._unclaimed(probe, kind)
+            return
+        self._put(found.location, found)
+        if places.realpath(found.location) != real:
+            self.parts.setdefault(path, found.location)
 
     def _no_file(self, probe: Probe, kind: str | None) -> None:
         if kind is None:
@@ -275,6 +295,14 @@ def collect(paths: Sequence[str]) -> Candidates:
         for path in paths:
             found.add(path, alone=len(paths) == 1)
     return found
+
+
+def stray(path: str) -> tuple[tuple[Asked, ...], CkpttoolError | None] | None:
+    """Return what is wrong with a file that its checkpoint does not use: code, or the suffix of data."""
+    asks = acting(path)
+    if kind_of(os.path.basename(path)) == OWN:
+        return asks, NotACheckpointError("no checkpoint uses this file", file=path)
+    return (asks, None) if asks else None
 
 
 def _claims(probe: Probe) -> list[Resolved]:

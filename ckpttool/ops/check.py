@@ -115,6 +115,11 @@ def check(paths: Sequence[str], wanted: Wanted | None = None, progress: Progress
         if not taken.has(each.path):
             found.append((each, _checked(each, wanted, taken)))
         progress(number + 1, len(ordered))
+    read = {places.realpath(each.path) for each, checked in found if checked.error is None}
+    for path, location in collected.parts.items():
+        wrong = None if taken.has(path) or places.realpath(location) not in read else candidates.stray(path)
+        if wrong is not None:
+            found.append((collected.beside(path, location), _unused(path, *wrong)))
     found.sort(key=lambda pair: pair[0].order)
     skipped = (name for name in collected.skipped if not taken.has(name))
     return Check(tuple(checked for _, checked in found), tuple(skipped))
@@ -137,6 +142,10 @@ class _Taken:
         """Say whether a file, or files of a folder or prefix, were judged."""
         real = places.realpath(path)
         return real in self._files or real in self._folders or f"{real}.index" in self._files
+
+
+def _unused(path: str, asks: Sequence[Asked], error: CkpttoolError | None) -> Checked:
+    return Checked(urls.spelled(path), findings=_acting(asks), error=error, file=path)
 
 
 def _checked(each: Candidate, wanted: Wanted, taken: _Taken) -> Checked:
