@@ -379,6 +379,46 @@ def test_a_file_that_two_loaders_read_differently_is_told(tmp_path: Path) -> Non
     assert [each.topic for each in found.checkpoints[0].findings] == ["loading"]
 
 
+def test_an_archive_behind_hdf5_is_told(tmp_path: Path) -> None:
+    # Keras opens a name that ends in .keras as an archive if there is one at the end.
+    data = [(SEEDS / name).read_bytes() for name in ("h5_plain/model.weights.h5", "keras/model.keras")]
+    (tmp_path / "x.keras").write_bytes(b"".join(data))
+    assert [each.topic for each in check([str(tmp_path)]).checkpoints[0].findings] == ["loading"]
+
+
+def test_what_a_checkpoint_does_not_use_is_judged_by_itself(tmp_path: Path) -> None:
+    shutil.copytree(SEEDS / "torch_dcp", tmp_path / "dcp")
+    shutil.copytree(SEEDS / "saved_model", tmp_path / "served")
+    shutil.copytree(SEEDS / "bundle", tmp_path / "run")
+    with zipfile.ZipFile(SEEDS / "torch_zip" / "model.pt") as archive:
+        archive.extractall(tmp_path / "unpacked")
+    with zipfile.ZipFile(SEEDS / "sb3" / "agent.zip") as archive:
+        archive.extractall(tmp_path / "agent")
+    put(tmp_path / "rllib", {"algorithm_state.pkl": pickle.dumps({"a": 1}), "rllib_checkpoint.json": b"{}"})
+    assert check([str(tmp_path)]).clean
+    for name, bad in {
+        "dcp/__9_9.distcp": b"garbage",
+        "dcp/other.bin": PROTOCOL_0,
+        "served/variables/variables.data-00000-of-00009": b"garbage",
+        "run/ckpt-1.data-00001-of-00002": b"garbage",
+        "run/checkpoint": PROTOCOL_0,
+        "unpacked/model/evil": PROTOCOL_0,
+        "agent/vecnormalize.pkl": ACTS,
+        "rllib/class_and_ctor_args.pkl": ACTS,
+        "rllib/policies/evil.pkl": ACTS,
+    }.items():
+        put(tmp_path, {name: bad})
+        assert not check([str(tmp_path)]).clean, name
+        (tmp_path / name).unlink()
+
+
+def test_a_shard_that_is_missing_is_told_once(tmp_path: Path) -> None:
+    index = {"metadata": {}, "weight_map": {"a": "x.safetensors"}}
+    put(tmp_path, {"model.safetensors.index.json": json.dumps(index).encode()})
+    found = check([str(tmp_path)])
+    assert [each.kind for one in found.checkpoints if (each := one.error)] == ["truncated"]
+
+
 def test_a_storage_of_torch_within_a_pickle_is_judged() -> None:
     from ckpttool.wire import pickle_reader
 

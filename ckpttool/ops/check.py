@@ -115,9 +115,9 @@ def check(paths: Sequence[str], wanted: Wanted | None = None, progress: Progress
         if not taken.has(each.path):
             found.append((each, _checked(each, wanted, taken)))
         progress(number + 1, len(ordered))
-    read = {places.realpath(each.path) for each, checked in found if checked.error is None}
+    failed = {places.realpath(each.path) for each, checked in found if checked.error is not None}
     for path, location in collected.parts.items():
-        wrong = None if taken.has(path) or places.realpath(location) not in read else candidates.stray(path)
+        wrong = None if taken.has(path) or places.realpath(location) in failed else candidates.stray(path)
         if wrong is not None:
             found.append((collected.beside(path, location), _unused(path, *wrong)))
     found.sort(key=lambda pair: pair[0].order)
