@@ -633,6 +633,16 @@ def test_too_many_files_are_an_error(tmp_path: Path) -> None:
     assert ran.status == 2
 
 
+def test_an_archive_by_its_name_stands_for_its_members(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        {"text.zip": zipped({"a.txt": b"text"}), "x.tar": tarred({"a.npy": numbers(1), "b.pt": b""})},
+    )
+    assert in_process("check", tmp_path / "text.zip").status == 2
+    ran = in_process("check", tmp_path / "x.tar", "--json")
+    assert (ran.status, [bool(each["error"]) for each in ran.json()["checkpoints"]]) == (2, [False, True])
+
+
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     assert in_process("check", tmp_path).status == 2
     (tmp_path / "README.md").write_text("text")
@@ -683,6 +693,10 @@ def test_sarif_of_good_files_of_folders_and_of_what_cannot_run(tmp_path: Path) -
     assert (status, run["invocations"][0]["executionSuccessful"]) == (1, True)
     status, run = sarif(TORCH_SAMPLE, cwd=tmp_path)
     assert (status, run["results"]) == (0, [])
+    put(tmp_path, {"two.zip": zipped({"a.pkl": PROTOCOL_0, "b.pkl": PROTOCOL_0})})
+    status, run = sarif("two.zip", ".", cwd=tmp_path)
+    assert status == 1
+    assert len({json.dumps(each["partialFingerprints"]) for each in run["results"]}) == len(run["results"])
     status, run = sarif("none*", cwd=tmp_path)
     assert (status, len(run["invocations"][0]["toolExecutionNotifications"])) == (2, 1)
 

@@ -144,7 +144,9 @@ class Candidates:
         try:
             found = resolve.resolve(path)
         except CkpttoolError as error:
-            self._put(path, error=error, asks=acting(path))
+            archive = kind_of(os.path.basename(path)) == ARCHIVE and places.isfile(path)
+            if not (archive and self._archive(Probe(path)) and self.skipped[-1:] != [path]):
+                self._put(path, error=error, asks=acting(path))
         else:
             self._put(found.location, found)
 

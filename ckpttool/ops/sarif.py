@@ -171,7 +171,9 @@ def _result(topic: str, text: str, identity: str, checked: Checked) -> dict[str,
     rule = _RULES.get(topic, _RULES["layout"])
     location = _location(checked)
     uri = location["physicalLocation"]["artifactLocation"]["uri"]
-    digest = hashlib.sha256("\0".join((rule.id, uri, identity)).encode("utf-8", "surrogatepass"))
+    inner = urls.links(urls.turned(checked.path) or checked.path)[1:]  # a member of an archive
+    text = f"{inner[-1]}: {text}" if inner else text
+    digest = hashlib.sha256("\0".join((rule.id, uri, *inner, identity)).encode("utf-8", "surrogatepass"))
     return {
         "ruleId": rule.id,
         "ruleIndex": _ORDER.get(topic, _ORDER["layout"]),
