@@ -110,7 +110,7 @@ class Candidates:
 
     def beside(self, path: str, location: str) -> Candidate:
         """Return a candidate for a file that stands in the order behind its checkpoint."""
-        argument = self.found[places.realpath(location)].order[0]
+        argument = self.found[identity(location)].order[0]
         return Candidate(path, (argument, natural(path)))
 
     def add(self, path: str, *, alone: bool) -> None:
@@ -138,7 +138,7 @@ class Candidates:
         asks: tuple[Asked, ...] = (),
     ) -> None:
         order = (self._argument, natural(path))
-        self.found.setdefault(places.realpath(path), Candidate(path, order, found, error, asks))
+        self.found.setdefault(identity(path), Candidate(path, order, found, error, asks))
 
     def _named(self, path: str) -> None:
         try:
@@ -174,7 +174,7 @@ class Candidates:
         while waiting or links:
             # What a link leads to comes last, so that files go by their own names.
             folder = waiting.pop() if waiting else links.pop()
-            real = places.realpath(folder)
+            real = identity(folder)
             if real in self._visited:
                 continue
             self._visited.add(real)
@@ -214,7 +214,7 @@ class Candidates:
                 self._put(each.location, each)
 
     def _file(self, path: str, names: frozenset[str] | None) -> None:
-        real = places.realpath(path)
+        real = identity(path)
         if real in self._visited:
             return
         self._visited.add(real)
@@ -238,7 +238,7 @@ class Candidates:
             self._unclaimed(probe, kind)
             return
         self._put(found.location, found)
-        if places.realpath(found.location) != real:
+        if identity(found.location) != real:
             self.parts.setdefault(path, found.location)
 
     def _no_file(self, probe: Probe, kind: str | None) -> None:
@@ -297,6 +297,14 @@ def collect(paths: Sequence[str]) -> Candidates:
         for path in paths:
             found.add(path, alone=len(paths) == 1)
     return found
+
+
+def identity(path: str) -> str:
+    """Return where links lead, of a member of an archive too: one file has one."""
+    outer, link, inner = path.partition("::")
+    return (
+        f"{places.realpath(outer)}{link}{inner}" if places.store(path) is not None else places.realpath(path)
+    )
 
 
 def stray(path: str) -> tuple[tuple[Asked, ...], CkpttoolError | None] | None:

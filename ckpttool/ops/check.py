@@ -115,9 +115,9 @@ def check(paths: Sequence[str], wanted: Wanted | None = None, progress: Progress
         if not taken.has(each.path):
             found.append((each, _checked(each, wanted, taken)))
         progress(number + 1, len(ordered))
-    failed = {places.realpath(each.path) for each, checked in found if checked.error is not None}
+    failed = {candidates.identity(each.path) for each, checked in found if checked.error is not None}
     for path, location in collected.parts.items():
-        wrong = None if taken.has(path) or places.realpath(location) in failed else candidates.stray(path)
+        wrong = None if taken.has(path) or candidates.identity(location) in failed else candidates.stray(path)
         if wrong is not None:
             found.append((collected.beside(path, location), _unused(path, *wrong)))
     found.sort(key=lambda pair: pair[0].order)
@@ -134,13 +134,13 @@ class _Taken:
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Take the files of a checkpoint."""
-        real = [places.realpath(file.path) for file in checkpoint.files]
+        real = [candidates.identity(file.path) for file in checkpoint.files]
         self._files.update(real)
         self._folders.update(map(os.path.dirname, real))
 
     def has(self, path: str) -> bool:
         """Say whether a file, or files of a folder or prefix, were judged."""
-        real = places.realpath(path)
+        real = candidates.identity(path)
         return real in self._files or real in self._folders or f"{real}.index" in self._files
 
 
