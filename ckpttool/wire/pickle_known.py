@@ -2,7 +2,8 @@
 
 What of the standard library is not in it can act on the world (os, subprocess, builtins.eval, uuid.getnode,
 ...): that it is only named makes no difference, since a pickle can have a name called by what it is given to.
-What is outside of the standard library and not in it is a class or function of whatever is installed.
+What is outside of the standard library and not in it is a class or function of whatever is installed; those
+of its functions that are known to load, run or install things count as acting.
 """
 
 from __future__ import annotations
@@ -128,6 +129,10 @@ _LOADS = frozenset().union(
     _names("joblib.numpy_pickle", "load"),
     _names("pandas", "eval read_pickle"),
     _names("pandas.io.pickle", "read_pickle"),
+    *(
+        _names(f"{module}.saving.pickle_utils", "deserialize_model_from_bytecode")
+        for module in ("keras", "keras.src", "tf_keras.src", "tensorflow.python.keras")
+    ),
     *(
         _names(module, "load loads")
         for module in (
