@@ -395,7 +395,16 @@ def test_what_a_checkpoint_does_not_use_is_judged_by_itself(tmp_path: Path) -> N
     with zipfile.ZipFile(SEEDS / "sb3" / "agent.zip") as archive:
         archive.extractall(tmp_path / "agent")
     put(tmp_path / "rllib", {"algorithm_state.pkl": pickle.dumps({"a": 1}), "rllib_checkpoint.json": b"{}"})
-    assert check([str(tmp_path)]).clean
+    found = check([str(tmp_path)])
+    assert found.clean
+    assert {os.path.relpath(each.path, tmp_path): each.format for each in found.checkpoints} == {
+        "agent": "stable_baselines3",
+        "dcp": "pytorch_dcp",
+        "rllib": "rllib",
+        "run/ckpt-1": "tensor_bundle",
+        "served": "saved_model",
+        "unpacked": "pytorch",
+    }
     for name, bad in {
         "dcp/__9_9.distcp": b"garbage",
         "dcp/other.bin": PROTOCOL_0,

@@ -104,7 +104,8 @@ class Candidates:
     def ordered(self) -> list[Candidate]:
         """Return all in the order in which they are opened: outer folders before what lies in them."""
         # A folder may stand for the index in it, which is there by its own name.
-        indexes = {(os.path.dirname(each.path), each.name) for each in self.found.values() if each.name}
+        files = (each for each in self.found.values() if each.path.endswith(".json"))
+        indexes = {(os.path.dirname(each.path), each.name) for each in files if each.name}
         every = (each for each in self.found.values() if (each.path, each.name) not in indexes)
         return sorted(every, key=lambda each: (each.rank, each.order))
 
