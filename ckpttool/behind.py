@@ -31,6 +31,17 @@ _KEPT = 31 << 20
 _UNSYNCED = 256 << 20
 
 
+# The lanes that this code runs on, each with the mark that its caller left the block by an error.
+_ABANDONED: contextvars.ContextVar[tuple[threading.Event, ...]] = contextvars.ContextVar(
+    "ckpttool_abandoned", default=()
+)
+
+
+def abandoned() -> bool:
+    """Say whether the caller of the lane that this runs on has failed: nobody wants the result."""
+    return any(mark.is_set() for mark in _ABANDONED.get())
+
+
 class Lane:
     """A thread that does jobs in the order they are given; it starts with the first one.
 
@@ -45,6 +56,7 @@ class Lane:
         self._nbytes = 0
         self._error: BaseException | None = None
         self._ended = False
+        self._abandoned = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -55,6 +67,7 @@ class Lane:
         """Join the thread, once everything is done or, after an error, once its present job is."""
         with self._changed:
             if error is not None:
+                self._abandoned.set()
                 self._drop()
             self._ended = True
             self._changed.notify_all()
@@ -95,6 +108,7 @@ class Lane:
             self._changed.notify_all()
 
     def _work(self) -> None:
+        _ABANDONED.set((*_ABANDONED.get(), self._abandoned))
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._jobs or self._ended)

@@ -4,6 +4,7 @@ CkpttoolError                 anything the caller must hear about; the command e
 |-- UsageError                the request makes no sense (unknown format, impossible option)
 |   `-- NameNotFoundError     nothing in the checkpoint has that name, or several entries do; a KeyError too
 |-- NotFoundError             nothing is at the path
+|   `-- DeadlineError         a server keeps the command waiting for longer than a limit allows
 |-- NotACheckpointError       something is at the path, and it is no checkpoint that we know
 |-- FormatError               the bytes break the rules of their own format
 |   |-- TruncatedError        the bytes end before the format says they do
@@ -95,6 +96,12 @@ class NotFoundError(CkpttoolError):
     """Nothing is at the path."""
 
     kind = "not_found"
+
+
+class DeadlineError(NotFoundError):
+    """A server keeps the command waiting for longer than the limit `fetch_seconds` allows."""
+
+    kind = "timeout"
 
 
 class NotACheckpointError(CkpttoolError):

@@ -57,6 +57,8 @@ class Limits:
     folder_files: int = _limit(10_000, "files of a folder that is searched for a checkpoint's parts")
     fetched_bytes: int = _limit(512 * _MB, "a file elsewhere that can only be fetched, or unpacked, whole")
     checked_files: int = _limit(200_000, "files below the folders that one check looks at")
+    fetch_seconds: int = _limit(60, "seconds that a server may keep a command waiting without progress")
+    fetch_rate: int = _limit(16 * _KB, "bytes a second below which an arriving file is no progress")
     path_depth: int = _limit(200, "steps of a tensor's path")
     list_gaps: int = _limit(4096, "places of a list that its numbers leave open, filled with nothing")
     pickle_depth: int = _limit(200, "levels of a pickled value")

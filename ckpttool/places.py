@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Literal, NamedTuple, Protocol
 
 from ckpttool import limits, urls
-from ckpttool.errors import CkpttoolError, NotFoundError
+from ckpttool.errors import CkpttoolError, DeadlineError, NotFoundError
 
 Kind = Literal["file", "folder", "special", "missing"]
 Progress = Callable[[str, int, int], None]
@@ -219,6 +219,8 @@ def required(elsewhere: Store, place: str) -> Seen:
 def _seen(elsewhere: Store, place: str) -> Found:
     try:
         return elsewhere.look(place)
+    except DeadlineError:
+        raise  # whether anything is there stays open: no answer may be built on it
     except NotFoundError:
         return None  # who asks for this very place is told why (`explained`)
 

@@ -24,12 +24,13 @@ class Hub:
     """Repositories by kind and name (`models/user/repo`), each with its commits, the newest last.
 
     `odd` is what is wrong with every answer: a status, or "whole" for files without parts, "cut" for a
-    connection that ends too early.
+    connection that ends too early, "to URL" for a redirect. `link` is the server of a listing's next pages.
     """
 
     repositories: dict[str, Versions] = field(default_factory=dict)
     url: str = ""
     odd: str = ""
+    link: str = ""
     page: int = 1000
     requests: list[tuple[str, str]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -105,6 +106,8 @@ class _HubHandler(_Handler):
         path, query = self._begin()
         if self.state.odd.isdigit():
             return self._say(int(self.state.odd))
+        if self.state.odd.startswith("to "):
+            return self._say(302, b"", {"Location": self.state.odd[3:] + self.path})
         if (match := re.fullmatch(r"/api/(models|datasets|spaces)/([^/]+/[^/]+)(/.*)?", path)) is not None:
             kind, name, rest = match.groups()
             verb, _, tail = (rest or "/revision/main").lstrip("/").partition("/")
@@ -165,7 +168,7 @@ class _HubHandler(_Handler):
         names = sorted(place.iterdir())
         page = names[start : start + self.state.page]
         more = start + len(page)
-        address = f"{self.state.url}{urlsplit(self.path).path}?cursor={more}"
+        address = f"{self.state.link or self.state.url}{urlsplit(self.path).path}?cursor={more}"
         link = {"Link": f'<{address}>; rel="next"'} if more < len(names) else {}
         return self._json([_entry(folder, each) for each in page], link)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ckpttool import places, plugins, urls
-from ckpttool.errors import CkpttoolError, NotFoundError, TruncatedError
+from ckpttool.errors import CkpttoolError, DeadlineError, NotFoundError, TruncatedError
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.checkpoint_state import State
 from ckpttool.formats.probe import Probe
@@ -214,6 +214,8 @@ def _places(folder: str, names: frozenset[str]) -> list[_Place]:
             if (shard := _SHARD.fullmatch(name)) is not None:
                 place = os.path.join(folder, shard[1])
                 found.setdefault(place, _Place(place, None))
+        except DeadlineError:
+            raise  # a list without this file would be taken for the whole list
         except CkpttoolError:
             continue
     return list(found.values())
@@ -245,6 +247,8 @@ def _measured(paths: list[str]) -> tuple[int, float]:
         for file in files:
             try:
                 found = places.seen(file)
+            except DeadlineError:
+                raise
             except (OSError, NotFoundError):
                 continue
             total += found.size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from ckpttool.errors import CkpttoolError
+from ckpttool.errors import CkpttoolError, DeadlineError
 from ckpttool.layouts.optimizers.tf1 import BETAS, POWERS
 from ckpttool.leaf import Leaf, Path
 from ckpttool.shown import count
@@ -54,5 +54,7 @@ def _scalar(leaf: Leaf) -> float | None:
         return None
     try:
         return float(struct.unpack(form, leaf.read())[0])
+    except DeadlineError:
+        raise
     except CkpttoolError:
         return None

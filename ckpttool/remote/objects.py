@@ -9,38 +9,38 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import fsspec
 
-from ckpttool import places
-from ckpttool.errors import ChangedError, NotFoundError, TruncatedError
+from ckpttool import limits, places
+from ckpttool.errors import ChangedError, CkpttoolError, NotFoundError, TruncatedError
 from ckpttool.places import Found, Seen
+from ckpttool.remote import deadlines
 from ckpttool.remote.stores import PERMITS_NOT, Remembering, tag_of
 
 # The first that an entry has. Sources: s3fs/core.py (_info), gcsfs/core.py (_process_object),
 # huggingface_hub/hf_file_system.py (info), fsspec/implementations/memory.py (info).
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "oid", "md5Hash", "LastModified", "mtime", "created")
 _TIMES = ("LastModified", "mtime", "created")
-_ANY: tuple[type[Exception], ...] = (OSError, ValueError, NotImplementedError)
-CONNECT_S, SILENCE_S = 15, 30  # to a connection, and to its next byte
+_ANY: tuple[type[Exception], ...] = (OSError, ValueError, NotImplementedError, RecursionError)
 
 
 class Objects:
     """A store that fsspec knows by its scheme."""
 
-    options: ClassVar[Mapping[str, Any]] = {}
-
     def __init__(self, scheme: str) -> None:
         """Use the settings of the store's own library: its environment variables and files."""
+        deadlines.prepare_loop()
         self.scheme = scheme
         self.system: Any = self.started()
         self._failures = (*_ANY, *self.failures())
 
     def started(self) -> Any:
         """Return the library's own file system."""
-        return system(self.scheme, **self.options)
+        return system(self.scheme)
 
     def failures(self) -> tuple[type[Exception], ...]:
         """Return what the library raises besides OSError: these have no common base."""
@@ -51,7 +51,7 @@ class Objects:
         """Mount the folder of a URL; return the place of what it names."""
         place = url.rstrip("/")
         scheme = place.partition("://")[0]
-        store = _store(cls, scheme)
+        store = _store(cls, scheme, place)
         parent = place.rpartition("/")[0]
         places.mount(place + "/" if parent.endswith("/") else parent + "/", store)
         return place
@@ -125,6 +125,8 @@ class Objects:
             yield
         except (FileNotFoundError, NotADirectoryError):
             raise
+        except CkpttoolError as error:
+            raise error.located(file=place) from error.__cause__
         except self._failures as error:
             means = self.meant(error) or type(error)
             if isinstance(means, str):
@@ -132,7 +134,7 @@ class Objects:
             if issubclass(means, PermissionError):
                 raise NotFoundError(f"the store {PERMITS_NOT}", file=place) from error
             if issubclass(means, TimeoutError):
-                raise NotFoundError("the store does not answer in time", file=place) from error
+                raise deadlines.stalled(place) from error
             if issubclass(means, EOFError):
                 raise TruncatedError("the store stopped before all bytes had come", file=place) from error
             raise NotFoundError("the store cannot be read", file=place, found=means.__name__) from error
@@ -144,14 +146,18 @@ def system(scheme: str, **options: Any) -> Any:
     return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
 
 
-_STORES: dict[str, Remembering] = {}
+_STORES: dict[tuple[str, float], Remembering] = {}
 
 
-def _store(cls: type[Objects], scheme: str) -> Remembering:
-    """Return the one store of a scheme: its connections are shared."""
-    if scheme not in _STORES:
-        _STORES[scheme] = Remembering(cls(scheme))
-    return _STORES[scheme]
+def _store(cls: type[Objects], scheme: str, place: str) -> Remembering:
+    """Return the one store of a scheme: its connections are shared, which wait as long as the limit says."""
+    known = scheme, limits.current().fetch_seconds
+    if known not in _STORES:
+        # Libraries look for keys here already: at a cloud's metadata server, if need be.
+        allowance = deadlines.Allowance()
+        server = allowance.run(place, 0, functools.partial(cls, scheme))
+        _STORES[known] = Remembering(server, allowance=allowance)
+    return _STORES[known]
 
 
 def seen_of(found: Mapping[str, Any]) -> Seen:

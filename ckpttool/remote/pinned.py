@@ -10,8 +10,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ckpttool import limits
+from ckpttool.errors import UnsupportedError
 from ckpttool.places import Seen
-from ckpttool.remote.objects import CONNECT_S, SILENCE_S, Objects, require_same, seen_of
+from ckpttool.remote import deadlines
+from ckpttool.remote.objects import Objects, require_same, seen_of
 
 _KEPT = 100_000
 
@@ -46,8 +49,12 @@ class GS(Pinned):
         Its own choice (`gcsfs.GCSFileSystem`) asks another service for each bucket's kind first, which wants
         credentials where a public bucket needs none (gcsfs/extended_gcsfs.py).
         """
-        from aiohttp import ClientTimeout
+        from aiohttp import ClientTimeout, TraceConfig
         from gcsfs.core import GCSFileSystem
+
+        silence, trace = limits.current().fetch_seconds, TraceConfig()
+        trace.on_request_redirect.append(_redirected)
+        trace.on_request_end.append(_answered)
 
         # It prints the traceback of what it raises too, unless somebody listens.
         logging.getLogger("gcsfs").addHandler(logging.NullHandler())
@@ -55,7 +62,8 @@ class GS(Pinned):
             use_listings_cache=False,
             skip_instance_cache=True,
             version_aware=True,
-            requests_timeout=ClientTimeout(sock_connect=CONNECT_S, sock_read=SILENCE_S),
+            requests_timeout=ClientTimeout(sock_connect=silence, sock_read=silence),
+            session_kwargs={"trace_configs": [trace]},
         )
 
     def failures(self) -> tuple[type[Exception], ...]:
@@ -91,3 +99,16 @@ class GS(Pinned):
         exact = f"{place}#{self.version(place, seen)}"
         data: bytes = self.system.cat_file(exact, start=offset, end=offset + length)
         return data
+
+
+async def _redirected(_: object, __: object, found: Any) -> None:
+    """Raise UnsupportedError for a redirect to another host: Google's interface has none."""
+    from ckpttool.remote.addresses import leads_away
+
+    if leads_away(found.url, found.response.headers.get("Location", "")):
+        raise UnsupportedError("the store leads to another server, which is not followed")
+
+
+async def _answered(_: object, __: object, found: Any) -> None:
+    """Count what arrives of the answer."""
+    deadlines.request().watch(found.response.content)

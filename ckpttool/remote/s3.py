@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
-from ckpttool.errors import ChangedError, NotFoundError
+from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
+
+from ckpttool import limits
+from ckpttool.errors import ChangedError, MissingExtraError, NotFoundError, UnsupportedError
 from ckpttool.places import Found, Seen
-from ckpttool.remote.objects import CONNECT_S, SILENCE_S, Objects, require_same, seen_of, system
+from ckpttool.remote import deadlines
+from ckpttool.remote.objects import Objects, require_same, seen_of, system
 
 _OPEN = 64
+_MOVED, _REGION = (301, 302, 303, 307, 308), "x-amz-bucket-region"
 _PAGE = 1000  # keys of a listing: ListObjectsV2 gives no more (docs.aws.amazon.com/AmazonS3/latest/API)
 
 
 class S3(Objects):
     """S3 and whatever speaks its language; a bucket of which no key is known is read as the public does."""
-
-    options: ClassVar[Mapping[str, Any]] = {
-        "config_kwargs": {
-            "connect_timeout": CONNECT_S,
-            "read_timeout": SILENCE_S,
-            "retries": {"max_attempts": 3},
-        },
-    }
 
     def __init__(self, scheme: str) -> None:
         """Take keys from where AWS's own tools take them, else none."""
@@ -33,6 +32,10 @@ class S3(Objects):
 
         self._no_credentials = NoCredentialsError
 
+    def started(self) -> Any:
+        """Return s3fs's file system, with the keys of the environment."""
+        return _started()
+
     def failures(self) -> tuple[type[Exception], ...]:
         """Return botocore's, and those of the connection, which come through where an answer breaks off."""
         from aiohttp import ClientError as ConnectionFailure
@@ -41,9 +44,15 @@ class S3(Objects):
         return BotoCoreError, ClientError, ConnectionFailure
 
     def meant(self, error: Exception) -> type[Exception] | str | None:
-        """Tell an answer that broke off."""
+        """Tell an answer that broke off, one that did not come, and a redirect."""
         from aiohttp import ClientPayloadError
+        from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
+        if isinstance(error, ConnectTimeoutError | ReadTimeoutError):
+            return TimeoutError
+        inner = getattr(error, "kwargs", {}).get("error")  # of a botocore.exceptions.HTTPClientError
+        if isinstance(inner, UnsupportedError):
+            return inner.message
         return EOFError if isinstance(error, ClientPayloadError) else None
 
     def listed(self, place: str, most: int) -> Iterable[str]:
@@ -71,7 +80,7 @@ class S3(Objects):
         except NotFoundError as error:
             if not isinstance(error.__cause__, self._no_credentials):
                 raise
-        self.system = system("s3", anon=True, **self.options)
+        self.system = _started(anon=True)
         return super().look(place)
 
     def bytes_of(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
@@ -96,3 +105,49 @@ def _ranged(file: Any, place: str, offset: int, length: int) -> bytes:
     except FileExpired as error:
         raise ChangedError("the file changed after it was listed", file=place) from error
     return data
+
+
+def _started(**options: Any) -> Any:
+    if "http_session_cls" not in inspect.signature(AioConfig).parameters:
+        raise MissingExtraError(
+            "s3:// needs a newer aiobotocore", hint="pip install --upgrade 'ckpttool[s3]' aiobotocore"
+        )
+    silence = limits.current().fetch_seconds
+    settings = {
+        "connect_timeout": silence,
+        "read_timeout": silence,
+        "retries": {"max_attempts": 3},
+        "http_session_cls": _Connections,
+    }
+    return system("s3", config_kwargs=settings, **options)
+
+
+class _Connections(AIOHTTPSession):  # type: ignore[misc]  # without types
+    """The connections of a client, which follow no redirect.
+
+    Nor do those of botocore: where a bucket's region is another one, it makes a request of its own. aiohttp
+    would go wherever the answer leads.
+    """
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        return _Session(await super()._get_session(proxy_url))
+
+
+class _Session:
+    """A session of aiohttp, as far as aiobotocore uses it."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    async def request(self, *arguments: Any, **options: Any) -> Any:
+        """Return the answer itself; what arrives of its body is progress.
+
+        Raise UnsupportedError for a redirect that names no region: botocore would ask for that region, and be
+        redirected, without end.
+        """
+        answer = await self._session.request(*arguments, allow_redirects=False, **options)
+        if answer.status in _MOVED and _REGION not in answer.headers:
+            answer.release()
+            raise UnsupportedError("the store leads to another server, which is not followed")
+        deadlines.request().watch(answer.content)
+        return answer

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 from urllib.parse import unquote
 
 from ckpttool import limits, places, urls
-from ckpttool.errors import NotFoundError
+from ckpttool.errors import DeadlineError, NotFoundError
 from ckpttool.places import Found, Seen
 from ckpttool.remote.blocks import Blocks
 from ckpttool.remote.copies import Copies, Room, pieces, require_few
+from ckpttool.remote.deadlines import Allowance
 from ckpttool.shown import size
 
 _AT_ONCE = 16
@@ -39,9 +40,12 @@ class Server(Protocol):
 class Remembering:
     """A store in front of a server (places.Store)."""
 
-    def __init__(self, server: Server, copies: Copies | None = None) -> None:
+    def __init__(
+        self, server: Server, copies: Copies | None = None, allowance: Allowance | None = None
+    ) -> None:
         """Remember nothing yet; a server that keeps files itself gives its `copies`."""
-        self.blocks = Blocks(server.part)
+        self.allowance = allowance or Allowance()
+        self.blocks = Blocks(self._part)
         self.server = server
         self._copies = copies or Copies()
 
@@ -61,7 +65,9 @@ class Remembering:
         if place in refused:  # trying again, as libraries do, takes many seconds
             raise refused[place]
         try:
-            return self.server.look(place)
+            return self.allowance.run(place, 0, functools.partial(self.server.look, place))
+        except DeadlineError:
+            raise
         except NotFoundError as error:
             refused[place] = error
             raise
@@ -78,7 +84,7 @@ class Remembering:
             for beside, error in known.refused.items():
                 if os.path.dirname(beside) == place and PERMITS_NOT not in error.message:
                     raise error  # who cannot be reached is not asked once more
-            found = self.server.names(place, most + 1)
+            found = self.allowance.run(place, 0, functools.partial(self.server.names, place, most + 1))
             known.names[place] = [name for name in found if _is_name(name)] if len(found) <= most else None
         names = known.names[place]
         if names is None:
@@ -96,12 +102,16 @@ class Remembering:
         """Return the bytes of many parts; sixteen requests are on their way at a time."""
         if len(parts) < 2:
             return [self.read(place, seen, *part) for part in parts]
-        with ThreadPoolExecutor(min(_AT_ONCE, len(parts))) as crew:
-            return list(crew.map(lambda part: self._one(place, seen, *part), parts))
+        jobs = ((part[1], functools.partial(self._one, place, seen, *part)) for part in parts)
+        return list(self.allowance.run_all(place, jobs, _AT_ONCE))
 
     def _one(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
         here = self._copies.read(place, seen, offset, length)
         return self.server.part(place, seen, offset, length) if here is None else here
+
+    def _part(self, place: str, seen: Seen, offset: int, length: int) -> bytes:
+        part = functools.partial(self.server.part, place, seen, offset, length)
+        return self.allowance.run(place, length, part)
 
     def local(self, place: str, seen: Seen, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
@@ -114,7 +124,7 @@ class Remembering:
             f"{size(length)} of {urls.spelled(place)} were fetched into a temporary file: the format is read "
             "from a local one"
         )
-        data = (self.server.part(place, seen, offset + at, part) for at, part in pieces(length))
+        data = (self._part(place, seen, offset + at, part) for at, part in pieces(length))
         return self._copies.add(place, seen, offset, length, data)
 
 

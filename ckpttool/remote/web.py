@@ -18,13 +18,12 @@ from urllib.parse import quote, unquote
 
 import aiohttp
 import yarl
-from fsspec.asyn import sync
 from fsspec.implementations.http import HTTPFileSystem
 
-from ckpttool import places, urls
+from ckpttool import limits, places, urls
 from ckpttool.errors import ChangedError, NotFoundError, TruncatedError, UnsupportedError
 from ckpttool.places import Found, Seen
-from ckpttool.remote import answers
+from ckpttool.remote import addresses, answers, deadlines
 from ckpttool.remote.blocks import HEAD
 from ckpttool.remote.copies import Copies, Room, require_few
 from ckpttool.remote.stores import Remembering
@@ -32,10 +31,9 @@ from ckpttool.shown import size
 
 _LINK = re.compile(r"<a\s[^>]*?href\s*=\s*[\"']([^\"'<>]*)[\"']", re.IGNORECASE)
 _LEGAL = "%:/?#[]@!$&'()*+,;=~"  # RFC 3986, 2.2 and 2.3; other characters are quoted
-# Seconds to a connection, to the next byte and to the last one, and the bytes a second of a slow answer.
-_CONNECT_S, _SILENCE_S, _LONGEST_S, _SLOWEST = 15, 30, 600, 16 << 10
-_REDIRECTS = 5
-_ALL = f"bytes=0-{answers.PAGE}"  # how much of a page is waited for
+_MOVED, _REDIRECTS = (301, 302, 303, 307, 308), 5
+# Headers that another server gets too.
+_FOR_ALL = ("accept-encoding", "range", "user-agent")
 _BUSY, _PAUSES = (429, 500, 502, 503, 504), (0.2, 1.0)
 
 Answer = TypeVar("Answer")
@@ -57,9 +55,8 @@ class Web:
         """Ask for `start` + NAME by `prefix` + the quoted name + `query`."""
         self.exact: dict[str, str] = {}
         self.copies = Copies()
-        self.store = Remembering(self, self.copies)
+        self.store = Remembering(self, self.copies, _allowance(_origin(prefix)))
         self._start, self._prefix, self._query = start, prefix, query
-        self._system = _system()
 
     @classmethod
     def mount(cls, url: str) -> str:
@@ -146,6 +143,7 @@ class Web:
         told = answer.content_length
         why = "the server gives no parts of files"
         require_few(place, told or 0, why)
+        deadlines.request().expect(told or limits.current().fetched_bytes)
         room, done, watch = Room(), 0, places.watch.get()
         async for piece in answer.content.iter_chunked(answers.PIECE):
             require_few(place, done + len(piece), why)
@@ -166,53 +164,137 @@ class Web:
         return self.exact.get(place) or self._prefix + quote(place[len(self._start) :], "/%") + self._query
 
     def asked(
-        self, place: str, headers: dict[str, str], take: Take[Answer], url: str | None = None
+        self,
+        place: str,
+        headers: dict[str, str],
+        take: Take[Answer],
+        url: str | None = None,
+        form: dict[str, str] | None = None,
     ) -> Answer:
         """Return what `take` makes of the answer, which is asked for again where that may help.
 
         Raise NotFoundError if there is none, TruncatedError if it ends too early.
         """
+        request, loop = deadlines.request(), _system(public=False).loop
         for pause in (*_PAUSES, None):
             try:
                 with _explained(place, last=pause is None):
-                    found: Answer = sync(
-                        self._system.loop, self._ask, place, url or self._url(place), headers, take
-                    )
-                    return found
+                    asked = _ask(place, yarl.URL(url or self._url(place), encoded=True), headers, take, form)
+                    return request.answer(asked, loop)
             except _Busy:
                 time.sleep(pause or 0)
         raise NotFoundError("the server is busy", file=place)
 
-    async def _ask(self, place: str, url: str, headers: dict[str, str], take: Take[Answer]) -> Answer:
-        session = await self._system.set_session()
-        first, last = map(int, headers.get("Range", _ALL)[6:].split("-"))
-        longest = _LONGEST_S + (last - first) / _SLOWEST
-        patience = aiohttp.ClientTimeout(total=longest, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-        # What is compressed for the way has other bytes at other places.
-        wanted = {"Accept-Encoding": "identity", **headers}
-        async with session.get(
-            yarl.URL(url, encoded=True), headers=wanted, timeout=patience, max_redirects=_REDIRECTS
+
+async def _ask(
+    place: str, url: yarl.URL, headers: dict[str, str], take: Take[Answer], form: dict[str, str] | None
+) -> Answer:
+    """Return what `take` makes of the answer, at the end of the server's redirects."""
+    here, silence = url, limits.current().fetch_seconds
+    patience = aiohttp.ClientTimeout(total=None, sock_connect=silence, sock_read=silence)
+    # What is compressed for the way has other bytes at other places.
+    wanted = {"Accept-Encoding": "identity", **headers}
+    for _ in range(_REDIRECTS + 1):
+        session = await _system(public=_is_guarded(place, here, url)).set_session()
+        async with session.request(
+            "GET" if form is None else "POST",
+            here,
+            data=form,
+            headers=wanted,
+            timeout=patience,
+            allow_redirects=False,
         ) as answer:
-            if url.startswith("https:") and answer.url.scheme != "https":
-                raise UnsupportedError(
-                    "the server leads from https to http, which is not followed", file=place
-                )
-            if answer.headers.get("Content-Encoding", "identity") != "identity":
-                raise UnsupportedError("the server sends the file compressed, whoever asks", file=place)
-            if answer.status in _BUSY:
-                raise _Busy(str(answer.status))
-            return await take(answer)
+            if answer.status not in _MOVED or "Location" not in answer.headers:
+                return await _taken(place, answer, take)
+            before, here = here, _moved(place, here, answer.headers["Location"])
+        if here.origin() != before.origin():
+            if form is not None:
+                raise UnsupportedError("the server leads elsewhere, which is not followed", file=place)
+            wanted = {name: text for name, text in wanted.items() if name.lower() in _FOR_ALL}
+    raise NotFoundError("the server leads in circles", file=place)
+
+
+async def _taken(place: str, answer: aiohttp.ClientResponse, take: Take[Answer]) -> Answer:
+    if answer.headers.get("Content-Encoding", "identity") != "identity":
+        raise UnsupportedError("the server sends the file compressed, whoever asks", file=place)
+    if answer.status in _BUSY:
+        raise _Busy(str(answer.status))
+    deadlines.request().watch(answer.content)
+    return await take(answer)
+
+
+def _moved(place: str, here: yarl.URL, location: str) -> yarl.URL:
+    """Return where a redirect leads; raise UnsupportedError where it is not followed to."""
+    there = yarl.URL(quote(location, _LEGAL), encoded=True)
+    if there.raw_user is not None or there.raw_password is not None:
+        raise UnsupportedError(
+            "the server leads to a URL with a user's name, which is not followed", file=place
+        )
+    found = here.join(there).with_fragment(None)
+    if found.scheme not in ("http", "https") or not found.host:
+        raise NotFoundError("the server, or the URL, leads to no http address", file=place)
+    if here.scheme == "https" and found.scheme != "https":
+        raise UnsupportedError("the server leads from https to http, which is not followed", file=place)
+    if found.origin() == here.origin() and here.user is not None:
+        found = found.with_user(here.user).with_password(here.password)
+    return found
+
+
+def _is_guarded(place: str, here: yarl.URL, named: yarl.URL) -> bool:
+    """Say whether the connection may go to public addresses alone: it is not to the host that a person named.
+
+    Raise UnsupportedError if a proxy would connect to a host that is no public one by its very name.
+    """
+    if addresses.same_host(here, named):
+        return False
+    if not addresses.has_proxy(here):
+        return _require_public(place, here)
+    _require_public(place, here)
+    return False
+
+
+def _require_public(place: str, url: yarl.URL) -> bool:
+    """Return true; raise UnsupportedError if the URL's host is, as it is written, no public one."""
+    try:
+        addresses.require_public_name(url)
+    except addresses.PrivateAddressError as error:
+        raise _private(place, error) from error
+    return True
+
+
+def _private(place: str, error: BaseException) -> UnsupportedError:
+    return UnsupportedError(
+        "the server leads to an address that is not public, which is not followed",
+        file=place,
+        found=str(error)[:120],
+        hint="name the URL that it leads to yourself, if you trust it",
+    )
 
 
 @functools.cache
-def _system() -> HTTPFileSystem:
-    """Return the session of this process: its connections serve all servers, and it keeps no cookies."""
+def _allowance(origin: str) -> deadlines.Allowance:  # noqa: ARG001  # one for each server
+    return deadlines.Allowance()
+
+
+def _origin(url: str) -> str:
+    try:
+        return str(yarl.URL(url, encoded=True).origin())
+    except ValueError:
+        return ""  # not even a server's name: the first request says so
+
+
+@functools.cache
+def _system(*, public: bool) -> HTTPFileSystem:
+    """Return a session of this process: its connections serve all servers, and it keeps no cookies."""
+    deadlines.prepare_loop()
     settings = {"auto_decompress": False, "trust_env": True}
-    return HTTPFileSystem(skip_instance_cache=True, get_client=_client, client_kwargs=settings)
+    client = functools.partial(_client, public)
+    return HTTPFileSystem(skip_instance_cache=True, get_client=client, client_kwargs=settings)
 
 
-async def _client(**settings: Any) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), **settings)
+async def _client(public: bool, **settings: Any) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(resolver=addresses.Resolver(public=public))
+    return aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), connector=connector, **settings)
 
 
 @contextlib.contextmanager
@@ -221,17 +303,17 @@ def _explained(place: str, *, last: bool) -> Iterator[None]:
     try:
         yield
     except aiohttp.ClientConnectorDNSError as error:
+        if isinstance(error.os_error, addresses.PrivateAddressError):
+            raise _private(place, error.os_error) from error
         raise NotFoundError("the host is not known", file=place) from error
     except aiohttp.ClientConnectorCertificateError as error:
         raise NotFoundError("the server's certificate is not valid", file=place) from error
     except (ValueError, aiohttp.NonHttpUrlClientError) as error:  # yarl's, and aiohttp.InvalidURL
         raise NotFoundError("the server, or the URL, leads to no http address", file=place) from error
-    except aiohttp.TooManyRedirects as error:
-        raise NotFoundError("the server leads in circles", file=place) from error
     except (aiohttp.ClientPayloadError, asyncio.IncompleteReadError) as error:
         raise TruncatedError("the server stopped before all bytes had come", file=place) from error
     except TimeoutError as error:
-        raise NotFoundError("the server does not answer in time", file=place) from error
+        raise deadlines.stalled(place) from error
     except (aiohttp.ClientError, OSError) as error:
         if not last and isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
             raise _Busy from error
