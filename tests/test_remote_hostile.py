@@ -205,6 +205,43 @@ def test_a_redirect_on_the_named_host_keeps_its_credentials(site: Site) -> None:
     assert all("authorization" in headers for headers in site.headers)
 
 
+def test_netrc_is_for_the_named_host_alone(
+    site: Site,
+    connected: list[Connect],
+    names: dict[str, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names["public.example"] = [PUBLIC]
+    (site.root / "there").write_bytes((site.root / "model.safetensors").read_bytes())
+    (tmp_path / "netrc").write_text("default login anna password word\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    site.odd["/model.safetensors"] = "to http://public.example/there"
+    assert ckpttool.open(f"{site.url}/model.safetensors").format == "safetensors"
+    sent = {(path, "authorization" in h) for (_, path), h in zip(site.requests, site.headers, strict=True)}
+    assert ("/model.safetensors", True) in sent
+    assert ("/there", True) not in sent
+
+
+def test_a_token_goes_with_a_netrc_entry_for_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Hub()
+    saved(tmp_path)
+    state.commit("models/user/agent", tmp_path)
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login anna password word\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with serving_store(state), hub_at(state.url, monkeypatch) as url:
+        assert ckpttool.open(url).format == "safetensors"
+
+
+def test_a_proxy_gets_its_password(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", site.url.replace("//", "//anna:pass@"))
+    monkeypatch.setenv("no_proxy", "")
+    assert ckpttool.open("http://named.example/model.safetensors").format == "safetensors"
+    assert all("proxy-authorization" in headers for headers in site.headers)
+
+
 def test_a_host_that_was_public_does_not_become_private(
     site: Site, connected: list[Connect], names: dict[str, list[str]]
 ) -> None:
@@ -260,6 +297,8 @@ def hub_at(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setenv("HF_TOKEN", "hf_SECRET")
     yield "hf://user/agent/model.safetensors"
 

@@ -101,13 +101,13 @@ def require_public_name(url: yarl.URL) -> None:
         raise PrivateAddressError(host)
 
 
-def has_proxy(url: yarl.URL) -> bool:
-    """Say whether the environment names a proxy for the URL, as aiohttp reads it."""
+def proxy(url: yarl.URL) -> yarl.URL | None:
+    """Return the proxy that the environment names for the URL, with its user and password; else None."""
     try:
-        get_env_proxy_for_url(url)
+        found, auth = get_env_proxy_for_url(url)
     except LookupError:
-        return False
-    return True
+        return None
+    return found if auth is None else found.with_user(auth.login).with_password(auth.password)
 
 
 class Resolver(AbstractResolver):

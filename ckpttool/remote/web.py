@@ -7,9 +7,12 @@ gives parts. A HEAD would tell less, and a URL that is signed for GET refuses it
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
 import html
+import netrc
+import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -193,14 +196,17 @@ async def _ask(
     here, silence = url, limits.current().fetch_seconds
     patience = aiohttp.ClientTimeout(total=None, sock_connect=silence, sock_read=silence)
     # What is compressed for the way has other bytes at other places.
-    wanted = {"Accept-Encoding": "identity", **headers}
+    wanted = {"Accept-Encoding": "identity", **_password(url, headers), **headers}
     for _ in range(_REDIRECTS + 1):
-        session = await _system(public=_is_guarded(place, here, url)).set_session()
+        proxy = addresses.proxy(here)
+        guarded = _is_guarded(place, here, url)
+        session = await _system(public=guarded and proxy is None).set_session()
         async with session.request(
             "GET" if form is None else "POST",
             here,
             data=form,
             headers=wanted,
+            proxy=proxy,
             timeout=patience,
             allow_redirects=False,
         ) as answer:
@@ -243,23 +249,32 @@ def _moved(place: str, here: yarl.URL, location: str) -> yarl.URL:
 def _is_guarded(place: str, here: yarl.URL, named: yarl.URL) -> bool:
     """Say whether the connection may go to public addresses alone: it is not to the host that a person named.
 
-    Raise UnsupportedError if a proxy would connect to a host that is no public one by its very name.
+    Raise UnsupportedError if the host is, as it is written, no public one.
     """
     if addresses.same_host(here, named):
         return False
-    if not addresses.has_proxy(here):
-        return _require_public(place, here)
-    _require_public(place, here)
-    return False
-
-
-def _require_public(place: str, url: yarl.URL) -> bool:
-    """Return true; raise UnsupportedError if the URL's host is, as it is written, no public one."""
     try:
-        addresses.require_public_name(url)
+        addresses.require_public_name(here)
     except addresses.PrivateAddressError as error:
         raise _private(place, error) from error
     return True
+
+
+def _password(url: yarl.URL, headers: dict[str, str]) -> dict[str, str]:
+    """Return the header with the user and password that ~/.netrc has for the host a person named.
+
+    Not left to aiohttp, which would use netrc's default entry for any host that a server leads to.
+    """
+    if url.user is not None or any(name.lower() == "authorization" for name in headers):
+        return {}
+    try:
+        found = netrc.netrc(os.environ.get("NETRC") or None).authenticators(url.host or "")
+    except (OSError, netrc.NetrcParseError):
+        return {}
+    if found is None:
+        return {}
+    text = f"{found[0] or ''}:{found[2] or ''}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(text).decode()}"}
 
 
 def _private(place: str, error: BaseException) -> UnsupportedError:
@@ -287,7 +302,7 @@ def _origin(url: str) -> str:
 def _system(*, public: bool) -> HTTPFileSystem:
     """Return a session of this process: its connections serve all servers, and it keeps no cookies."""
     deadlines.prepare_loop()
-    settings = {"auto_decompress": False, "trust_env": True}
+    settings = {"auto_decompress": False}
     client = functools.partial(_client, public)
     return HTTPFileSystem(skip_instance_cache=True, get_client=client, client_kwargs=settings)
 
