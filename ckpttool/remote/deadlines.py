@@ -45,7 +45,7 @@ class Request:
         self._bodies: list[Body] = []
         self._counted = 0
         self._abandoned = False
-        self._task: Future[Any] | None = None
+        self._cancels: list[Callable[[], object]] = []
 
     def expect(self, nbytes: int) -> None:
         """Expect so many bytes more than was known when the request began."""
@@ -58,16 +58,25 @@ class Request:
     def answer(self, coroutine: Coroutine[Any, Any, Result], loop: asyncio.AbstractEventLoop) -> Result:
         """Return what the coroutine returns on the loop; `abandon` ends it."""
         task = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        self._task = task
-        if self._abandoned:
-            task.cancel()
+        self._hold(task.cancel)
         return task.result()
+
+    def hold(self) -> None:
+        """Let `abandon` end the task that this runs in, which a library began: with its retries."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._hold(functools.partial(task.get_loop().call_soon_threadsafe, task.cancel))
+
+    def _hold(self, cancel: Callable[[], object]) -> None:
+        self._cancels.append(cancel)
+        if self._abandoned:
+            cancel()
 
     def abandon(self) -> None:
         """End what is still under way, as far as it can be."""
         self._abandoned = True
-        if self._task is not None:
-            self._task.cancel()
+        for cancel in self._cancels:
+            cancel()
 
     def progress(self) -> int:
         """Return the bytes that arrived since the last call, and were due."""

@@ -53,6 +53,7 @@ class GS(Pinned):
         from gcsfs.core import GCSFileSystem
 
         silence, trace = limits.current().fetch_seconds, TraceConfig()
+        trace.on_request_start.append(_begun)
         trace.on_request_redirect.append(_redirected)
         trace.on_request_end.append(_answered)
 
@@ -99,6 +100,11 @@ class GS(Pinned):
         exact = f"{place}#{self.version(place, seen)}"
         data: bytes = self.system.cat_file(exact, start=offset, end=offset + length)
         return data
+
+
+async def _begun(_: object, __: object, ___: object) -> None:
+    """Let the deadline end the request, and the library's other tries."""
+    deadlines.request().hold()
 
 
 async def _redirected(_: object, __: object, found: Any) -> None:

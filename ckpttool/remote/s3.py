@@ -145,6 +145,7 @@ class _Session:
         Raise UnsupportedError for a redirect that names no region: botocore would ask for that region, and be
         redirected, without end.
         """
+        deadlines.request().hold()
         answer = await self._session.request(*arguments, allow_redirects=False, **options)
         if answer.status in _MOVED and _REGION not in answer.headers:
             answer.release()
