@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -331,13 +332,15 @@ def test_the_hub_follows_neither_redirects_nor_pages_to_another_host(
         (tmp_path / name).write_bytes(b"x")
     other = Hub()
     with serving_store(state), serving_store(other), hub_at(state.url, monkeypatch):
-        there = other.url.replace("127.0.0.1", "localhost")
-        state.link = there
-        with pytest.raises(UnsupportedError):
-            places.listdir(places.named("hf://user/agent"))
-        state.link, state.odd = "", f"to {there}"
+        for there in (other.url.replace("127.0.0.1", "localhost"), other.url):
+            state.link = there
+            with pytest.raises(UnsupportedError):
+                places.listdir(places.named("hf://user/agent"))
+        state.link, state.odd = "", f"to {other.url.replace('127.0.0.1', 'localhost')}"
         with pytest.raises(CkpttoolError):
             ckpttool.open("hf://user/agent/a.pt")
+        with limits.using(Limits()), pytest.raises(CkpttoolError):
+            places.listdir(places.named("hf://user/agent"))
         assert other.requests == []
 
 
@@ -543,6 +546,15 @@ def test_an_allowance_is_used_up_and_comes_back() -> None:
         assert time.monotonic() - began < 0.2
         time.sleep(0.3)
         assert allowance.run("x", 0, lambda: 1) == 1
+
+
+def test_the_time_in_which_the_process_stands_still_is_not_the_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = iter([0.0, *(each / 10 for each in range(5)), *(3600 + each / 10 for each in range(1000))])
+    monkeypatch.setattr(deadlines, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with limits.using(Limits(fetch_seconds=5)):
+        assert deadlines.Allowance().run("x", 0, lambda: time.sleep(0.3)) is None
 
 
 def test_bytes_beyond_those_that_were_asked_for_are_no_progress() -> None:

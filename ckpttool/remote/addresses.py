@@ -68,12 +68,11 @@ def same_host(one: yarl.URL, other: yarl.URL) -> bool:
 
 
 def leads_away(here: yarl.URL, location: str) -> bool:
-    """Say whether a link or redirect leads to another host, another scheme, or nowhere."""
+    """Say whether a link or redirect leads to another origin (scheme, host and port), or nowhere."""
     try:
-        there = here.join(yarl.URL(location))
+        return here.join(yarl.URL(location)).origin() != here.origin()
     except ValueError:
         return True
-    return not same_host(here, there) or here.scheme != there.scheme
 
 
 def _host(url: yarl.URL) -> str:

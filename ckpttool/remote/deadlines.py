@@ -26,6 +26,8 @@ _REQUEST_S = 1.0
 # Bytes beside those of the thing asked for that count as progress: listings, answers of an API.
 _SPARE = 256 << 10
 _TICK_S = 0.1
+# What passes between two looks at the clock at most: more, and it was this process that stood still (Ctrl-Z).
+_LONGEST_TICK_S = 1.0
 
 Result = TypeVar("Result")
 
@@ -170,7 +172,10 @@ class Allowance:
     def _clock(self) -> None:
         now = time.monotonic()
         passed, self._at = now - self._at, now
-        self._used_s = self._used_s + passed if self._waiting else max(0.0, self._used_s - passed)
+        if self._waiting:
+            self._used_s += min(passed, _LONGEST_TICK_S)
+        else:
+            self._used_s = max(0.0, self._used_s - passed)
 
 
 def stalled(place: str) -> DeadlineError:

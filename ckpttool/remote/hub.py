@@ -82,7 +82,8 @@ class _Hub:
         """Return what the hub answers at one of its URLs."""
         if self._offline:
             raise NotFoundError("HF_HUB_OFFLINE is set, so the hub is not asked", file=place)
-        return _web().asked(place, self.headers, functools.partial(_page, place), url, form)
+        take = functools.partial(_page, place)
+        return _web().asked(place, self.headers, take, url, form, stays=True)
 
 
 class HF(Pinned):

@@ -173,24 +173,32 @@ class Web:
         take: Take[Answer],
         url: str | None = None,
         form: dict[str, str] | None = None,
+        *,
+        stays: bool = False,
     ) -> Answer:
         """Return what `take` makes of the answer, which is asked for again where that may help.
 
-        Raise NotFoundError if there is none, TruncatedError if it ends too early.
+        With a `form` it is sent (POST); with `stays` no redirect to another origin is followed. Raise
+        NotFoundError if there is none, TruncatedError if it ends too early.
         """
         request, loop = deadlines.request(), _system(public=False).loop
         for pause in (*_PAUSES, None):
             try:
                 with _explained(place, last=pause is None):
-                    asked = _ask(place, yarl.URL(url or self._url(place), encoded=True), headers, take, form)
-                    return request.answer(asked, loop)
+                    address = yarl.URL(url or self._url(place), encoded=True)
+                    return request.answer(_ask(place, address, headers, take, form, stays), loop)
             except _Busy:
                 time.sleep(pause or 0)
         raise NotFoundError("the server is busy", file=place)
 
 
 async def _ask(
-    place: str, url: yarl.URL, headers: dict[str, str], take: Take[Answer], form: dict[str, str] | None
+    place: str,
+    url: yarl.URL,
+    headers: dict[str, str],
+    take: Take[Answer],
+    form: dict[str, str] | None,
+    stays: bool,
 ) -> Answer:
     """Return what `take` makes of the answer, at the end of the server's redirects."""
     here, silence = url, limits.current().fetch_seconds
@@ -214,7 +222,7 @@ async def _ask(
                 return await _taken(place, answer, take)
             before, here = here, _moved(place, here, answer.headers["Location"])
         if here.origin() != before.origin():
-            if form is not None:
+            if stays:
                 raise UnsupportedError("the server leads elsewhere, which is not followed", file=place)
             wanted = {name: text for name, text in wanted.items() if name.lower() in _FOR_ALL}
     raise NotFoundError("the server leads in circles", file=place)
