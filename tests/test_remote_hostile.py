@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio.selector_events
+import contextlib
 import os
 import signal
 import socket
@@ -404,6 +405,7 @@ STALLS = [silent, dripping, processing, circling, busy, trickling, endless]
 def stalling(how: Callable[[Send, str], None]) -> Iterator[str]:
     """Serve connections by a function that has the request's path; give the URL."""
     threads: list[threading.Thread] = []
+    connections: list[socket.socket] = []
 
     def serve(connection: socket.socket) -> None:
         with connection:
@@ -420,6 +422,7 @@ def stalling(how: Callable[[Send, str], None]) -> Iterator[str]:
             except OSError:
                 return
             connection.settimeout(10)
+            connections.append(connection)
             threads.append(threading.Thread(target=serve, args=(connection,), daemon=True))
             threads[-1].start()
 
@@ -430,7 +433,9 @@ def stalling(how: Callable[[Send, str], None]) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             _over.set()
-            listener.shutdown(socket.SHUT_RDWR)
+            for each in (listener, *connections):
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
             for thread in threads:
                 thread.join(0.5)
             _over.clear()
