@@ -102,16 +102,16 @@ def load(path: str) -> Sidecar | None:
     return read(file)
 
 
-def waiting(path: str) -> list[Sidecar]:
-    """Return the sidecars that have no name yet, as an interrupted conversion leaves one.
+def waiting(path: str) -> dict[str, Sidecar]:
+    """Return the sidecars that have no name yet, as an interrupted conversion leaves one, by their files.
 
     Only `target_sha256` binds any of them to the checkpoint; what is no sidecar is left out.
     """
-    found = []
+    found = {}
     for file in names.waiting(beside(path)) if places.store(path) is None else ():
         with contextlib.suppress(CkpttoolError):
             File.beside(file, path)
-            found.append(read(file))
+            found[file] = read(file)
     return found
 
 

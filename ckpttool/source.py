@@ -60,15 +60,18 @@ class Op(Protocol):
 
 
 class File(NamedTuple):
-    """A file's name and the identity it had when it was listed: size in bytes, mtime, inode.
+    """A file's name and the identity it had when it was listed: size in bytes, mtime, inode, ctime.
 
-    Of a file elsewhere (places.store) the inode is the tag that its store gives to these bytes.
+    The ctime differs after a change whose author has put back the mtime, as `rsync --inplace --times` does. Of
+    a file elsewhere (places.store) the inode is the tag that its store gives to these bytes, and there is no
+    ctime.
     """
 
     path: str
     size: int
     mtime_ns: int
     inode: int
+    ctime_ns: int = 0
 
     @classmethod
     def stamp(cls, path: str) -> File:
@@ -81,19 +84,24 @@ class File(NamedTuple):
             raise NotFoundError(f"cannot be opened: {error.strerror}", file=path) from error
         if _may_still_change(found):
             found = os.stat(path)
-        return cls(path, found.st_size, found.st_mtime_ns, found.st_ino)
+        return cls(path, *_identity(found))
+
+    @property
+    def seen(self) -> places.Seen:
+        """What the store of a file elsewhere returned for it."""
+        return places.Seen(*self[1:4])
 
     def require_unchanged(self) -> None:
         """Raise ChangedError unless the file is still the one stamped: asked when all of it has been read."""
         if (elsewhere := places.store(self.path)) is not None:
-            if elsewhere.look(self.path) != self[1:]:
+            if elsewhere.look(self.path) != self.seen:
                 raise ChangedError("the file changed while it was read", file=self.path)
             return
         try:
             now = os.stat(self.path)
         except OSError as error:
             raise ChangedError("the file went away while it was read", file=self.path) from error
-        if (now.st_size, now.st_mtime_ns, now.st_ino) != self[1:]:
+        if _identity(now) != self[1:]:
             raise ChangedError("the file changed while it was read", file=self.path)
 
     @classmethod
@@ -118,7 +126,7 @@ class File(NamedTuple):
         """Return `length` bytes from `offset`; raise ChangedError if the file is not the one stamped."""
         if (elsewhere := places.store(self.path)) is not None:
             self.require(offset, length)
-            return elsewhere.read(self.path, places.Seen(*self[1:]), offset, length)
+            return elsewhere.read(self.path, self.seen, offset, length)
         with self.opened(offset, length) as descriptor:
             return _read_exactly(descriptor, offset, length, self.path)
 
@@ -130,7 +138,7 @@ class File(NamedTuple):
         asked = list(parts)
         for part in asked:
             self.require(*part)
-        yield from elsewhere.together(self.path, places.Seen(*self[1:]), asked)
+        yield from elsewhere.together(self.path, self.seen, asked)
 
     def read_large(self, offset: int, length: int, whole: memoryview | None = None) -> Iterator[memoryview]:
         """Go through the bytes in pieces that stay in the processor's cache; each is valid until the next.
@@ -181,7 +189,7 @@ class File(NamedTuple):
         """
         self.require(offset, length)
         if (elsewhere := places.store(self.path)) is not None:
-            with os.fdopen(elsewhere.local(self.path, places.Seen(*self[1:]), offset, length)) as copy:
+            with os.fdopen(elsewhere.local(self.path, self.seen, offset, length)) as copy:
                 yield copy.fileno()
             return
         try:
@@ -190,13 +198,17 @@ class File(NamedTuple):
             raise NotFoundError(f"cannot be opened: {error.strerror}", file=self.path) from error
         try:
             now = os.fstat(descriptor)
-            if (now.st_size, now.st_mtime_ns, now.st_ino) != self[1:]:
+            if _identity(now) != self[1:]:
                 raise ChangedError("the file changed after it was listed", file=self.path)
             yield descriptor
         except OSError as error:
             raise FormatError(f"cannot be read: {error.strerror}", file=self.path, offset=offset) from error
         finally:
             os.close(descriptor)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
 
 
 def _may_still_change(found: os.stat_result) -> bool:
@@ -206,7 +218,7 @@ def _may_still_change(found: os.stat_result) -> bool:
     (clock_gettime(2), CLOCK_REALTIME_COARSE): two changes between its ticks have the same.
     """
     waited = False
-    while 0 <= found.st_mtime_ns - time.clock_gettime_ns(_COARSE) < _TICK_NS:
+    while 0 <= found.st_ctime_ns - time.clock_gettime_ns(_COARSE) < _TICK_NS:
         time.sleep(0.001)
         waited = True
     return waited

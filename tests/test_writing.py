@@ -374,11 +374,21 @@ def test_names_that_differ_in_case_may_be_one_file(tmp_path: Path, monkeypatch: 
         require_new(str(target), (File.stamp(str(source)),), force=True)
 
 
+def rewritten(path: Path) -> None:
+    """Change a byte in place, and put back the times, as `rsync --inplace --times` does."""
+    before = path.stat()
+    with path.open("r+b") as stream:
+        stream.seek(before.st_size // 2)
+        stream.write(b"\x55")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
     "replaced": lambda path: os.replace(shutil.copy(TORCH_SAMPLE, f"{path}.new"), path),
     "appended": lambda path: os.truncate(path, path.stat().st_size + 1),
     "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
     "rewritten": lambda path: path.write_bytes(path.read_bytes()),
+    "rewritten with its old times": lambda path: rewritten(path),
     "removed": lambda path: path.unlink(),
 }
 
@@ -750,6 +760,24 @@ def test_a_receipt_without_its_name_is_found_by_its_digest(tmp_path: Path) -> No
     receipt.write_text(receipt.read_text().replace('"target_sha256": "', '"target_sha256": "0'))
     done = convert(str(tmp_path / "x.pt"), str(tmp_path / "y.npz"))
     assert done.written
+
+
+def test_a_locked_folder_is_an_error_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "_LOCKED_S", 0.1)
+    (tmp_path / "x").write_bytes(b"old")
+    with names.alone([str(tmp_path)]), pytest.raises(UsageError) as caught:
+        write_atomically([Output(str(tmp_path / "x"), partial(put, b"new"))], force=True)
+    assert caught.value.file == str(tmp_path)
+    assert contents(tmp_path).keys() == {"x"}
+    assert (tmp_path / "x").read_bytes() == b"old"
+
+
+def test_a_sidecar_s_name_is_no_target(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        convert(str(TF_SAMPLE), str(tmp_path / "a.pt.ckpttool.json"), to="torch")
+    assert not os.listdir(tmp_path)
 
 
 BETWEEN = """

@@ -99,7 +99,7 @@ def no_agent(checkpoint: Checkpoint) -> UsageError:
 def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own) -> Agent:
     """Return the checkpoint as the agent that a layout recognised, with what its own sidecar says."""
     binding, used = knowledge.with_companions(binding, checkpoint)
-    notes = (*used, *knowledge.untold(binding, own.sidecar))
+    notes = (*own.notes, *used, *knowledge.untold(binding, own.sidecar))
     tree = networks(checkpoint.tree, binding)
     other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})
     if other:
@@ -147,11 +147,13 @@ def _require_equal(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf, target: str, 
 class Own:
     """The sidecar that was written for these very weights, if there is one.
 
-    `sha256` is the checkpoint's digest where it had to be computed to know.
+    `sha256` is the checkpoint's digest where it had to be computed to know; `notes` name the sidecar's file if
+    that is not the usual one.
     """
 
     sidecar: Sidecar | None = None
     sha256: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
@@ -161,15 +163,16 @@ def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
     for these, and to go on without would be wrong in silence.
     """
     found = sidecar.load(checkpoint.path)
-    waiting = sidecar.waiting(checkpoint.path) if found is None else []
+    waiting = sidecar.waiting(checkpoint.path) if found is None else {}
     if found is None and not waiting:
         return Own()
     sha256 = sha256 or digest_of(checkpoint).sha256
     if found is not None and found.target_sha256 == sha256:
         return Own(found, sha256)
-    for each in waiting or sidecar.waiting(checkpoint.path):
+    for file, each in (waiting or sidecar.waiting(checkpoint.path)).items():
         if each.target_sha256 == sha256:
-            return Own(each, sha256)
+            note = f"facts from {file}, the sidecar of an interrupted conversion (the digest matches)"
+            return Own(each, sha256, (note,))
     if found is None:
         return Own(sha256=sha256)
     raise ChecksumError(

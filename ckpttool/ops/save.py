@@ -38,6 +38,10 @@ def require_free(
     """Raise unless `target` may be written; the prefix of a checkpoint that exists is taken too."""
     if kind.prefix:
         _require_prefix(target)
+    if target.endswith(sidecar.SUFFIX):
+        raise UsageError(
+            "the target has the name of another checkpoint's sidecar", file=target, hint="take another name"
+        )
     require_new(target, sources, force=force)
     probe = Probe(target)
     if probe.kind == "missing":

@@ -8,11 +8,12 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ckpttool import behind
-from ckpttool.errors import TargetExistsError
+from ckpttool.errors import TargetExistsError, UsageError
 from ckpttool.writing.outputs import Output
 
 TEMPORARY = ".ckpttool-tmp-"
@@ -21,6 +22,8 @@ KEPT = ".ckpttool-old-"
 _LONGEST = 180
 # Temporary files of one name that are looked at: a few crashes leave a few.
 _CANDIDATES = 64
+# Naming files takes milliseconds, on a busy disk a second.
+_LOCKED_S = 60
 # Links that are followed from one to the next, as the kernel does.
 _LINKS = 40
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
@@ -215,9 +218,28 @@ def alone(folders: Iterable[str]) -> Iterator[None]:
         for folder in sorted(set(folders)):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             opened.callback(os.close, descriptor)
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock(descriptor, folder)
         yield
+
+
+def _lock(descriptor: int, folder: str) -> None:
+    """Lock a folder; raise UsageError if another program holds its lock for too long."""
+    end = time.monotonic() + _LOCKED_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise UsageError(
+                    f"another program has locked the folder for {_LOCKED_S} s",
+                    file=folder,
+                    hint="try again when it is done, or write into another folder",
+                ) from None
+            time.sleep(0.02)
+        except OSError:
+            return  # no locks here
+        else:
+            return
 
 
 def remove(files: Iterable[str]) -> None:
