@@ -147,8 +147,8 @@ def _require_equal(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf, target: str, 
 class Own:
     """The sidecar that was written for these very weights, if there is one.
 
-    `sha256` is the checkpoint's digest where it had to be computed to know; `notes` name the sidecar's file if
-    that is not the usual one.
+    `sha256` is the checkpoint's digest where it had to be computed to know; `notes` name the sidecar's file
+    if that is not the usual one.
     """
 
     sidecar: Sidecar | None = None
