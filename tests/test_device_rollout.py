@@ -18,7 +18,7 @@ from ckpttool.agents.envs.tensors import DeviceVector
 from ckpttool.agents.network import Activation, Affine, Dense, Network
 from ckpttool.agents.rollout import Play, Rollout, rollouts
 from ckpttool.agents.stacking import stack
-from ckpttool.errors import CkpttoolError, UsageError
+from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.ops.evaluate import evaluate
 from ckpttool.ops.evaluation import Protocol
 from tests.conftest import TORCH_SAMPLE, in_process, refused
@@ -69,7 +69,8 @@ def test_every_step_is_gymnasiums_to_rounding() -> None:
             # 200 steps grow the last bit of a float64, 2e-16, by a few hundred times and no more.
             states = [one.unwrapped.state for one in singles]
             np.testing.assert_allclose(torch.stack(state, 1).numpy(), states, rtol=1e-12, atol=1e-12)
-            np.testing.assert_allclose(rewards.numpy(), [each[1] for each in theirs], rtol=1e-12, atol=1e-12)
+            # The torque's square is a float32, and its share of the reward below 0.004.
+            np.testing.assert_allclose(rewards.numpy(), [each[1] for each in theirs], rtol=1e-12, atol=1e-9)
             assert not terminated.any()
         for one in singles:
             one.close()
@@ -122,6 +123,9 @@ class Countdown:
     def __init__(self, spec: EnvSpec) -> None:
         self.spec = replace(spec, max_episode_steps=4)
 
+    def compare(self, _device: Any) -> None:
+        return None
+
     def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
         return seeds.astype(np.float64), (1 + seeds % 4).astype(np.float64)
 
@@ -160,6 +164,22 @@ def test_ctrl_c_keeps_what_is_finished() -> None:
     with envs.make("Pendulum-v1", 2, engine="device") as vector:
         (found,) = rollouts(torch_policy(), vector, Play(6), progress=stop)
         assert (len(found.returns), found.episodes, found.interrupted) == (2, 6, True)
+
+
+def test_its_agreement_with_gymnasium_is_measured_where_it_plays() -> None:
+    (played,) = play(POLICY, "device", 2, Play(2))
+    assert played.agreement is not None
+    assert {each.quantity for each in played.agreement.deviations} == {"states", "observations", "rewards"}
+
+
+def test_another_task_is_refused_before_it_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    with envs.make("Pendulum-v1", 2, engine="device") as vector:
+        assert isinstance(vector, DeviceVector)
+        program: Any = vector.program
+        monkeypatch.setattr(program, "_law", program._law._replace(pull=program._law.pull * 1.001))
+        with pytest.raises(UnsupportedError) as refusal:
+            rollouts(torch_policy(), vector, Play(2))
+    assert refusal.value.expected == "states within 1e-12"
 
 
 def test_auto_never_takes_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,15 @@ def played(vector: VectorEnv, steps: int) -> dict[str, np.ndarray]:
 
 
 def compare(ours: VectorEnv, theirs: VectorEnv, steps: int) -> dict[str, np.ndarray]:
-    """Play both with equal actions, and return what both gave."""
+    """Play both with equal actions, and return what both gave: equal bits where the engine found them equal."""
     found, expected = played(ours, steps), played(theirs, steps)
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    assert ours.agreement is not None
+    if ours.agreement.exact:
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values, err_msg=name)
+    else:
+        # A few steps: physics turn a last bit into another trajectory.
+        np.testing.assert_allclose(found["rewards"][:3], expected["rewards"][:3], rtol=1e-5, atol=1e-5)
     return found
 
 
@@ -216,8 +222,25 @@ class TestWhoPlays:
         monkeypatch.setitem(mujoco_tasks.TASKS, entry_point, (generous, 5))
         with envs.make("Swimmer-v5") as vector:
             assert vector.engine == "gymnasium"
-        with pytest.raises(UsageError, match="Swimmer-v5 of this Gymnasium is not the one"):
+        with pytest.raises(UsageError) as refused:
             envs.make("Swimmer-v5", engine="mujoco")
+        assert refused.value.expected == "rewards within 1e-06"
+
+    def test_rounding_is_no_other_gymnasium(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # As if the processor or the C library ended its numbers with other bits.
+        def rounded(env: Any, version: int) -> Rules:
+            rules = mujoco_walking.swimmer(env, version)
+            return replace(
+                rules, judge=lambda *given: (np.nextafter(rules.judge(*given)[0], 9), given[1] > 99)
+            )
+
+        entry_point = "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv"
+        monkeypatch.setitem(mujoco_tasks.TASKS, entry_point, (rounded, 5))
+        for asked in ("auto", "mujoco"):
+            with envs.make("Swimmer-v5", engine=asked) as vector:
+                assert vector.engine == "mujoco"
+                assert vector.agreement is not None
+                assert not vector.agreement.exact
 
     def test_pictures_are_gymnasiums(self) -> None:
         ours, theirs = both("Reacher-v5", 1)

@@ -1,7 +1,9 @@
-"""Pendulum in arrays: Gymnasium's bits, whatever rows move, and no more than Pendulum."""
+"""Pendulum in arrays: Gymnasium's numbers, whatever rows move, and no more than Pendulum."""
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,24 @@ import pytest
 
 from ckpttool.agents import envs
 from ckpttool.agents.envs import pendulum_alone, pendulum_batch
+from ckpttool.agents.envs.spec import Agreement, VectorEnv
 from ckpttool.errors import MissingExtraError, UnsupportedError, UsageError
+from tests.conftest import TORCH_SAMPLE, in_process
 
 gymnasium = pytest.importorskip("gymnasium")
 pytestmark = pytest.mark.environment
 
 SEEDS = (0, 1, 1000, 2**32 - 1)
+
+
+def require_equal(vector: VectorEnv, found: Any, expected: Any) -> None:
+    """Compare numbers with Gymnasium's: bits where the engine found equal bits, rounding elsewhere."""
+    assert np.asarray(found).dtype == np.asarray(expected).dtype
+    if vector.agreement is not None and vector.agreement.exact:
+        np.testing.assert_array_equal(found, expected)
+    else:
+        # The rounding of one step, grown by 200 of them.
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_it_is_taken_of_itself_where_nothing_else_is_asked() -> None:
@@ -26,7 +40,7 @@ def test_it_is_taken_of_itself_where_nothing_else_is_asked() -> None:
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"g": 9.81}])
-def test_every_bit_is_gymnasiums(kwargs: dict[str, float]) -> None:
+def test_every_number_is_gymnasiums(kwargs: dict[str, float]) -> None:
     """1,000 steps of each seed: five whole episodes, random torques, some beyond the bounds."""
     random = np.random.default_rng(0)
     rows = np.arange(len(SEEDS))
@@ -46,23 +60,137 @@ def test_every_bit_is_gymnasiums(kwargs: dict[str, float]) -> None:
                 actions = random.uniform(-3, 3, (len(rows), 1)).astype(np.float32)
                 found, expected = ours.step(actions, moving), theirs.step(actions, moving)
                 for mine, its in zip(found, expected, strict=True):
-                    assert mine.dtype == its.dtype
-                    np.testing.assert_array_equal(mine, its)
-                np.testing.assert_array_equal(np.asarray(ours.obs), np.asarray(theirs.obs))
+                    require_equal(ours, mine, its)
+                require_equal(ours, np.asarray(ours.obs), np.asarray(theirs.obs))
             for env in (ours, theirs):
                 ended = [env.step(actions, rows)[2].tolist() for _ in range(30)]
                 assert ended[-1] == [True] * len(rows)
 
 
-def test_another_pendulum_is_not_taken_for_this_one() -> None:
-    def heavier() -> Any:
+@pytest.mark.skipif(
+    (platform.machine(), platform.libc_ver()[0]) != ("x86_64", "glibc"), reason="x86-64 with glibc"
+)
+def test_the_bits_are_gymnasiums_whatever_the_processor_has() -> None:
+    """tests/test_processors.py runs this without AVX-512 and AVX2 as well."""
+    with envs.make("Pendulum-v1", 2) as vector:
+        assert vector.agreement is not None
+        assert vector.agreement.exact
+
+
+def test_rounding_is_no_refusal_but_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    advanced = pendulum_batch._advanced
+
+    def rounded(*given: Any) -> Any:
+        return tuple(np.nextafter(array, np.inf) for array in advanced(*given))
+
+    monkeypatch.setattr(pendulum_batch, "_advanced", rounded)
+    ran = in_process("eval", TORCH_SAMPLE, "--episodes", "2", "--engine", "pendulum.batch", "--json")
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    agreement = Agreement.read(document["agreement"])
+    assert agreement is not None
+    assert agreement.steps == 64
+    assert all(0 < each.largest < each.tolerance for each in agreement.deviations)
+    assert agreement.document() == document["agreement"]
+    assert agreement.note("pendulum.batch")[0] in document["notes"]
+
+
+def test_gymnasium_itself_has_no_agreement_to_report() -> None:
+    ran = in_process("eval", TORCH_SAMPLE, "--episodes", "1", "--engine", "gymnasium", "--json")
+    assert ran.json()["agreement"] is None
+    assert Agreement.read(None) is None
+
+
+def test_what_is_no_number_is_no_rounding() -> None:
+    from ckpttool.agents.envs.spec import deviation
+
+    nan, inf = np.nan, np.inf
+    for found, expected in ((nan, 1.0), (1.0, nan), (inf, 1.0), (1.0, inf), (inf, -inf)):
+        assert deviation("x", [found], [expected], 1e-6).largest == inf
+    for same in (nan, inf, -inf, 0.0):
+        assert deviation("x", [same], [same], 0.0).largest == 0
+    assert deviation("x", np.zeros(2), np.zeros(3), 1.0).largest == inf
+
+
+def changed(how: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    """Return what makes a Pendulum whose steps another version of the library computes."""
+
+    def make() -> Any:
         made = gymnasium.make("Pendulum-v1", disable_env_checker=True)
-        made.unwrapped.dynamics = made.unwrapped.step
-        made.unwrapped.step = lambda action: made.unwrapped.dynamics(action * np.float32(0.999))
+        bare = made.unwrapped
+        step = bare.step
+        bare.step = lambda action: how(bare, lambda given=action: step(given))
         return made
 
-    with pytest.raises(UnsupportedError, match="computes otherwise"):
-        pendulum_batch.PendulumBatch(heavier, 2)
+    return make
+
+
+def paid_otherwise(bare: Any, step: Any) -> Any:
+    speed = bare.state[1]
+    obs, reward, *more = step()
+    # Only where the pendulum is fast: the first steps of an episode never are.
+    return obs, reward - 1e-4 * (abs(speed) > 7.5), *more
+
+
+def pulled_otherwise(bare: Any, step: Any) -> Any:
+    bare.g = 9.81
+    try:
+        return step()
+    finally:
+        bare.g = 10.0
+
+
+def stepped_otherwise(bare: Any, step: Any) -> Any:
+    bare.dt = 0.0501
+    try:
+        return step()
+    finally:
+        bare.dt = 0.05
+
+
+def turned_otherwise(bare: Any, step: Any) -> Any:
+    found = step()
+    bare.state = np.array([(bare.state[0] + np.pi) % (2 * np.pi) - np.pi, bare.state[1]])
+    return found
+
+
+def ended_otherwise(_bare: Any, step: Any) -> Any:
+    obs, reward, _, *more = step()
+    return obs, reward, abs(float(obs[2])) > 7.5, *more
+
+
+def seen_otherwise(_bare: Any, step: Any) -> Any:
+    obs, *more = step()
+    return obs[[1, 0, 2]], *more
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        paid_otherwise,
+        pulled_otherwise,
+        stepped_otherwise,
+        turned_otherwise,
+        ended_otherwise,
+        seen_otherwise,
+        lambda bare, step: step(bare.max_torque * np.tanh([0.5])),
+    ],
+)
+def test_another_pendulum_is_not_taken_for_this_one(how: Callable[[Any, Any], Any]) -> None:
+    with pytest.raises(UnsupportedError) as refused:
+        pendulum_batch.PendulumBatch(changed(how), 2)
+    assert refused.value.expected
+    assert refused.value.hint
+
+
+def test_a_pendulum_without_its_constants_is_refused() -> None:
+    def bare() -> Any:
+        made = gymnasium.make("Pendulum-v1", disable_env_checker=True)
+        del made.unwrapped.dt
+        return made
+
+    with pytest.raises(UnsupportedError):
+        pendulum_batch.PendulumBatch(bare, 2)
 
 
 def test_rows_of_one_seed_begin_alike_and_nothing_is_drawn() -> None:
@@ -78,7 +206,7 @@ def test_rows_of_one_seed_begin_alike_and_nothing_is_drawn() -> None:
         pendulum_batch.PendulumBatch(lambda: None, 0)
 
 
-def test_without_gymnasium_every_bit_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gymnasium_every_number_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = envs.make("Pendulum-v1", len(SEEDS))
     monkeypatch.setattr(envs.registry, "installed", lambda: False)
     ours = envs.make("Pendulum-v1", len(SEEDS), obs_dim=3)

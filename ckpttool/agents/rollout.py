@@ -11,6 +11,7 @@ import numpy as np
 
 from ckpttool.agents.actions import Limits, Noise
 from ckpttool.agents.envs import VectorEnv
+from ckpttool.agents.envs.spec import Agreement
 from ckpttool.agents.envs.tensors import HINT, DeviceVector
 from ckpttool.agents.policy import Policy, State
 from ckpttool.errors import UsageError
@@ -51,6 +52,8 @@ class Rollout:
     clipped: int
     """actions that were outside the bounds by more than rounding, and were limited"""
     engine: str = "gymnasium"
+    agreement: Agreement | None = None
+    """how closely the engine reproduces Gymnasium, None for Gymnasium itself"""
     interrupted: bool = False
     observations: tuple[np.ndarray, ...] | None = None
     """per episode, float [length, obs_dim]: what the policy saw, if it was recorded"""
@@ -251,6 +254,7 @@ class _Game:
             seconds=seconds,
             clipped=int(self.limits.clipped[self.member == member].sum()),
             engine=self.envs.engine,
+            agreement=self.envs.agreement,
             interrupted=interrupted,
             observations=tuple(np.stack(self.ended.seen[n]) for n in numbers) if self.what.record else None,
         )

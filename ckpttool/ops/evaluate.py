@@ -151,7 +151,7 @@ def play(
             result,
             summarise(result.returns),
             entrant.assumed,
-            (*entrant.notes, *vector.notes, *_clipped(result)),
+            (*entrant.notes, *vector.notes, *_rounded(result), *_clipped(result)),
             stacked=len(entrants),
             surroundings=surroundings(vector.spec, result.engine),
         )
@@ -226,6 +226,10 @@ def _drift(agent: Agent, spec: EnvSpec) -> tuple[str, ...]:
     if theirs and ours and theirs != ours:
         found.append(f"trained with gymnasium {theirs}, played with {ours}")
     return tuple(found)
+
+
+def _rounded(played: Rollout) -> tuple[str, ...]:
+    return () if played.agreement is None else played.agreement.note(played.engine)
 
 
 def _clipped(played: Rollout) -> tuple[str, ...]:

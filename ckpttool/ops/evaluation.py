@@ -99,6 +99,7 @@ class Evaluation:
                 "network": self.protocol.network,
                 "dtype": self.protocol.dtype,
             },
+            "agreement": None if played.agreement is None else played.agreement.document(),
             "returns": played.returns.tolist(),
             "lengths": played.lengths.tolist(),
             "terminated": played.terminated.tolist(),

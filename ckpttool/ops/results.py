@@ -15,6 +15,7 @@ import numpy as np
 
 from ckpttool import documents
 from ckpttool.agents import serial
+from ckpttool.agents.envs.spec import Agreement
 from ckpttool.agents.network import Network
 from ckpttool.agents.rollout import Rollout
 from ckpttool.agents.statistics import summarise
@@ -70,6 +71,7 @@ def read(document: Mapping[str, Any], how: Protocol) -> Evaluation:
         seconds=float(document["seconds"]),
         clipped=int(document["clipped_actions"]),
         engine=str(played["engine"]),
+        agreement=Agreement.read(document.get("agreement")),
         interrupted=bool(document["interrupted"]),
     )
     return Evaluation(

@@ -67,9 +67,10 @@ def play_all(
             "the device engine plays without exploration noise, recordings and pictures",
             hint="--engine auto has them",
         )
-    start = time.perf_counter()
     interrupted = False
     with torch.inference_mode():
+        envs.require_agreement(place)
+        start = time.perf_counter()
         game = _Game(act, place, envs, play, members)
         tick = game.graph() if place.type == "cuda" and graphs else game.tick
         try:
@@ -210,6 +211,7 @@ class _Game:
             seconds=seconds,
             clipped=int(board.clipped[member]),
             engine=self.envs.engine,
+            agreement=self.envs.agreement,
             interrupted=interrupted,
         )
 

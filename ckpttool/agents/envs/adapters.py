@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.agents.envs import drift
-from ckpttool.agents.envs.spec import OBS, EnvSpec, Outcome, VectorEnv
+from ckpttool.agents.envs.spec import OBS, Agreement, EnvSpec, Outcome, VectorEnv
 from ckpttool.errors import UsageError
 from ckpttool.shown import count
 
@@ -46,6 +46,11 @@ class AdaptedVector:
     def notes(self) -> tuple[str, ...]:
         """What was adapted, and what the environments' libraries had to say."""
         return (self._says, *self._inner.notes)
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """How closely the engine reproduces Gymnasium, before anything is adapted."""
+        return self._inner.agreement
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Begin the episode of seeds[i] in rows[i]."""

@@ -78,7 +78,12 @@ def build(
                     return engine.build(make_one, num_envs, threads)
                 except UnsupportedError as error:
                     if asked != AUTO:
-                        raise UsageError(f"{env_id}: {error.message}", hint=error.hint) from None
+                        raise UsageError(
+                            f"{env_id}: {error.message}",
+                            expected=error.expected,
+                            found=error.found,
+                            hint=error.hint,
+                        ) from None
             elif asked == engine.name:
                 raise UsageError(
                     f"the {asked} engine does not know {env_id}", hint=f"it plays {engine.plays}"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.agents.envs.pictures import picture
-from ckpttool.agents.envs.spec import OBS, EnvSpec, Outcome
+from ckpttool.agents.envs.spec import OBS, Agreement, EnvSpec, Outcome
 from ckpttool.agents.policy import Observation
 from ckpttool.errors import UnsupportedError, UsageError
 
@@ -35,6 +35,7 @@ class GymVector:
     """Gymnasium-style environments in one process, from a function that makes one."""
 
     engine = "gymnasium"
+    agreement: Agreement | None = None
 
     def __init__(self, make_one: Callable[[], Any], num_envs: int = 1) -> None:
         if num_envs < 1:

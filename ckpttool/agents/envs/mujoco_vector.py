@@ -1,4 +1,4 @@
-"""MuJoCo's own batch of simulations behind the vector protocol, equal to Gymnasium's to the last bit."""
+"""MuJoCo's own batch of simulations behind the vector protocol, with the arithmetic of Gymnasium's tasks."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from ckpttool.agents.envs.gym_vector import describe, heard, redirect_mujoco
 from ckpttool.agents.envs.mujoco_rules import Fields
 from ckpttool.agents.envs.mujoco_tasks import rules_of
-from ckpttool.agents.envs.spec import Outcome
+from ckpttool.agents.envs.spec import Agreement, Outcome, deviation
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 
 TRIED_STEPS = 5
+OBSERVATION_TOLERANCE: Final = 1e-9
+REWARD_TOLERANCE: Final = 1e-6
+"""Gymnasium computes the costs of actions in float32."""
 
 
 class MujocoVector:
@@ -39,7 +42,7 @@ class MujocoVector:
                 made = make_one()
                 self.spec = describe(made)
                 self._prepare(made, min(threads or _cores(), num_envs))
-                self._try(made)
+                self.agreement: Agreement | None = self._compare(made).require(self.spec.id, self.engine)
         except BaseException:
             self._restore()
             raise
@@ -60,23 +63,28 @@ class MujocoVector:
         self._limit = self.spec.max_episode_steps or np.iinfo(np.int64).max
         self.obs: np.ndarray = np.zeros((self.num_envs, self.spec.obs_dim))
 
-    def _try(self, made: Any) -> None:
-        """Raise UnsupportedError unless a few steps are Gymnasium's: its other versions may differ."""
+    def _compare(self, made: Any) -> Agreement:
+        """Compare a few steps with Gymnasium's, whose other versions may differ by more than rounding."""
         actions = np.random.default_rng(0).uniform(-1, 1, (TRIED_STEPS, self.num_envs, self.spec.action_dim))
         actions = actions.astype(self.spec.action_low.dtype)
-        theirs = [made.reset(seed=0)[0], *(made.step(action[0])[:3] for action in actions)]
+        theirs = [(made.reset(seed=0)[0], 0.0, False), *(made.step(action[0])[:3] for action in actions)]
         # From here on Gymnasium draws what an episode starts from, and the batch takes it.
         self._env.set_state = self._start
         row = self._all[:1]
         self.reset(row, np.zeros(1, np.int64))
-        same = np.array_equal(self.obs[0], theirs[0])
-        for action, (obs, reward, terminated) in zip(actions, theirs[1:], strict=True):
-            paid, over, _ = self.step(action, row)
-            same = same and np.array_equal(self.obs[0], obs, equal_nan=True)
-            same = same and (paid[0], over[0]) == (reward, terminated)
-        if not same:
-            raise UnsupportedError(f"{self.spec.id} of this Gymnasium is not the one that the engine knows")
+        ours = [(self.obs[0].copy(), 0.0, False)]
+        for action in actions:
+            reward, terminated, _ = self.step(action, row)
+            ours.append((self.obs[0].copy(), float(reward[0]), bool(terminated[0])))
         self.obs[0] = 0
+        tolerances = {"observations": OBSERVATION_TOLERANCE, "rewards": REWARD_TOLERANCE, "terminations": 0.0}
+        return Agreement(
+            TRIED_STEPS,
+            tuple(
+                deviation(name, [each[i] for each in ours], [each[i] for each in theirs], tolerance)
+                for i, (name, tolerance) in enumerate(tolerances.items())
+            ),
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Pendulum-v1 as a tensor program: the arithmetic of gymnasium/envs/classic_control/pendulum.py in float64.
 
 It is Gymnasium's to rounding: a tensor library has a sine and a cosine of its own, which differ from NumPy's
-in the last bit, and squares by multiplying where Gymnasium calls the C library's pow.
+in the last bit, and squares by multiplying where Gymnasium calls the C library's pow. How much that is on a
+device is measured there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckpttool.agents.envs.pendulum_batch import PendulumBatch
+from ckpttool.agents.envs.spec import Agreement
 from ckpttool.agents.envs.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -20,10 +22,7 @@ if TYPE_CHECKING:
 
 
 class PendulumTensors:
-    """Angles and speeds, float64 [rows]; starts and constants are those of the rows in arrays.
-
-    These have compared themselves with the installed Gymnasium, step by step.
-    """
+    """Angles and speeds, float64 [rows]; starts, constants and the referee are those of PendulumBatch."""
 
     def __init__(self, make_one: Callable[[], Any]) -> None:
         """Raise UnsupportedError if the environment is not the Pendulum that these equations are of."""
@@ -35,6 +34,17 @@ class PendulumTensors:
     def notes(self) -> tuple[str, ...]:
         """What Gymnasium had to say, each sentence once."""
         return self._arrays.notes
+
+    def compare(self, device: torch.device) -> Agreement | None:
+        """Compare steps on the device with Gymnasium's; None where that is not installed."""
+        import torch
+
+        if (steps := self._arrays.reference()) is None:
+            return None
+        state = tuple(torch.from_numpy(column.copy()).to(device) for column in steps.states.T)
+        after, rewards, _ = self.step(state, torch.from_numpy(steps.actions).to(device))
+        found = (torch.stack(after, 1), self.observe(after), rewards)
+        return steps.agreement(*(tensor.cpu().numpy() for tensor in found))
 
     def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the angles and the speeds that Gymnasium's own generators draw."""

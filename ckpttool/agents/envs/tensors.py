@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
 
-from ckpttool.agents.envs.spec import EnvSpec
+from ckpttool.agents.envs.spec import Agreement, EnvSpec
 from ckpttool.agents.policy import Observation
 from ckpttool.errors import UnsupportedError, UsageError
 
@@ -34,6 +34,10 @@ class TensorProgram(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """What the task's library had to say, each sentence once."""
+        ...
+
+    def compare(self, device: torch.device) -> Agreement | None:
+        """Compare steps on the device with the task's library; None where that is not installed."""
         ...
 
     def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -64,11 +68,21 @@ class DeviceVector:
         self.program, self.num_envs = program, num_envs
         self.spec = program.spec
         self.obs: Observation = self.spec.zeros(num_envs)
+        self.agreement: Agreement | None = None
+        self._compared: set[torch.device] = set()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the task's library had to say, each sentence once."""
         return self.program.notes
+
+    def require_agreement(self, device: torch.device) -> None:
+        """Compare the program's steps on the device once; raise UnsupportedError beyond its tolerance."""
+        if device not in self._compared:
+            self.agreement = self.program.compare(device)
+            if self.agreement is not None:
+                self.agreement.require(self.spec.id, self.engine)
+            self._compared.add(device)
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:  # noqa: ARG002 - the protocol's
         """Raise UnsupportedError: the episodes are on the device."""
