@@ -48,12 +48,15 @@ site: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # constraints.txt holds the versions that were tested; torch among them must be the CPU build there is.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt torch
 	$(PIP) install --constraint constraints.txt --editable '.[all,dev,docs,gs,hf]'
-	# tf_keras asks for the full tensorflow, beside which tensorflow-cpu cannot be; without it Keras 2 is no referee.
-	$(PIP) install --constraint constraints.txt --no-deps tf_keras
+	# Keras 2, with which tests compare, requires the full tensorflow, which conflicts with tensorflow-cpu. It lies
+	# in a folder of its own, which tests/conftest.py adds to the path: the environment itself stays consistent.
+	$(PIP) install --constraint constraints.txt --no-deps --upgrade --target $(VENV)/keras2 tf_keras
+	$(PIP) --quiet uninstall --yes tf_keras  # where an earlier Makefile installed it
+	$(PIP) check
 	# What pip does for installed packages and not for editable ones: without it the first start compiles.
 	$(BIN)/python -m compileall -q ckpttool
 	touch $@

@@ -41,6 +41,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "sample_ckpts"
 CORPUS = ROOT.parent / "shared" / "corpus"
 
+# Keras 2 lies beside the environment (Makefile): pip would miss the full tensorflow, which it asks for.
+KERAS_2 = Path(sys.prefix) / "keras2"
+if KERAS_2.is_dir():
+    sys.path.append(str(KERAS_2))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(KERAS_2))))
+
 TF_SAMPLE = SAMPLES / "td3_pendulum_tf" / "ckpt-15000"
 TORCH_SAMPLE = SAMPLES / "td3_pendulum_torch" / "ckpt-15000.pt"
 
@@ -62,7 +68,8 @@ def ckpttool(*arguments: object, cwd: Path | None = None, env: dict[str, str] | 
     """Run the command line in a process of its own, without a terminal."""
     command = [sys.executable, "-m", "ckpttool", *map(str, arguments)]
     # A source checkout is enough: the package need not be installed.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **(env or {})}
+    path = os.pathsep.join((str(ROOT), str(KERAS_2)))
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "80", **(env or {})}
     done = subprocess.run(command, capture_output=True, cwd=cwd, env=environment, timeout=300, check=False)
     printed = done.stdout.decode()
     schemas.require_printed(arguments, printed)
@@ -133,6 +140,21 @@ def refused(ran: Ran) -> str:
     assert ran.err.replace("\n", "").isprintable()
     assert not ran.out
     return lines[0]
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None:
+    """Do nothing."""
+
+
+def pytest_configure() -> None:
+    """Let the tests' programs start with the signals that a terminal starts them with.
+
+    `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT in its background jobs. Programs
+    inherit what is ignored, but not what is handled. This process goes on to ignore them.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, _ignore)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

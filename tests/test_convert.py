@@ -10,7 +10,10 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -340,9 +343,9 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     assert not left_over(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
-    # A process that is stopped in the middle of writing, as a person or a scheduler stops it.
+@contextmanager
+def paused_while_writing(tmp_path: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a conversion that has written half of its target, and waits; `before` starts its command."""
     code = f"""
 import sys, time
 from ckpttool.cli import app
@@ -356,16 +359,33 @@ save.write = slow
 sys.argv = ["ckpttool", "convert", {str(TF_SAMPLE)!r}, {str(tmp_path / "x.pt")!r}]
 app.run()
 """
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    assert left_over(tmp_path)
-    child.send_signal(number)
-    _, err = child.communicate(timeout=30)
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*before, sys.executable, "-c", code], cwd=ROOT, **pipes) as child:
+        try:
+            assert child.stdout.readline() == "ready\n"
+            yield child
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    with paused_while_writing(tmp_path) as child:
+        assert left_over(tmp_path)
+        child.send_signal(number)
+        _, err = child.communicate(timeout=30)
     assert child.returncode == 128 + number
     assert err == f"ckpttool: {'interrupted' if number == signal.SIGINT else f'ended by {number.name}'}\n"
+    assert not left_over(tmp_path)
+
+
+def test_signals_that_the_starter_ignores_stay_ignored(tmp_path: Path) -> None:
+    """As `nohup` and background jobs start it: neither a hangup nor another job's Ctrl-C ends it."""
+    with paused_while_writing(tmp_path, "sh", "-c", 'trap "" INT HUP; exec "$@"', "sh") as child:
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            child.send_signal(number)
+        _, err = child.communicate(timeout=30)
+    assert (child.returncode, err) == (128 + signal.SIGTERM, "ckpttool: ended by SIGTERM\n")
     assert not left_over(tmp_path)
 
 

@@ -87,7 +87,7 @@ def played(vector: VectorEnv, steps: int) -> dict[str, np.ndarray]:
 
 
 def compare(ours: VectorEnv, theirs: VectorEnv, steps: int) -> dict[str, np.ndarray]:
-    """Play both with equal actions, and return what both gave: equal bits where the engine found them equal."""
+    """Play both with equal actions, and return what both gave: equal bits if the engine found equal bits."""
     found, expected = played(ours, steps), played(theirs, steps)
     assert ours.agreement is not None
     if ours.agreement.exact:

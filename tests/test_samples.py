@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.digest import digest
 from ckpttool.ops.restore import restore
-from tests.conftest import SAMPLES
+from tests.conftest import ROOT, SAMPLES
 
 FOLDERS = ["td3_pendulum_tf", "td3_pendulum_torch"]
 
@@ -55,6 +58,22 @@ def test_the_certificate_says_what_it_must(folder: str) -> None:
     text = json.dumps(found)
     assert "/root" not in text
     assert "/tmp" not in text
+
+
+def test_the_licence_and_the_commands_that_made_them_lie_beside_them() -> None:
+    note = (SAMPLES / "README.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"SPDX-License-Identifier: {project['license']}\n" in note
+    commands = [shlex.split(block) for block in re.findall(r"```sh\n(.*?)```", note, re.DOTALL)]
+    words = [word for command in commands for word in command if word.strip()]
+    for folder in FOLDERS:
+        found = certificate(folder)
+        arguments = found["arguments"]
+        assert isinstance(arguments, list)
+        # All but the folder that the checkpoints are written to.
+        start = words.index(found["script"], words.index("tensorflow") if folder.endswith("torch") else 0) + 1
+        assert words[start : start + len(arguments) - 1] == arguments[:-1]
+    assert {path.name for path in SAMPLES.iterdir() if path.is_dir()} == set(FOLDERS)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

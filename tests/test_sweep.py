@@ -411,10 +411,10 @@ def test_results_do_not_go_to_a_device() -> None:
 
 def test_ctrl_c_keeps_the_results_that_are_there(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
-    arguments = ["eval", str(RUN), "--episodes", "400", "--num-envs", "160", "--out", str(out), "--json"]
+    arguments = ["eval", str(RUN), "--episodes", "1500", "--num-envs", "160", "--out", str(out), "--json"]
     command = [sys.executable, "-m", "ckpttool", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
-        for _ in range(600):
+        for _ in range(3000):
             if out.exists() and out.stat().st_size:
                 break
             time.sleep(0.02)

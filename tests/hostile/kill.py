@@ -210,6 +210,10 @@ def _command(words: list[str], before: Callable[[], object]) -> NoReturn:
         os.dup2(nowhere, 2)
     sys.argv = ["ckpttool", *words]
     status = 1
+    # As a program starts from a terminal, whatever this process ignores or handles.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         from ckpttool.cli import main
