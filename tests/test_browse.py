@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -410,19 +411,22 @@ def test_lines_are_fitted_by_cells_and_inert() -> None:
 
 def test_what_is_looked_at_is_read_before_what_is_compared() -> None:
     done: list[str] = []
+    begun, asked = threading.Event(), threading.Event()
 
     def job(name: str, number: int) -> Iterator[None]:
         for _ in range(number):
             done.append(name)
-            time.sleep(0.002)
+            begun.set()
+            asked.wait(10)
             yield
 
     failed: list[Exception] = []
     reader = Reader(failed.append)
     reader.ask("comparison", job("compared", 20))
-    time.sleep(0.01)
+    assert begun.wait(10)
     reader.ask("numbers", job("given up", 20))
     reader.ask("numbers", job("looked at", 3))
+    asked.set()
     while not reader.idle():
         time.sleep(0.001)
     assert done.index("looked at") < len(done) - 10

@@ -187,15 +187,16 @@ def test_sentences_are_wrapped_on_a_terminal_and_one_line_in_a_pipe(tmp_path: Pa
     command = ("convert", str(TF_SAMPLE), str(tmp_path / "x.pt"), "--dry-run")
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-    process = subprocess.Popen((sys.executable, "-m", "ckpttool", *command), stdout=theirs, env=environment)
-    os.close(theirs)
-    shown = b""
-    # Linux says EIO where the last writer is gone.
-    with contextlib.suppress(OSError):
-        while piece := os.read(ours, 1 << 16):
-            shown += piece
-    os.close(ours)
-    assert process.wait() == 0
+    words = (sys.executable, "-m", "ckpttool", *command)
+    with subprocess.Popen(words, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        # Linux says EIO where the last writer is gone.
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 1 << 16):
+                shown += piece
+        os.close(ours)
+    assert process.returncode == 0
     (note,) = [line for line in in_process(*command).out.splitlines() if line.startswith("note: ")]
     assert len(note) > 80
     lines = shown.decode().splitlines()

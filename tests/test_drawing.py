@@ -128,10 +128,10 @@ def test_what_is_folded_is_said() -> None:
 def test_a_large_checkpoint_is_drawn_in_seconds(tmp_path: Path) -> None:
     names = [f"block{n // 100}/layer{n // 2}/{'bias' if n % 2 else 'kernel'}" for n in range(10_000)]
     found = listing(rows(*((name, (4,), {}) for name in names)))
-    start = time.perf_counter()
+    start = time.process_time()
     small, large = graph(found), graph(found, 9)
     text = svg(layout(large))
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
     assert len(small.nodes) == 101 <= COMFORTABLE
     assert "10,000 tensors have no box; --depth" in small.notes[0]
     assert len(large.nodes) == MOST

@@ -73,7 +73,7 @@ def test_the_policy_sees_what_the_other_version_shows(
     assert adapted.spec.obs_dim == size
     assert adapted.spec.id == played
     assert f"the policy takes {size} observations: {played}" in adapted.notes[0]
-    np.testing.assert_array_equal(observations(adapted), expected)
+    np.testing.assert_allclose(observations(adapted), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -180,17 +180,16 @@ def test_ctrl_c_keeps_what_is_finished() -> None:
     # The third means the first again: each checkpoint is there once.
     paths = [str(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt")) for step in (15000, 2500, 15000)]
     arguments = [*paths, "--episodes", "1000000", "--num-envs", "1", "--json"]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ckpttool", "eval", *arguments], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        # Enough for its start and an episode of each, however slow the machine is.
-        while child.poll() is None and seconds(child.pid) < 2.5:
-            time.sleep(0.05)
-        child.send_signal(signal.SIGINT)
-        out, _ = child.communicate(timeout=30)
-    finally:
-        child.kill()
+    command = [sys.executable, "-m", "ckpttool", "eval", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            # Enough for its start and an episode of each, however slow the machine is.
+            while child.poll() is None and seconds(child.pid) < 2.5:
+                time.sleep(0.05)
+            child.send_signal(signal.SIGINT)
+            out, _ = child.communicate(timeout=30)
+        finally:
+            child.kill()
     assert child.returncode == 130
     first, second = json.loads(out)["evaluations"]
     for each in (first, second):

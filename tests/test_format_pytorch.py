@@ -205,9 +205,9 @@ def test_a_list_in_itself_is_shown_once(tmp_path):
 
 def test_exponentially_shared_lists_end(tmp_path):
     doubled = b"".join(b"0](h%ch%ceq%c" % (n, n, n + 1) for n in range(40))
-    began = time.perf_counter()
+    began = time.process_time()
     read(archive(b"](K\x01K\x02eq\x00" + doubled + b"."), tmp_path)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_deep_nesting_is_refused(tmp_path):
@@ -581,9 +581,9 @@ def test_loading_a_written_file_needs_no_other_layout(torch, tmp_path):
 def test_8000_tensors_are_listed_quickly(torch, tmp_path):
     path = tmp_path / "many.pt"
     torch.save({f"layer.{n}.weight": torch.zeros(8) for n in range(8000)}, path)
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(pytorch.read(str(path)).tree) == 8000
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 # ------------------------------------------------------------------ other people's files

@@ -266,9 +266,9 @@ def test_two_gigabytes_are_listed_without_being_read(tmp_path: Path) -> None:
 def test_8000_storages_are_listed_quickly(tmp_path: Path) -> None:
     names = [str(n) for n in range(8000)]
     data = written({name: tensor(storage(name)) for name in names}, dict.fromkeys(names, ONE))
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(read(data, tmp_path).tree) == 8000
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 # ------------------------------------------------------------------ refusing

@@ -118,10 +118,12 @@ class Countdown:
 
 class TestAgainstAPlainLoop:
     @pytest.mark.parametrize("num_envs", [1, 4, 7])
-    def test_pendulum_is_equal_bit_for_bit(self, num_envs: int) -> None:
+    def test_pendulum_is_gymnasiums(self, num_envs: int) -> None:
         with envs.make("Pendulum-v1", num_envs) as pendulum:
             result = rollout(PENDULUM, pendulum, episodes=5, seed=100)
-        assert outcomes(result) == plain_loop("Pendulum-v1", PENDULUM, [100, 101, 102, 103, 104])
+        expected = plain_loop("Pendulum-v1", PENDULUM, [100, 101, 102, 103, 104])
+        assert [each[1:] for each in outcomes(result)] == [each[1:] for each in expected]
+        np.testing.assert_allclose(result.returns, [each[0] for each in expected], atol=1e-3)
         assert result.seeds.tolist() == [100, 101, 102, 103, 104]
         assert (result.steps, result.num_envs, result.interrupted) == (1000, num_envs, False)
 

@@ -192,9 +192,9 @@ def test_hash_bomb_is_not_hashed():
     bomb = b"K\x01q\x00" + b"".join(
         b"0(" + (b"h" + bytes((n,))) * 4 + b"tq" + bytes((n + 1,)) for n in range(30)
     )
-    began = time.perf_counter()
+    began = time.process_time()
     found = load(b"}" + bomb + b"Ns.")
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert isinstance(next(iter(found)), Opaque)
 
 
@@ -205,9 +205,9 @@ def test_integers_that_collide_are_not_hashed():
     large = b"".join(
         b"\x8a\x10" + (prime * (1 << 10) * n).to_bytes(16, "little") + b"N" for n in range(20_000)
     )
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(load(b"}(" + large + b"u.")) >= 19_000
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_200000_levels_deep():
@@ -226,9 +226,9 @@ def test_copies_of_one_long_text_are_bounded():
 def test_time_is_linear():
     def took(count: int) -> float:
         data = pickle.dumps([{"name": str(n), "value": (n, n + 1)} for n in range(count)], 2)
-        began = time.perf_counter()
+        began = time.process_time()
         load(data)
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     took(1000)
     assert took(100_000) < 40 * max(took(10_000), 0.01)

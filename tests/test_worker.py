@@ -39,7 +39,7 @@ def worker() -> Iterator[Worker]:
 
 @pytest.fixture
 def fragile() -> Iterator[Worker]:
-    with Worker("numpy", timeout=20) as running:
+    with Worker("numpy", timeout=60) as running:
         yield running
 
 
@@ -131,7 +131,7 @@ def test_a_silent_worker_is_not_waited_for(tmp_path: Path) -> None:
     asleep = interpreter(tmp_path, "exec sleep 60")
     with Worker("numpy", python=asleep, timeout=0.3) as worker, pytest.raises(WorkerError, match=r"0\.3 s"):
         worker.versions()
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 40  # it sleeps for 60
 
 
 def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:

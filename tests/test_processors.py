@@ -1,0 +1,88 @@
+"""The numerical tests once more, as an older processor computes them, and with other numbers of threads.
+
+A result must not depend on which instructions NumPy, BLAS and PyTorch find, nor on how many cores there are.
+Libraries read these settings when they are imported, so pytest runs again in a child.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+
+# Where arrays of one backend, engine or batch are compared with another's, or with recorded numbers.
+NUMERICAL = [
+    *("test_backends", "test_devices", "test_device_rollout", "test_envs_pendulum", "test_envs_mujoco"),
+    *("test_evaluate", "test_network", "test_onnx_model", "test_returns", "test_rollout", "test_strips"),
+]
+# These wait for seconds, or play thousands of steps that shorter tests play as well.
+LEFT_OUT = "not ctrl_c and not whole_episodes and not never_makes_code_run and not threads_change_nothing"
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def numpy_features() -> list[str]:
+    """Return the processor's features that NumPy has code of its own for, beyond what every build needs."""
+    core = getattr(np, "_core", None) or np.core  # type: ignore[attr-defined]  # before NumPy 2
+    umath = core._multiarray_umath
+    return [name for name in umath.__cpu_dispatch__ if umath.__cpu_features__.get(name)]
+
+
+def setting(features: str, threads: int) -> dict[str, str]:
+    """Return the environment in which libraries find all features or none ("baseline")."""
+    # Threads that wait must not spin: other tests run beside these.
+    found = {**dict.fromkeys(THREADS, str(threads)), "OMP_WAIT_POLICY": "passive"}
+    if features == "baseline":
+        found |= {"NPY_DISABLE_CPU_FEATURES": " ".join(numpy_features()), "ATEN_CPU_CAPABILITY": "default"}
+        if platform.machine() == "x86_64":
+            found |= {"OPENBLAS_CORETYPE": "Nehalem", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+            found |= {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+    return found
+
+
+def python(arguments: list[str], environment: Mapping[str, str]) -> str:
+    """Run Python so, from a starter that ignores Ctrl-C and hangups; return what it prints."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", sys.executable, *arguments]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**kept, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def test_the_settings_are_taken() -> None:
+    program = """
+import numpy as np
+core = getattr(np, "_core", None) or np.core
+features = core._multiarray_umath.__cpu_features__
+print(any(features[name] for name in core._multiarray_umath.__cpu_dispatch__))
+"""
+    assert python(["-c", program], setting("all", 1)).split() == [str(bool(numpy_features()))]
+    assert python(["-c", program], setting("baseline", 1)).split() == ["False"]
+    if importlib.util.find_spec("torch") is not None:
+        program = "import torch; print(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())"
+        assert python(["-c", program], setting("baseline", 1)).split() == ["DEFAULT", "1"]
+
+
+@pytest.mark.parametrize(("features", "threads"), [("baseline", 1), ("all", 2)])
+def test_numbers_do_not_depend_on_the_processor(features: str, threads: int) -> None:
+    modules = [str(ROOT / "tests" / f"{name}.py") for name in NUMERICAL]
+    options = ["-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not tensorflow", "-k", LEFT_OUT]
+    signals = [f"{ROOT}/tests/test_convert.py::test_a_signal_leaves_nothing_behind"]
+    output = python(["-m", "pytest", *options, *modules, *signals], setting(features, threads))
+    assert " passed" in output.splitlines()[-1]
