@@ -13,13 +13,21 @@ FUZZ ?=
 # Mutants of each format that `make fuzz` gives to ckpttool and to the format's own reader.
 FUZZ_MUTANTS ?= 20000
 
-.PHONY: demo test lint types tests bench fuzz docs site dist clean
+# What `make quick` tests: modules that take seconds. `make test` runs all.
+QUICK := @@
+
+.PHONY: demo test quick lint types tests bench fuzz docs site dist clean
 
 # The demo needs no framework to look and convert; it plays and verifies with both.
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
 test: lint types tests
+
+# The loop while one works: formatting, and the tests of what needs no framework.
+quick: lint
+	$(BIN)/pytest -n 2 -q -m "not torch and not tensorflow and not environment and not corpus" \
+		$(QUICK:%=tests/test_%.py)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -68,7 +68,8 @@ def test_every_number_is_gymnasiums(kwargs: dict[str, float]) -> None:
 
 
 @pytest.mark.skipif(
-    (platform.machine(), platform.libc_ver()[0]) != ("x86_64", "glibc"), reason="x86-64 with glibc"
+    (platform.machine(), platform.libc_ver()[0]) != ("x86_64", "glibc") or np.__version__ < "2",
+    reason="NumPy 2 on x86-64 with glibc; elsewhere rounding may differ",
 )
 def test_the_bits_are_gymnasiums_whatever_the_processor_has() -> None:
     """tests/test_processors.py runs this without AVX-512 and AVX2 as well."""

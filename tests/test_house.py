@@ -337,6 +337,23 @@ def test_no_test_imports_tensorflow_to_learn_whether_it_is_there(file: Path) -> 
     assert told == []
 
 
+def test_one_command_runs_every_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import __main__ as together
+
+    runs = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main(" in path.read_text()}
+    assert set(together.ALL) == runs - {"__main__", "conversion_floor"}  # which converting starts
+    assert all(map(together.title, together.ALL))
+    begun: list[str] = []
+
+    def fails(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        begun.append(command[-1])
+        return subprocess.CompletedProcess(command, int("latency" in command[-1]))
+
+    monkeypatch.setattr(subprocess, "run", fails)
+    assert together.main() == 1
+    assert begun == [f"benchmarks.{name}" for name in together.ALL]
+
+
 def test_the_command_line_starts_without_numpy() -> None:
     heavy = {"numpy", "rich.table", "h5py", "textual"}
     program = f"import sys, ckpttool.cli.app; print(sorted({heavy} & set(sys.modules)))"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import email.message
 import importlib.metadata
+import importlib.util
 import json
 import re
 import subprocess
@@ -128,6 +129,17 @@ def test_an_unpacked_sdist_builds_the_same_wheel_and_has_what_its_tests_need(
         assert (unpacked / name).read_bytes() == (ROOT / name).read_bytes()
     build(unpacked, tmp_path / "again", "-t", "wheel")
     assert (tmp_path / "again" / built.wheel.name).read_bytes() == built.wheel.read_bytes()
+
+
+@pytest.mark.skipif(
+    not (Path(sys.prefix) / ".installed").exists() or importlib.util.find_spec("pip") is None,
+    reason="the Makefile did not make this environment",
+)
+def test_the_pinned_environment_has_no_conflicts() -> None:
+    # Without the path of the tests, on which Keras 2 is (tests/conftest.py).
+    command = [sys.executable, "-I", "-m", "pip", "check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 # --- A machine that has the core and nothing else ---------------------------------------------------
