@@ -14,7 +14,12 @@ FUZZ ?=
 FUZZ_MUTANTS ?= 20000
 
 # What `make quick` tests: modules that take seconds. `make test` runs all.
-QUICK := @@
+QUICK := algorithms behind check checkpoint_state cli comparison convert decorations diff documents drawing \
+	format_npz format_sharded format_tensor_bundle forms hdf5_answer house inspect knowledge layers layouts \
+	limits mapping_inert nestings network object_graph optimizer_forms quiet reference_scores rule_files \
+	rule_parts rules samples schemas sidecar sniff solver source stacking statistics stats strips \
+	training_curve undo variables wire_npy wire_pickle wire_protobuf wire_sstable wire_writers wire_zip \
+	writing
 
 .PHONY: demo test quick lint types tests bench fuzz docs site dist clean
 

@@ -337,6 +337,14 @@ def test_no_test_imports_tensorflow_to_learn_whether_it_is_there(file: Path) -> 
     assert told == []
 
 
+def test_the_quick_tests_are_there() -> None:
+    listed = re.search(r"^QUICK := ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert listed is not None
+    quick = listed[1].replace("\\\n", " ").split()
+    assert [name for name in quick if not (ROOT / "tests" / f"test_{name}.py").is_file()] == []
+    assert "house" in quick
+
+
 def test_one_command_runs_every_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import __main__ as together
 

@@ -66,10 +66,11 @@ class PendulumBatch:
 
     engine = ENGINE
 
-    def __init__(self, make_one: Callable[[], Any], num_envs: int = 1) -> None:
+    def __init__(self, make_one: Callable[[], Any], num_envs: int = 1, *, engine: str = ENGINE) -> None:
         """Raise UnsupportedError if the environment is not the Pendulum that these equations are of."""
         if num_envs < 1:
             raise UsageError(f"{num_envs} environments cannot play")
+        self.engine = engine
         self._notes: dict[str, None] = {}
         with heard(self._notes):
             self._one = make_one()
@@ -81,11 +82,11 @@ class PendulumBatch:
         self._length = np.zeros(num_envs, np.int64)
         self.agreement: Agreement | None = None
         try:
-            self.law = _law(self._one.unwrapped)
+            self.law = _law(self._one.unwrapped, engine)
             if isinstance(self._one, PendulumAlone):
                 self._notes[NOTE] = None
             if (steps := self.reference()) is not None:
-                self.agreement = self._compare(steps).require(self.spec.id, ENGINE)
+                self.agreement = self._compare(steps).require(self.spec.id, engine)
         except BaseException:
             self.close()
             raise
@@ -122,7 +123,7 @@ class PendulumBatch:
 
     def frame(self, row: int) -> np.ndarray:  # noqa: ARG002 - the protocol's
         """Raise UnsupportedError: rows of an array draw nothing."""
-        raise UnsupportedError(f"{ENGINE} draws no picture", hint="--engine gymnasium does")
+        raise UnsupportedError(f"{self.engine} draws no picture", hint="--engine gymnasium does")
 
     def close(self) -> None:
         """Let go of the one environment."""
@@ -171,14 +172,14 @@ class PendulumBatch:
         return steps.agreement(np.stack([angle, speed], 1), seen, -costs)
 
 
-def _law(bare: Any) -> Law:
+def _law(bare: Any, engine: str) -> Law:
     """Return the constants of Gymnasium's object; raise UnsupportedError if it has others."""
     try:
         pull, push = 3 * bare.g / (2 * bare.l), 3.0 / (bare.m * bare.l**2)
         return Law(pull, push, bare.dt, bare.max_speed, bare.max_torque)
     except AttributeError as error:
         raise UnsupportedError(
-            f"this Gymnasium's {ID} is not the one that the {ENGINE} engine reproduces",
+            f"this Gymnasium's {ID} is not the one that the {engine} engine reproduces",
             found=f"no attribute {error.name!r}",
         ) from None
 

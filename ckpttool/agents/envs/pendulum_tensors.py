@@ -15,7 +15,7 @@ import numpy as np
 
 from ckpttool.agents.envs.pendulum_batch import PendulumBatch
 from ckpttool.agents.envs.spec import Agreement
-from ckpttool.agents.envs.tensors import Tensors
+from ckpttool.agents.envs.tensors import ENGINE, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ class PendulumTensors:
 
     def __init__(self, make_one: Callable[[], Any]) -> None:
         """Raise UnsupportedError if the environment is not the Pendulum that these equations are of."""
-        self._arrays = PendulumBatch(make_one)
+        self._arrays = PendulumBatch(make_one, engine=ENGINE)
         self.spec = self._arrays.spec
         self._law = self._arrays.law
 
