@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(games: Path) -> Any:
+def made(games: Path) -> Iterator[Any]:
     """Return a function that makes a small agent of the library, saves it, and gives it with its path."""
     library = pytest.importorskip("stable_baselines3")
     names: dict[str, Any] = {}
@@ -104,7 +105,10 @@ def made(games: Path) -> Any:
             agents[label] = model, str(games / f"{label}.zip")
         return agents[label]
 
-    return make
+    yield make
+    registry = importlib.import_module("gymnasium").registry
+    for name in ("Pictures-v0", "Mixed-v0"):
+        del registry[name]
 
 
 def observations(policy: str, *, first: bool = False) -> dict[str, np.ndarray]:
