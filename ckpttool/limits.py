@@ -65,7 +65,7 @@ class Limits:
     pickle_name: int = _limit(4096, "characters of a name that a pickle refers to")
     pickle_integer: int = _limit(1024, "bytes of one pickled integer")
     pickle_key_items: int = _limit(64, "items of a tuple that is a dict's key")
-    pickle_tuple_keys: int = _limit(4096, "keys of dicts that are tuples")
+    pickle_hashed_keys: int = _limit(4096, "keys of one dict, numbers or tuples, that are hashed by value")
     pickle_copies: int = _limit(1 * _MB, "bytes that known calls may copy, beside four times the pickle")
     pickle_revisits: int = _limit(1, "times per byte of a pickle that a shared value may be reached")
     hdf5_memory: int = _limit(1 * _GB, "memory of the process that lists an HDF5 file")

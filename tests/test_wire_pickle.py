@@ -167,8 +167,12 @@ def test_dup_and_pop_are_legal():
     assert load(b"(N0K\x01t0K\x02.") == 2
 
 
-def test_memo_numbers_may_be_large():
-    assert load(b"Nr\x00\x28\x6b\xee0j\x00\x28\x6b\xee.") is None
+def test_memo_numbers_are_those_of_a_pickler():
+    assert load(b"Nr\x00\x80\x00\x000j\x00\x80\x00\x00.") is None
+    for data in (b"Nr\x00\x28\x6b\xee.", b"Np4000000000\n.", b"Np-1\n."):
+        with pytest.raises(FormatError) as caught:
+            load(data)
+        assert caught.value.offset == 1
 
 
 def test_bytearray_of_a_size_is_not_made():

@@ -14,15 +14,28 @@ from ckpttool import limits
 from ckpttool.errors import FormatError, TruncatedError
 from ckpttool.wire import pickle_known
 from ckpttool.wire.asked import CODE, PLAIN, Asked, Verdict
-from ckpttool.wire.pickle_values import Builder, Dict, Global, Object, Opaque, Set, Stored
+from ckpttool.wire.pickle_values import (
+    MADE_BY_NEW,
+    METHODS,
+    SPREAD,
+    Builder,
+    Dict,
+    Global,
+    Keys,
+    Object,
+    Opaque,
+    Set,
+    Stored,
+    is_plain,
+    is_spread,
+)
 
 Persistent = Callable[[object], object]
-ATOMS = frozenset((str, int, bool, float, type(None), bytes, complex))
 # What a builder may go through in full; Stored bytes may be pickles of their own.
 _COPIED = frozenset((str, bytes, list, tuple, dict, Set, Stored))
 _STOP = 0x2E
+_MEMO = 1 << 16  # entries that earlier pickles of the same writer may have left
 _SHOWN = 100  # Python's messages quote the whole text that is no number
-_LONG_KEY = 1000  # characters of an item of a tuple that is a key: such keys are shown as they are written
 
 
 class Name:
@@ -65,6 +78,7 @@ class Machine:
         "end",
         "file",
         "inline",
+        "keys",
         "limits",
         "memo",
         "names",
@@ -73,7 +87,6 @@ class Machine:
         "position",
         "spent",
         "stack",
-        "tuple_keys",
     )
 
     def __init__(
@@ -95,7 +108,7 @@ class Machine:
         self.base = base
         self.position = 0
         self.spent = 0
-        self.tuple_keys = 0
+        self.keys: dict[int, Keys] = {}
         self.end = len(data)
         self.stack: list[Any] = []
         self.outer: list[list[Any]] = []
@@ -150,7 +163,8 @@ class Machine:
                 self.stack.append(data[at + 1])
                 at += 2
             elif code == 0x72:  # LONG_BINPUT
-                memo[int.from_bytes(data[at + 1 : at + 5], "little")] = self.stack[-1]
+                number = int.from_bytes(data[at + 1 : at + 5], "little")
+                memo[number if number <= at else self.memo_number(number)] = self.stack[-1]
                 at += 5
             elif code == _STOP:
                 self.position = at + 1
@@ -166,6 +180,13 @@ class Machine:
         if at >= total:
             self.cut()
         self.end = total
+
+    def memo_number(self, number: int) -> int:
+        """Return the number of a new memo entry; raise FormatError where no pickler has come to it yet."""
+        # Every pickler counts its entries. Numbers that a file could choose could all fall into one slot.
+        if not 0 <= number <= self.position + _MEMO:
+            self.fail("a number of the pickle's memo is out of range", self.position)
+        return number
 
     def recall(self, number: int) -> Any:
         """Return the memo's entry."""
@@ -191,35 +212,23 @@ class Machine:
             self.cut()
         return self.data[at:stop], stop + 1
 
-    def key(self, value: Any) -> Any:
-        """Return a dict's key that hashes in constant time, equal where the stored keys are equal."""
-        kind = type(value)
-        if kind is int:
-            # An integer's hash is its remainder by 2**61 - 1: only large ones collide at will.
-            return value if -(1 << 63) <= value < 1 << 64 else Opaque(value)
-        if kind in ATOMS:
-            return value
+    def key(self, value: Any, target: dict[Any, Any]) -> Any:
+        """Return a key for `target` that hashes in constant time, and equals another where Python's does."""
+        if type(value) is Stored:
+            self._spend((value,))
+            return bytes(value)
         if isinstance(value, list | dict):
-            self.fail(f"a {kind.__name__} is used as a dict's key", self.position)
-        if not isinstance(value, tuple) or isinstance(value, Global):
+            self.fail(f"a {type(value).__name__} is used as a dict's key", self.position)
+        if is_spread(value, len(target)):
             return value
-        self.tuple_keys += 1
-        few = self.tuple_keys <= self.limits.pickle_tuple_keys
-        return value if few and self._shallow(value) else Opaque(value)
-
-    def _shallow(self, value: tuple[Any, ...]) -> bool:
-        todo, seen = [value], 0
-        while todo:
-            items = todo.pop()
-            seen += len(items)
-            if seen > self.limits.pickle_key_items:
-                return False
-            for item in items:
-                if isinstance(item, tuple):
-                    todo.append(item)
-                elif type(item) not in ATOMS or (type(item) in (str, bytes) and len(item) > _LONG_KEY):
-                    return False
-        return True
+        if not is_plain(value):
+            return Opaque(value)
+        if len(target) < SPREAD:
+            return value
+        known = self.keys.get(id(target))
+        if known is None:
+            known = self.keys[id(target)] = Keys(target)
+        return self.built(lambda key: known.keep(key, self.limits.pickle_hashed_keys), value)
 
     def name(self, target: Global) -> Name:
         """Return what is known of a name; it is new where it was not seen before."""
@@ -229,13 +238,20 @@ class Machine:
             self.names[target] = found
         return found
 
-    def call(self, function: Any, args: Any, kwargs: Any = None) -> Any:
-        """Return the inert result of a call: data where a builder knows it, else an Object."""
+    def call(self, function: Any, args: Any, kwargs: Any = None, *, new: bool = False) -> Any:
+        """Return the inert result of a call: data where a builder knows it, else an Object.
+
+        `new` says that it is one of the class's `__new__` alone, which may do less than a call of the class.
+        """
         if type(args) is not tuple:
             self.fail("the pickle makes a call whose arguments are no tuple", self.position)
         if type(function) is Global:
             name = self.name(function)
             name.calls += 1
+            if new and name.builder is not None and args and function.full not in MADE_BY_NEW:
+                self.fail(
+                    f"the pickle makes a {function.full} by __new__ alone, with arguments", self.position
+                )
             if name.builder is not None and not kwargs:
                 self._spend(args)
                 value = self.built(name.builder, args)
@@ -268,12 +284,23 @@ class Machine:
 
     def restated(self, target: Any, state: Any) -> Any:
         """Return the state of what BUILD is done to: attributes are added to those that it has already."""
+        if type(target) is Dict:
+            self._require_attributes(state)
         if type(target) not in (Object, Dict) or target.state is None:
             return state
         if type(target.state) is not dict or type(state) is not dict:
             self.fail("the pickle sets the state of an object a second time", self.position)
         self._spend((target.state, state))
         return {**target.state, **state}
+
+    def _require_attributes(self, state: Any) -> None:
+        # Of a dict's class they are data only where they do not hide what the class does.
+        for part in state if type(state) is tuple and len(state) == 2 else (state,):
+            if part is None:
+                continue
+            self._spend((part,))
+            if not isinstance(part, dict) or not all(type(n) is str and n not in METHODS for n in part):
+                self.fail("the state of a dict is not made of attributes", self.position)
 
     def asked(self) -> tuple[Asked, ...]:
         """Return what the pickle asks for, up to where it was read."""
@@ -286,6 +313,9 @@ class Machine:
             for arg in args:
                 if type(arg) in _COPIED:
                     self.spent += len(arg)
+                if type(arg) is tuple and len(arg) == 2:
+                    # A state: attributes, and those that have slots.
+                    self.spent += sum(len(part) for part in arg if isinstance(part, dict))
         if self.spent > most:
             self.exceed("pickle_copies", "the pickle copies its values again and again", self.spent)
 

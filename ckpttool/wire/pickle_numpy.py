@@ -6,13 +6,14 @@ Sources: numpy/_core/src/multiarray/methods.c (array_reduce, array_setstate), de
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttool.errors import FormatError
-from ckpttool.wire.pickle_values import Builder, Global, Object, Stored
+from ckpttool.wire.pickle_values import Builder, Global, Object, Stateful, Stored
 
 # The type codes that the formats here know, with struct's code where a scalar can become a number.
 _NAMES = {
@@ -27,22 +28,61 @@ _SCALARS = {
 }  # fmt: skip
 
 
+_ORDERS = ("<", ">", "=", "|")
+_RANK, _SHOWN = 64, 40
+
+
 @dataclass(eq=False, slots=True)
-class Type:
-    """A dtype; `state` is what BUILD adds, its second item the byte order."""
+class Type(Stateful):
+    """A dtype; `order` is its byte order, `state` what BUILD added.
+
+    `fixed` says that NumPy shares it and lets no pickle change it, `used` that an array was made of it.
+    """
 
     code: str
+    order: str = "="
+    fixed: bool = False
+    used: bool = False
     state: object = None
+
+    def set_state(self, state: Any) -> None:
+        """Take the byte order; raise FormatError for a state that is not the one of a number's type."""
+        if self.used or self.fixed or self.state is not None:
+            raise FormatError("a numpy dtype is changed after it was made")
+        self.state = state
+        if self.name is not None:
+            self.order = _order(state)
 
     @property
     def big(self) -> bool:
         """Whether values are stored with the most significant byte first."""
-        return isinstance(self.state, tuple) and len(self.state) > 1 and self.state[1] == ">"
+        return self.order == ">"
 
     @property
     def name(self) -> str | None:
         """Our name of the type; None for objects, text, dates and records."""
         return _NAMES.get(self.code)
+
+
+def _order(state: Any) -> str:
+    """Return the byte order that a state says (descriptor.c, arraydescr_setstate: versions 0 to 4).
+
+    Without version it has five items; the names of fields came with the second, flags with the third.
+    """
+    if type(state) is not tuple or not 5 <= len(state) <= 9:
+        raise FormatError("a numpy dtype has a state that NumPy does not write")
+    version, rest = (0, state) if len(state) == 5 else (state[0], state[1:])
+    order = rest[0].decode("latin-1") if type(rest[0]) is bytes else rest[0]
+    inner, (size, alignment, *more) = (rest[1:3], rest[3:]) if len(rest) == 5 else (rest[1:4], rest[4:])
+    if type(version) is not int or not 0 <= version <= 4 or order not in _ORDERS:
+        raise FormatError(
+            "a numpy dtype has an unknown version or byte order", found=repr(state[:2])[:_SHOWN]
+        )
+    if any(part is not None for part in inner) or size != -1 or alignment != -1:
+        raise FormatError("a numpy dtype of numbers has parts, or a size of its own")
+    if more and (type(more[0]) is not int or more[0]):
+        raise FormatError("a numpy dtype of numbers has flags", found=repr(more[0])[:_SHOWN])
+    return str(order)
 
 
 class Parts(NamedTuple):
@@ -55,62 +95,108 @@ class Parts(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Array:
-    """An array; `state` is what BUILD gives it (version, shape, dtype, order, data)."""
+class Array(Stateful):
+    """An array; its state is (version, shape, dtype, order, data), or the same without the version."""
 
-    state: object = None
+    held: Parts | None = None
+
+    def set_state(self, state: Any) -> None:
+        """Take what the array holds; raise FormatError where NumPy would not, or not in one way."""
+        if self.held is not None:
+            raise FormatError("a numpy array gets its data twice")
+        if type(state) is not tuple or len(state) not in (4, 5):
+            raise FormatError("a numpy array has a state that NumPy does not write")
+        version = state[0] if len(state) == 5 else 0
+        if type(version) is not int or version not in (0, 1):
+            raise FormatError("a numpy array's state has an unknown version", found=repr(version)[:_SHOWN])
+        shape, kind, fortran, data = state[-4:]
+        if type(shape) is not tuple or len(shape) > _RANK or not isinstance(kind, Type):
+            raise FormatError("a numpy array's state has no shape or no dtype")
+        if type(fortran) not in (bool, int) or fortran not in (0, 1):
+            raise FormatError("a numpy array's order is neither C nor Fortran", found=repr(fortran)[:_SHOWN])
+        self.held = _parts(kind, shape, bool(fortran), data)
 
     def parts(self) -> Parts | None:
-        """Return what the array holds, checked; None where nothing but its class is known."""
-        state = self.state
-        if not isinstance(state, tuple) or len(state) not in (4, 5):
-            return None
-        shape, kind, fortran, data = state[-4:]
-        if not isinstance(shape, tuple) or not isinstance(kind, Type):
-            return None
-        data = as_bytes(data)
-        if not isinstance(data, bytes | Stored | list) or len(shape) > 64:
-            return None
-        return Parts(kind, _checked(shape, kind, data), bool(fortran), data)
+        """Return what the array holds; None where nothing but its class is known."""
+        found = self.held
+        if found is not None and isinstance(found.data, list):
+            # The list may have grown since NumPy took what was in it.
+            _require_full(found.type, found.shape, found.data)
+        return found
 
 
-def _checked(shape: tuple[Any, ...], kind: Type, data: bytes | Stored | list[Any]) -> tuple[int, ...]:
-    count = 1
-    for extent in shape:
-        if type(extent) is not int or extent < 0:
-            raise FormatError("a pickled array has an impossible shape")
-        count *= extent
+def _parts(kind: Type, shape: tuple[Any, ...], fortran: bool, data: Any) -> Parts:
+    data = as_bytes(data)
+    if not isinstance(data, list if kind.code[:1] == "O" else bytes | Stored):
+        raise FormatError("a numpy array's data are not of its type")
+    if any(type(extent) is not int or extent < 0 for extent in shape):
+        raise FormatError("a pickled array has an impossible shape")
+    _require_full(kind, shape, data)
+    kind.used = True
+    return Parts(kind, shape, fortran, data)
+
+
+def _require_full(kind: Type, shape: tuple[int, ...], data: bytes | Stored | list[Any]) -> None:
     digits = kind.code[1:]
     size = int(digits) if not isinstance(data, list) and digits.isascii() and digits.isdigit() else 1
     size *= 4 if kind.code[:1] == "U" else 1
-    if count * size != len(data):
+    count = size * math.prod(shape)
+    if count != len(data):
         raise FormatError(
             "a pickled array's data do not fill its shape",
-            expected=f"{count * size:,} bytes",
+            expected=f"{count:,} bytes",
             found=f"{len(data):,}",
         )
-    return shape
 
 
 def as_bytes(data: Any) -> Any:
-    """Return the bytes that Python 2 stored as text, which the machine makes of its ASCII; others as is."""
-    return data.encode("ascii") if type(data) is str and data.isascii() else data
+    """Return the bytes that NumPy takes text for (Python 2 stored them as that); others as they are."""
+    if type(data) is not str:
+        return data
+    try:
+        return data.encode("latin-1")
+    except UnicodeEncodeError:
+        return data
 
 
 def _type(args: tuple[Any, ...]) -> object:
-    known = args and isinstance(args[0], str) and len(args[0]) < 16
-    return Type(args[0].lstrip("<>=|")) if known else NotImplemented
+    if not args or not isinstance(args[0], str) or len(args[0]) > 16:
+        return NotImplemented
+    order = args[0][:1] if args[0][:1] in _ORDERS else "="
+    made = Type(args[0][1:] if args[0][:1] in _ORDERS else args[0], order)
+    if made.name is None:
+        return made
+    # (code, align, copy): without a copy it is the one of all arrays.
+    if not all(type(flag) in (bool, int) for flag in args[1:]) or len(args) > 3:
+        return NotImplemented
+    made.fixed = len(args) < 3 or not args[2]
+    return made
 
 
-def _reconstruct(args: tuple[Any, ...]) -> object:  # noqa: ARG001 - the shape given here is always (0,)
-    return Array()
+def made(*state: Any) -> Array:
+    """Return the array of this state."""
+    found = Array()
+    found.set_state(state)
+    return found
+
+
+def _reconstruct(args: tuple[Any, ...]) -> object:
+    # The shape given here is (0,): data come with the state.
+    return Array() if len(args) == 3 and isinstance(args[0], Global) and args[1] == (0,) else NotImplemented
+
+
+_READ_ORDERS = {"C": False, "A": False, None: False, "F": True}
 
 
 def _from_buffer(args: tuple[Any, ...]) -> object:
-    if len(args) != 4 or not isinstance(args[1], Type):
+    if len(args) not in (4, 5) or not isinstance(args[1], Type) or type(args[2]) is not tuple:
         return NotImplemented
-    data, kind, shape, order = args
-    return Array((1, shape, kind, order == "F", data))
+    data, kind, shape, order = args[:4]
+    order = order.decode("latin-1") if type(order) is bytes else order
+    order = order.upper() if type(order) is str else order
+    if (order is not None and type(order) is not str) or order not in _READ_ORDERS:
+        return NotImplemented
+    return made(1, shape, kind, _READ_ORDERS[order], data)
 
 
 def _scalar(args: tuple[Any, ...]) -> object:
@@ -120,6 +206,7 @@ def _scalar(args: tuple[Any, ...]) -> object:
     code = _SCALARS.get(kind.code)
     if code is None:
         return NotImplemented
+    kind.used = True
     layout = struct.Struct((">" if kind.big else "<") + code)
     if layout.size != len(data):
         raise FormatError("a pickled numpy scalar has the wrong size", found=f"{len(data):,} bytes")
@@ -131,7 +218,7 @@ def _dilled(args: tuple[Any, ...]) -> object:
     """Return the array that dill rebuilds from a call, its arguments and a state (and attributes)."""
     if len(args) < 3 or type(args[2]) is not tuple or not isinstance(args[0], Global):
         return NotImplemented
-    return Array(args[2]) if args[0].full in _RECONSTRUCT else NotImplemented
+    return made(*args[2]) if args[0].full in _RECONSTRUCT else NotImplemented
 
 
 def name_of(code: str) -> str | None:

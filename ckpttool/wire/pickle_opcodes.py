@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import codecs
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
 
 from ckpttool.wire.pickle_machine import Machine, Opcode
-from ckpttool.wire.pickle_values import RENAMED, Global, Object, Set, Stored
+from ckpttool.wire.pickle_values import RENAMED, Global, Object, Set, Stateful, Stored
 
 _UNPACK_FLOAT = struct.Struct(">d").unpack_from
 
 
+# Python's own reader takes more spellings (octal and hexadecimal ones, spaces, underscores), C's another set.
+_INTEGER = re.compile(rb"-?(?:0|[1-9][0-9]*)L?")
+_REAL = re.compile(rb"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:inf|nan)")
+
+
 def _put(machine: Machine, number: int) -> None:
-    machine.memo[number] = machine.stack[-1]
+    machine.memo[machine.memo_number(number)] = machine.stack[-1]
 
 
 def _append(machine: Machine, items: list[Any]) -> None:
@@ -32,7 +38,7 @@ def _add(machine: Machine, at: int) -> int:
     items = machine.since_mark()
     target = machine.stack[-1]
     if type(target) is Set and target.name == "builtins.set":
-        target.extend(items)
+        machine.built(target.add, items)
     elif isinstance(target, Object):
         target.items = target.items or []
         target.items.extend(items)
@@ -52,7 +58,7 @@ def _set_items(machine: Machine, items: list[Any]) -> None:
         machine.fail("a dict's items do not come in pairs", machine.position)
     for at in range(0, len(items), 2):
         key = items[at]
-        target[key if type(key) is str else machine.key(key)] = items[at + 1]
+        target[key if type(key) is str else machine.key(key, target)] = items[at + 1]
 
 
 # Each function takes the position after the opcode, returns the position after its argument.
@@ -142,13 +148,17 @@ def _int_text(machine: Machine, at: int) -> int:
     text, after = machine.line(at)
     if text in (b"00", b"01"):
         machine.stack.append(text == b"01")
-    else:
+    elif _INTEGER.fullmatch(text):
         machine.stack.append(int(text.removesuffix(b"L")))
+    else:
+        machine.fail("an integer of the pickle is not written as picklers write it", at)
     return after
 
 
 def _float_text(machine: Machine, at: int) -> int:
     text, after = machine.line(at)
+    if not _REAL.fullmatch(text):
+        machine.fail("a number of the pickle is not written as picklers write it", at)
     machine.stack.append(float(text))
     return after
 
@@ -244,7 +254,9 @@ def _dict(machine: Machine, at: int) -> int:
 
 def _frozenset(machine: Machine, at: int) -> int:
     items = machine.since_mark()
-    machine.stack.append(Set("builtins.frozenset", items))
+    made = Set("builtins.frozenset")
+    machine.built(made.add, items)
+    machine.stack.append(made)
     return at
 
 
@@ -298,12 +310,18 @@ def _reduce(machine: Machine, at: int) -> int:
     return at
 
 
+def _new_object(machine: Machine, at: int) -> int:
+    args = machine.stack.pop()
+    machine.stack[-1] = machine.call(machine.stack[-1], args, new=True)
+    return at
+
+
 def _new_object_ex(machine: Machine, at: int) -> int:
     kwargs = machine.stack.pop()
     args = machine.stack.pop()
     if not isinstance(kwargs, dict):
         machine.fail("the pickle makes a call whose named arguments are no dict", machine.position)
-    machine.stack[-1] = machine.call(machine.stack[-1], args, kwargs)
+    machine.stack[-1] = machine.call(machine.stack[-1], args, kwargs, new=True)
     return at
 
 
@@ -325,12 +343,15 @@ def _object(machine: Machine, at: int) -> int:
 def _build(machine: Machine, at: int) -> int:
     state = machine.stack.pop()
     target = machine.stack[-1]
-    if not hasattr(target, "state"):
+    if isinstance(target, Stateful):
+        machine.built(target.set_state, state)
+    elif not hasattr(target, "state"):
         what = (
             f"the class or function {target.full}" if type(target) is Global else f"a {type(target).__name__}"
         )
         machine.fail(f"the pickle sets the state of {what}", machine.position)
-    target.state = machine.restated(target, state)
+    else:
+        target.state = machine.restated(target, state)
     return at
 
 
@@ -440,7 +461,7 @@ _OPCODES: dict[bytes, Opcode] = {
     b"c": _global,
     b"\x93": _stack_global,
     b"R": _reduce,
-    b"\x81": _reduce,
+    b"\x81": _new_object,
     b"\x92": _new_object_ex,
     b"i": _instance,
     b"o": _object,

@@ -35,7 +35,8 @@ from ckpttool.wire.zip_records import (
 
 _COMMENT_ROOM = END.size + FULL16
 _END, _LOCATOR = b"PK\x05\x06", b"PK\x06\x07"
-_FILE_TYPES = (0, 0o04, 0o10)  # 4.4.15 leaves the upper half to the host; Unix puts st_mode there
+_DOS_FOLDER, _UNIX_FOLDER = 0x10, 0o04
+_FILE_TYPES = (0, _UNIX_FOLDER, 0o10)  # 4.4.15 leaves the upper half to the host; Unix puts st_mode there
 
 
 class Directory(NamedTuple):
@@ -157,11 +158,19 @@ def _entry(file: File, data: bytes, at: int, base: int) -> tuple[Entry, int]:
         fail(file, "the archive is split over several disks", base + at)
     if method == STORED and stored != size:
         fail(file, f"member {shown(text)} is stored as it is, yet has two sizes", base + at)
-    if kind >> 28 not in _FILE_TYPES:
-        fail(file, f"member {shown(text)} is a link or a device, not a file", base + at)
-    if text[-1] == "/" and size:
-        fail(file, f"member {shown(text)} is a folder, yet has bytes", base + at)
+    _require_file(file, text, kind, size, base + at)
     return Entry(header, text, raw, method, flags, crc, stored, size), stop
+
+
+def _require_file(file: File, name: str, kind: int, size: int, at: int) -> None:
+    """Raise FormatError unless the member is a file, or an empty folder, by name and attributes alike."""
+    if kind >> 28 not in _FILE_TYPES:
+        fail(file, f"member {shown(name)} is a link or a device, not a file", at)
+    if name[-1] != "/" and (kind & _DOS_FOLDER or kind >> 28 == _UNIX_FOLDER):
+        # miniz, and so torch, reads nothing then and returns memory as it was (mz_zip_reader_extract_to_mem).
+        fail(file, f"member {shown(name)} is marked as a folder, and has the name of a file", at)
+    if name[-1] == "/" and size:
+        fail(file, f"member {shown(name)} is a folder, yet has bytes", at)
 
 
 def _name(file: File, raw: bytes, flags: int, at: int) -> str:

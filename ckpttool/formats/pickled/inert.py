@@ -7,6 +7,7 @@ from typing import Any
 from ckpttool.leaf import Key, Record, key
 from ckpttool.wire.pickle_numpy import Type
 from ckpttool.wire.pickle_reader import Global, Object, Opaque, Stored
+from ckpttool.wire.pickle_values import is_plain
 
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 KEYS = frozenset((str, int, float, bool, type(None)))
@@ -16,6 +17,8 @@ _SHOWN = 32  # arguments of a call that are shown in its line
 
 def step_of(name: Any, position: int) -> Key:
     """Return the step for a dict's key, the `position`-th; a label where a path cannot hold it."""
+    if type(name) is Opaque and is_plain(name.value):
+        name = name.value
     if type(name) in KEYS:
         return key(name)
     if isinstance(name, Global):

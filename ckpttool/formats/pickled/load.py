@@ -12,7 +12,7 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.source import File, Inline, Source, Span
 from ckpttool.wire import npy, pickle_numpy, pickle_reader
 from ckpttool.wire.asked import Asked
-from ckpttool.wire.pickle_numpy import Array, Parts, Type
+from ckpttool.wire.pickle_numpy import Parts, Type
 from ckpttool.wire.pickle_reader import CONTAINERS, Builder, Object, Stored
 
 # Shorter arrays are kept in the tree: a span would take as much memory.
@@ -24,12 +24,12 @@ def _scalar(args: tuple[Any, ...]) -> object:
     data = pickle_numpy.as_bytes(args[1]) if len(args) == 2 else None
     if not isinstance(data, bytes) or not isinstance(args[0], Type):
         return NotImplemented
-    return Array((1, (), args[0], False, data)) if args[0].name else NotImplemented
+    return pickle_numpy.made(1, (), args[0], False, data) if args[0].name else NotImplemented
 
 
 def _jax_array(args: tuple[Any, ...]) -> object:
     """Return the array that JAX rebuilds: how NumPy would, from the same four parts, and facts of its own."""
-    return Array(args[2]) if len(args) == 4 and type(args[2]) is tuple else NotImplemented
+    return pickle_numpy.made(*args[2]) if len(args) == 4 and type(args[2]) is tuple else NotImplemented
 
 
 def _set_state(args: tuple[Any, ...]) -> object:

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Literal, TypeVar
 
 from ckpttool import limits
+from ckpttool.errors import FormatError
 from ckpttool.formats.pickled.inert import KEYS, is_leaf, record, step_of
-from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf, attr, index
+from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf, attr, exact, index
 from ckpttool.tree import Alias, Container
 from ckpttool.wire.pickle_reader import Dict, Object, Set
 
 # What a small pickle may have: values reached again, and letters of their names.
 _SPARE, _SPARE_LETTERS = 10_000, 1 << 24
 _LETTERS = 64  # of names, per byte: what is deep in modules has long names for a few bytes each
+_SHOWN = 200
 _NUMBER = 4  # letters of a step that is no text
 
 # How a container holds a value: as a dict's entry, a list's item, an object's attribute, or as what an
@@ -168,6 +170,11 @@ class Traversal(ABC, Generic[Place]):
         self._named = 0
         self._seen.clear()
 
+    def require_free(self, path: Path) -> None:
+        """Raise FormatError when another value stands at the path already."""
+        if path in self.leaves or path in self.containers:
+            raise FormatError(f"two values have the name {exact(path)[:_SHOWN]!r}")
+
     def _again(self, value: Any) -> bool:
         # Say whether the value was shown before and there is no allowance left to show it again.
         if not self.left and id(value) in self._seen:
@@ -178,13 +185,24 @@ class Traversal(ABC, Generic[Place]):
 
 def _children(value: Any) -> Iterator[tuple[Key, Any, Via]]:
     if isinstance(value, dict):
-        for position, (name, child) in enumerate(value.items()):
-            yield step_of(name, position), child, "entry"
+        yield from _entries(value)
     elif isinstance(value, Object):
         yield from _members(value)
     else:
         for position, item in enumerate(value):
             yield index(position), item, "item"
+
+
+def _entries(value: dict[Any, Any]) -> Iterator[tuple[Key, Any, Via]]:
+    labels: set[Any] = set()
+    for position, (name, child) in enumerate(value.items()):
+        step = step_of(name, position)
+        if type(name) not in KEYS:
+            # The label of one key may be the text of another, or its label.
+            while step.value in value or step.value in labels:
+                step = step._replace(value=f"{step.value} {position}")
+            labels.add(step.value)
+        yield step, child, "entry"
 
 
 def _members(value: Object) -> Iterator[tuple[Key, Any, Via]]:

@@ -71,6 +71,7 @@ class Walk(Traversal[None]):
 
     def value(self, value: Any, path: Path, place: None) -> None:
         """Add what stands at the path."""
+        self.require_free(path)
         kind = type(value)
         if kind in PLAIN:
             self.leaves[path] = ValueLeaf(value, self.uses(path, "", ()).role)

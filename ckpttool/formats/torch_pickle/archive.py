@@ -129,24 +129,25 @@ def _place(archive: Archive, folder: str, key: str, nbytes: int) -> Storage:
     return source
 
 
-def _small(archive: Archive, name: str) -> str | None:
-    """Return the text of a small member, None when there is none."""
+def _small(archive: Archive, name: str) -> bytes | None:
+    """Return a small member's bytes, None when there is none."""
     if name not in archive.members or archive.source(name).length > _SMALL:
         return None
-    return bytes(archive.source(name).read()).decode("latin-1").strip()
+    return bytes(archive.source(name).read())
 
 
 def _big(archive: Archive, top: str) -> bool:
     name = f"{top}/byteorder"
     order = _small(archive, name)
-    if order not in ("little", "big") and name in archive.members:
+    # Compared as torch does: it takes no newline behind the word, either.
+    if order not in (b"little", b"big") and name in archive.members:
         raise FormatError(
             "the byte order is not one that torch writes", file=archive.file.path, found=repr(order)
         )
-    return order == "big"
+    return order == b"big"
 
 
 def _writer(archive: Archive, top: str) -> str:
     kind = "TorchScript" if script.is_script(archive.members, top) else "torch"
     version = _small(archive, f"{top}/version") or _small(archive, f"{top}/.data/version")
-    return f"{kind} archive version {version}" if version else f"{kind} archive"
+    return f"{kind} archive version {version.decode('latin-1').strip()}" if version else f"{kind} archive"

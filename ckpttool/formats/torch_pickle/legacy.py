@@ -98,8 +98,10 @@ class _Names:
         """Return the storage or the class of a persistent id; raise FormatError for another one."""
         if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
             return self.classes.named(pid[1:])
-        root = self.storages.persistent(pid)
-        view = pid[5] if isinstance(pid, tuple) and len(pid) == 6 else None
+        root = self.storages.persistent(pid, 6)
+        if root.key in self.views:
+            raise FormatError(f"storage {root.key!r} is a part of another, too")
+        view = pid[5] if isinstance(pid, tuple) else None
         return root if view is None else self._view(root, view)
 
     def _view(self, root: Storage, view: object) -> Storage:
@@ -110,6 +112,9 @@ class _Names:
         if offset < 0 or count < 0 or (offset + count) * width > root.nbytes:
             raise FormatError(f"storage {key!r} reaches beyond storage {root.key!r}, of which it is a part")
         part = Storage(key, root.dtype, count * width, root.bytes, part=True)
+        if key in self.storages.known:
+            # torch would take the other one, whichever of the two the pickle names first.
+            raise FormatError(f"a part of storage {root.key!r} has the key of another storage")
         made = _View(part, root, offset * width)
         known = self.views.setdefault(key, made)
         if (known.root, known.start, known.storage.nbytes) != (root, made.start, made.storage.nbytes):

@@ -44,7 +44,21 @@ def top(members: Collection[str], file: str) -> str:
     return folder
 
 
+# What torch looks for by name, whatever the case of its letters.
+_WANTED = "data.pkl constants.pkl byteorder version .data/version .format_version .storage_alignment"
+
+
 def _require_one_case(members: Collection[str], folder: str, file: str) -> None:
+    wanted = {f"{folder}/{name}".lower(): f"{folder}/{name}" for name in _WANTED.split()}
+    for name in members:
+        exact = wanted.get(name.lower(), name)
+        if exact != name:
+            raise FormatError(
+                "a member has a name that torch looks for, but for the case of its letters",
+                file=file,
+                expected=_shown(exact),
+                found=_shown(name),
+            )
     source = tuple(f"{folder}/{name}" for name in _SOURCE)
     seen: dict[str, str] = {}
     for name in members:

@@ -13,24 +13,35 @@ from typing import Any
 from ckpttool import dtypes
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.torch_pickle import views
-from ckpttool.formats.torch_pickle.views import RANK, Storage, Tensor, bad, unknown, view
+from ckpttool.formats.torch_pickle.views import (
+    RANK,
+    Stated,
+    Storage,
+    Tensor,
+    bad,
+    check_attributes,
+    check_hooks,
+    flag,
+    torch_type,
+    unknown,
+    view,
+)
 from ckpttool.leaf import Record
 from ckpttool.wire.pickle_numpy import Array
 from ckpttool.wire.pickle_reader import Builder, Global
 
 
 @dataclass(eq=False, slots=True)
-class Parts:
+class Parts(Stated):
     """A tensor that is put together from several.
 
     `kind` is what torch calls the layout or the scheme, `main` the part that has the elements: it is named as
-    the whole, and is a parameter if the whole is. `state` is what the pickle sets on it.
+    the whole, and is a parameter if the whole is.
     """
 
     kind: str
     main: str
     parts: dict[str, Any]
-    state: object = None
 
     def as_parameter(self, *, requires_grad: bool) -> Parts:
         """Return the same with the elements marked as a parameter."""
@@ -42,42 +53,63 @@ class Parts:
 
 
 @dataclass(eq=False, slots=True)
-class Backed:
+class Backed(Stated):
     """A tensor whose elements came through a numpy array; it is read as `dtype`."""
 
     array: Array
     dtype: str
     requires_grad: bool
     parameter: bool = False
-    state: object = None
+
+
+# What follows each scheme's name.
+_CHANNELS = ("scales", "zero_points", "axis")
+_SCHEMES = {
+    "torch.per_tensor_affine": ("scale", "zero_point"),
+    "torch.per_channel_affine": _CHANNELS,
+    "torch.per_channel_affine_float_qparams": _CHANNELS,
+}
+# The types of the scales by those of the zero points, which decide between the two schemes of a channel.
+# torch converts others, and can change numbers.
+_SCALES = {"int64": "float64", "float32": "float32"}
 
 
 def _quantised(args: tuple[Any, ...]) -> object:
     """Return the integers with their scheme: scale and zero point, or scales and zero points of an axis."""
     if unknown(args):
         return NotImplemented
-    if len(args) not in (6, 7) or not isinstance(args[0], Storage) or not isinstance(args[4], tuple):
+    if len(args) != 7 or not isinstance(args[0], Storage) or not isinstance(args[4], tuple):
         bad("a quantised tensor is rebuilt from arguments that torch does not write")
-    storage, offset, size, stride, scheme, requires_grad = args[:6]
-    if not scheme or not isinstance(scheme[0], Global) or len(scheme) not in (3, 4):
-        bad("a quantised tensor's scheme is not one that torch writes")
-    whole = view(storage, storage.dtype or "uint8", offset, size, stride, requires_grad)
-    if len(scheme) == 3 and not all(type(each) in (int, float) for each in scheme[1:]):
-        bad("a quantised tensor's scale and zero point are no numbers")
-    names = ("scale", "zero_point") if len(scheme) == 3 else ("scales", "zero_points", "axis")
+    storage, offset, size, stride, scheme, requires_grad, hooks = args
+    kind = scheme[0].full if scheme and isinstance(scheme[0], Global) else ""
+    names = _SCHEMES.get(kind, ())
+    dtype = storage.dtype or "uint8"
+    if len(scheme) != len(names) + 1 or not dtype.startswith(("qint", "quint")):
+        bad("a quantised tensor's scheme or storage is not one that torch writes")
+    check_hooks(hooks)
+    whole = view(storage, dtype, offset, size, stride, flag(requires_grad, "requires_grad"))
     parts = {"int_repr": whole, **dict(zip(names, scheme[1:], strict=True))}
-    if len(scheme) == 4:
-        _check_axis(whole, parts)
-    return Parts(scheme[0].full, "int_repr", parts)
+    if names is _CHANNELS:
+        _check_axis(whole, parts, lists=kind == "torch.per_channel_affine")
+    elif type(scheme[1]) not in (int, float) or type(scheme[2]) is not int:
+        bad("a quantised tensor's scale and zero point are no numbers")
+    return Parts(kind, "int_repr", parts)
 
 
-def _check_axis(whole: Tensor, parts: Mapping[str, Any]) -> None:
+def _check_axis(whole: Tensor, parts: Mapping[str, Any], *, lists: bool) -> None:
     axis = parts["axis"]
     if type(axis) is not int or not 0 <= axis < len(whole.shape):
         bad("a quantised tensor's axis is none of its dimensions")
+    scales, zeros = parts["scales"], parts["zero_points"]
+    if isinstance(zeros, Tensor) != isinstance(scales, Tensor) or (
+        isinstance(zeros, Tensor) and _SCALES.get(zeros.dtype) != scales.dtype
+    ):
+        bad("a quantised tensor's scales and zero points do not have types that belong together")
     for name in ("scales", "zero_points"):
         each = parts[name]
-        count = each.count if isinstance(each, Tensor) else len(each) if _is_numbers(each) else -1
+        # Of lists torch makes float64 and int64, or float32 where they are not listed as they are used.
+        numbers = lists and type(each) is list and _is_numbers(each, whole=name == "zero_points")
+        count = each.count if isinstance(each, Tensor) else len(each) if numbers else -1
         if count != whole.shape[axis]:
             bad(
                 f"a quantised tensor has not as many {name} as its axis is long",
@@ -86,9 +118,10 @@ def _check_axis(whole: Tensor, parts: Mapping[str, Any]) -> None:
             )
 
 
-def _is_numbers(value: object) -> bool:
-    """Say whether the value is a list or a tuple of numbers, which is all that a part may be but a tensor."""
-    return isinstance(value, list | tuple) and all(type(each) in (int, float, bool) for each in value)
+def _is_numbers(value: object, *, whole: bool = True) -> bool:
+    """Say whether the value is a list or a tuple of (whole) numbers: all that a part may be but a tensor."""
+    kinds = (int,) if whole else (int, float)
+    return isinstance(value, list | tuple) and all(type(each) in kinds for each in value)
 
 
 # What each layout stores, in the order of the pickle.
@@ -107,14 +140,16 @@ _PLAIN = ("size", "is_coalesced")
 def _sparse(args: tuple[Any, ...]) -> object:
     if len(args) != 2 or not isinstance(args[0], Global) or not isinstance(args[1], tuple):
         return NotImplemented
-    names = _SPARSE.get(args[0].full, ())
+    names = _SPARSE.get(args[0].full)
+    if names is None:
+        bad("a sparse tensor has a layout that torch does not write", found=args[0].full[:40])
     # Before 1.13 a COO tensor did not say whether it is coalesced.
     if len(args[1]) not in (len(names), 3 if names[:1] == ("indices",) else -1):
         bad("a sparse tensor is rebuilt from parts that torch does not write")
     parts = dict(zip(names, args[1], strict=False))
     if not all(isinstance(each, Tensor) for name, each in parts.items() if name not in _PLAIN):
         bad("a sparse tensor's indices and values are not tensors")
-    if not _is_numbers(parts["size"]) or parts.get("is_coalesced") not in (None, True, False):
+    if not _is_numbers(parts["size"]) or type(parts.get("is_coalesced")) not in (type(None), bool):
         bad("a sparse tensor's size is not made of numbers")
     return Parts(args[0].full, "values", parts)
 
@@ -144,44 +179,82 @@ def _meta(args: tuple[Any, ...]) -> object:
         raise UnsupportedError(f"a tensor of {len(shape):,} dimensions")
     if any(type(extent) is not int or not 0 <= extent < 1 << 63 for extent in shape):
         bad("a tensor's size is negative or no integer")
-    row = dtypes.BY_TORCH.get(args[0].name)
-    return Record("torch.Tensor", f"{row.name if row else args[0].name}{list(shape)} on device meta")
+    dtype = torch_type(args[0])
+    if dtype is None:
+        return NotImplemented
+    flag(args[3], "requires_grad")
+    return Record("torch.Tensor", f"{dtype.removeprefix('torch.')}{list(shape)} on device meta")
 
 
 def _from_numpy(args: tuple[Any, ...]) -> object:
-    if len(args) != 4 or not isinstance(args[0], Array) or not isinstance(args[1], Global):
+    if len(args) != 4 or not isinstance(args[0], Array):
         return NotImplemented
-    parts, row = args[0].parts(), dtypes.BY_TORCH.get(args[1].name)
+    parts, row = args[0].parts(), dtypes.BY_NAME.get(torch_type(args[1]) or "")
     if parts is None or parts.type.name is None or isinstance(parts.data, list) or row is None:
         return NotImplemented
-    return Backed(args[0], row.name, args[3] is True)
+    if parts.type.big:
+        bad("a tensor is rebuilt from a numpy array of another machine's byte order")
+    if not _keeps(parts.type.name, row.name):
+        raise UnsupportedError(f"a tensor of {row.name} is rebuilt from numpy's {parts.type.name}")
+    return Backed(args[0], row.name, flag(args[3], "requires_grad"))
+
+
+def _keeps(stored: str, dtype: str) -> bool:
+    """Say whether numpy converts every number of the one type to the other as torch does."""
+    # Whole numbers beyond the other type, or NaN, are converted as the machine likes; torch rounds float64
+    # to a half by way of float32.
+    floats = ("float16", "bfloat16", "float32", "float64")
+    return (
+        stored == dtype
+        or (stored in ("float16", "float32") and dtype in floats)
+        or (stored == "float64" and dtype == "float32")
+    )
 
 
 def _from_cpu(args: tuple[Any, ...]) -> object:
-    if len(args) != 4 or not isinstance(args[0], Tensor) or not isinstance(args[1], Global):
+    if len(args) != 4 or not isinstance(args[0], Tensor):
         return NotImplemented
-    row = dtypes.BY_TORCH.get(args[1].name)
-    if row is None or row.name != args[0].dtype:
+    if torch_type(args[1]) != args[0].dtype:
         return NotImplemented
-    return replace(args[0], requires_grad=args[3] is True)
+    return replace(args[0], requires_grad=flag(args[3], "requires_grad"))
+
+
+def _parameter_class(args: tuple[Any, ...]) -> object:
+    """Return what the class itself makes, as before 0.4: of the data, and whether they are trained."""
+    if len(args) not in (1, 2):
+        return NotImplemented
+    return _as_parameter(args[0], args[1] if len(args) > 1 else True)
 
 
 def _parameter(args: tuple[Any, ...]) -> object:
-    """Return what a Parameter is made of: torch's _rebuild_parameter, and the class itself before 0.4."""
-    if not args or len(args) > 4:
+    if len(args) != 3:
         return NotImplemented
-    data, requires_grad = args[0], len(args) < 2 or args[1] is True
-    state = args[3] if len(args) > 3 and args[3] else None
+    check_hooks(args[2])
+    return _as_parameter(args[0], args[1])
+
+
+def _parameter_with_state(args: tuple[Any, ...]) -> object:
+    if len(args) != 4:
+        return NotImplemented
+    check_hooks(args[2])
+    return _as_parameter(args[0], args[1], args[3])
+
+
+def _as_parameter(data: Any, requires_grad: object, state: object = None) -> object:
+    trained = flag(requires_grad, "requires_grad")
+    check_attributes(state)
+    if state and getattr(data, "state", None):
+        raise UnsupportedError("a parameter gets attributes from two places")
     if isinstance(data, Tensor | Backed):
-        return replace(data, parameter=True, requires_grad=requires_grad, state=state or data.state)
+        return replace(data, parameter=True, requires_grad=trained, state=state or data.state)
     if isinstance(data, Parts):
-        return replace(data.as_parameter(requires_grad=requires_grad), state=state or data.state)
+        return replace(data.as_parameter(requires_grad=trained), state=state or data.state)
     return data if type(data) is Record else NotImplemented
 
 
 def _variable(args: tuple[Any, ...]) -> object:
     # torch/autograd/variable.py before 0.4: a call with the data; BUILD then gives requires_grad and hooks.
-    return args[0] if args and isinstance(args[0], Tensor) else NotImplemented
+    return replace(args[0]) if args and isinstance(args[0], Tensor) else NotImplemented
 
 
 _PARAMETERS = ("torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
@@ -189,12 +262,16 @@ _PARAMETERS = ("torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 
 def _from_type(args: tuple[Any, ...]) -> object:
     """Return the tensor of a subclass, with what was set on it."""
-    if len(args) not in (3, 4) or not isinstance(args[0], Global) or not isinstance(args[2], tuple):
+    if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[2], tuple):
         return NotImplemented
     build = REBUILD.get(args[0].full) or views.REBUILD.get(args[0].full)
     made = build(args[2]) if build is not None and build is not _from_type else NotImplemented
-    if isinstance(made, Tensor | Parts | Backed) and len(args) > 3 and args[3]:
-        made = replace(made, state=args[3])
+    state = args[3]
+    check_attributes(state)
+    if state and getattr(made, "state", None):
+        raise UnsupportedError("a tensor gets attributes from two places")
+    if isinstance(made, Tensor | Parts | Backed) and state:
+        made = replace(made, state=state)
     kind = args[1].full if isinstance(args[1], Global) else ""
     if kind == _PARAMETERS[0] and isinstance(made, Tensor) and not made.parameter:
         made = replace(made, parameter=True)
@@ -211,10 +288,10 @@ REBUILD: dict[str, Builder] = {
     "torch._utils._rebuild_xla_tensor": _from_numpy,
     "torch._utils._rebuild_mlc_tensor": _from_numpy,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _from_cpu,
-    "torch.nn.parameter.Parameter": _parameter,
+    "torch.nn.parameter.Parameter": _parameter_class,
     "torch.autograd.variable.Variable": _variable,
     "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter_with_state,
     "torch._tensor._rebuild_from_type": _from_type,
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch.tensor._rebuild_from_type": _from_type,

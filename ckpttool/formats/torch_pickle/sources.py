@@ -107,7 +107,13 @@ def _unreadable(tensor: Tensor, reason: str) -> Unreadable:
 
 
 def _source(tensor: Tensor, nbytes: int, *, big: bool) -> Source:
-    found = _stored(tensor, nbytes, dtypes.component_size(tensor.dtype) if big else 0)
+    width = dtypes.component_size(tensor.dtype)
+    if big and width != dtypes.component_size(tensor.storage.dtype or "uint8"):
+        # torch turns bytes around by the storage's type, not the tensor's (serialization.py, load_tensor).
+        where = tensor.storage.bytes
+        file = where.file.path if isinstance(where, Span) else None
+        return Unreadable(file, f"torch misreads {tensor.dtype} in an untyped storage that is big-endian")
+    found = _stored(tensor, nbytes, width if big else 0)
     dtype, shape = tensor.dtype, tensor.shape
     halves = dtype == "complex32"
     if halves:

@@ -12,7 +12,7 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.listed import Listed
 from ckpttool.formats.torch_pickle import listing
 from ckpttool.formats.torch_pickle.classes import Classes
-from ckpttool.formats.torch_pickle.storages import Storages, itemsize, storage_dtype
+from ckpttool.formats.torch_pickle.storages import Storages, check_location, itemsize, storage_dtype
 from ckpttool.formats.torch_pickle.stream import LONG, SHORT, Stream
 from ckpttool.formats.torch_pickle.tensors import BUILDERS, RANK, Storage, Tensor
 from ckpttool.formats.torch_pickle.views import view
@@ -73,6 +73,8 @@ class _Names:
         for _ in range(_count(stream)):
             # (key, location, class); the very first files had no location.
             said = _tuple(stream, (2, 3))
+            if len(said) == 3:
+                check_location(said[1])
             storage = self._empty(_key(said[0], stream), said[-1], stream)
             (count,) = stream.numbers(1)
             if count < 0:
@@ -118,7 +120,7 @@ class _Names:
             if key in self.tensors or key in self.storages:
                 _fail("two things have one key", stream)
             self.tensors[key] = view(
-                storage, storage.dtype or "uint8", numbers[-1], numbers[:rank], numbers[rank:-1], False
+                storage, storage.dtype or "uint8", numbers[-1], numbers[:rank], numbers[rank:-1]
             )
 
     def _owner(self, key: object, kind: object, stream: Stream) -> Storage:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ckpttool import dtypes, limits
+from ckpttool.errors import FormatError
 from ckpttool.formats.pickled.inert import PLAIN, record
 from ckpttool.formats.pickled.traversal import Below, Traversal, Via
 from ckpttool.formats.torch_pickle import optimizers, roles
@@ -123,6 +124,7 @@ class Walk(Traversal[Place]):
 
     def value(self, value: Any, path: Path, place: Place) -> None:
         """Add what stands at the path."""
+        self.require_free(path)
         kind = type(value)
         if kind is Tensor:
             self._tensor(value, path, place, path)
@@ -263,14 +265,22 @@ def _in_script(step: Key, known: Members) -> Place:
 
 def _is_old_tensor(value: Object) -> bool:
     # torch/_tensor.py, __setstate__: "legacy serialization of Tensor", its storage, offset, size and stride.
-    state = value.state
-    return type(state) is tuple and len(state) == 4 and isinstance(state[0], Storage)
+    state, kind = value.state, value.function
+    whole = type(state) is tuple and len(state) == 4 and isinstance(state[0], Storage)
+    return whole and type(kind) is Global and kind.module.partition(".")[0] == "torch"
 
 
 def _old_tensor(value: Object) -> Tensor:
     state: Any = value.state
     storage, offset, shape, strides = state
-    return view(storage, storage.dtype or "uint8", offset, shape, strides, requires_grad=False)
+    dtype = storage.dtype or "uint8"
+    if value.args or value.kwargs or value.items or value.entries:
+        raise FormatError("a tensor is made from arguments, or changed, beside its storage")
+    name = value.name.rpartition(".")[2]
+    row = dtypes.BY_STORAGE.get(name.replace("Tensor", "Storage") if name != "Tensor" else "FloatStorage")
+    if row is not dtypes.BY_NAME[dtype]:
+        raise FormatError("a tensor's class is not that of its storage", found=f"{name[:40]} of {dtype}")
+    return view(storage, dtype, offset, shape, strides)
 
 
 def _trained(tensor: Tensor) -> bool:
