@@ -83,11 +83,12 @@ def assembled(dtype: str, shape: Shape, parts: list[tuple[Box, Source]], path: s
 def _tiles(boxes: list[list[tuple[int, int]]], whole: list[tuple[int, int]]) -> bool:
     # Boxes tile the whole if and only if their corners, counted with alternating signs, add up to those of
     # the whole: they are the derivative of "how often is this element covered" along every axis.
-    corners: Counter[tuple[int, ...]] = Counter()
+    # As text, whose hash is randomised: a file could choose numbers that collide.
+    corners: Counter[str] = Counter()
     for box, weight in [*((box, 1) for box in boxes), (whole, -1)]:
         edges = [((start, 1), (start + length, -1)) for start, length in box]
         for corner in itertools.product(*edges):
-            corners[tuple(at for at, _ in corner)] += weight * math.prod(sign for _, sign in corner)
+            corners[",".join(str(at) for at, _ in corner)] += weight * math.prod(sign for _, sign in corner)
     return not any(corners.values())
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ckpttool.errors import FormatError
+from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.wire.pickle_values import Builder, Global, Object, Stateful, Stored
 
 # The type codes that the formats here know, with struct's code where a scalar can become a number.
@@ -181,8 +181,10 @@ def made(*state: Any) -> Array:
 
 
 def _reconstruct(args: tuple[Any, ...]) -> object:
-    # The shape given here is (0,): data come with the state.
-    return Array() if len(args) == 3 and isinstance(args[0], Global) and args[1] == (0,) else NotImplemented
+    # The class, a shape and a type that do not matter: the state brings all three.
+    if len(args) != 3 or not isinstance(args[0], Global):
+        raise FormatError("a numpy array is rebuilt from arguments that NumPy does not write")
+    return Array()
 
 
 _READ_ORDERS = {"C": False, "A": False, None: False, "F": True}
@@ -200,9 +202,7 @@ def _from_buffer(args: tuple[Any, ...]) -> object:
 
 
 def _scalar(args: tuple[Any, ...]) -> object:
-    if len(args) != 2 or not isinstance(args[0], Type) or not isinstance(as_bytes(args[1]), bytes):
-        return NotImplemented
-    kind, data = args[0], as_bytes(args[1])
+    kind, data = scalar_parts(args)
     code = _SCALARS.get(kind.code)
     if code is None:
         return NotImplemented
@@ -212,6 +212,21 @@ def _scalar(args: tuple[Any, ...]) -> object:
         raise FormatError("a pickled numpy scalar has the wrong size", found=f"{len(data):,} bytes")
     values = layout.unpack(data)
     return complex(*values) if len(values) == 2 else values[0]
+
+
+def scalar_parts(args: tuple[Any, ...]) -> tuple[Type, Any]:
+    """Return the dtype of a scalar and its bytes; raise FormatError for a call that NumPy does not write."""
+    if len(args) != 2 or not isinstance(args[0], Type):
+        raise FormatError("a numpy scalar is made of other than a dtype and bytes")
+    data = as_bytes(args[1])
+    if args[0].name is not None and type(data) is not bytes:
+        raise FormatError("a numpy scalar is made of other than a dtype and bytes")
+    return args[0], data
+
+
+def _array_class(args: tuple[Any, ...]) -> object:
+    """Refuse a call of the class itself: its numbers are whatever memory holds, or a buffer's."""
+    raise UnsupportedError("the pickle makes a numpy array by its class", found=f"{len(args)} arguments")
 
 
 def _dilled(args: tuple[Any, ...]) -> object:
@@ -250,6 +265,7 @@ _RECONSTRUCT = tuple(f"numpy.{core}.multiarray._reconstruct" for core in _CORES)
 # Both spellings: the private module got its underscore in numpy 2.
 BUILDERS: Mapping[str, Builder] = {
     "numpy.dtype": _type,
+    "numpy.ndarray": _array_class,
     # dill/_dill.py, save_numpy_array
     "dill._dill._create_array": _dilled,
     **{

@@ -230,6 +230,8 @@ def _dict(name: str) -> Builder:
             # Python 2.7's Lib/collections.py, OrderedDict.__reduce__, gives the items as pairs.
             made.update(args[0])
         elif args and not (name == "collections.defaultdict" and _is_factory(args)):
+            if len(args) > 2 or name == "collections.Counter":
+                raise FormatError(f"a {name} is made from arguments that no pickler writes")
             return NotImplemented
         return made
 
@@ -249,7 +251,9 @@ def _are_named(pairs: object) -> bool:
 
 def _set(name: str) -> Builder:
     def build(args: tuple[Any, ...]) -> object:
-        known = not args or (len(args) == 1 and isinstance(args[0], list | tuple))
+        if len(args) > 1:
+            raise FormatError(f"a {name} is made from {len(args):,} arguments")
+        known = not args or isinstance(args[0], list | tuple)
         if not known:
             return NotImplemented
         made = Set(name)

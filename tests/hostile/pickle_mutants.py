@@ -9,7 +9,18 @@ from collections.abc import Callable
 
 Ops = list[bytes]
 
-_FLAGS = (b"\x88", b"\x89", b"N", b"K\x00", b"K\x01", b"}", b"]", b")", b"X\x01\x00\x00\x00a", b"G" + bytes(8))
+_FLAGS = (
+    b"\x88",
+    b"\x89",
+    b"N",
+    b"K\x00",
+    b"K\x01",
+    b"}",
+    b"]",
+    b")",
+    b"X\x01\x00\x00\x00a",
+    b"G" + bytes(8),
+)
 _ENDS = (b"R", b"\x81", b"b", b"s", b"u", b"a", b"e", b"t", b"\x85", b"\x86", b"\x87", b"0", b"2", b"Q", b"(")
 _STARTS = (b"}", b"]", b")", b"(", b"N", b"\x88", b"\x8f")
 _NUMBERS = (0, 1, 2, 3, 4, 5, 8, 255, 256, 65535, -1, 1 << 31, 1 << 62)
@@ -44,9 +55,7 @@ def build(choose: random.Random, names: tuple[str, ...]) -> Ops:
     return [choose.choice((*kinds, b"(" + value * 5 + b"t", value)), b"b"]
 
 
-def mutated(
-    data: bytes, choose: random.Random, globals_: tuple[str, ...], names: tuple[str, ...]
-) -> bytes:
+def mutated(data: bytes, choose: random.Random, globals_: tuple[str, ...], names: tuple[str, ...]) -> bytes:
     """Return the pickle with one to three changes.
 
     `globals_` are names ("module name") to put in the place of others, `names` attributes to set.

@@ -17,10 +17,11 @@ _SHOWN = 32  # arguments of a call that are shown in its line
 
 def step_of(name: Any, position: int) -> Key:
     """Return the step for a dict's key, the `position`-th; a label where a path cannot hold it."""
-    if type(name) is Opaque and is_plain(name.value):
-        name = name.value
     if type(name) in KEYS:
         return key(name)
+    if type(name) is Opaque and is_plain(name.value):
+        # As text: the hashes of paths must not collide, either.
+        return key(repr(name.value))
     if isinstance(name, Global):
         return key(name.full)
     if isinstance(name, bytes | tuple):

@@ -164,9 +164,9 @@ class _Listing:
         self.containers |= {(*path, *at): kind for at, kind in held.tree.containers.items()}
 
     def _item(self, name: str, offset: tuple[int, ...] | None, *, single: bool) -> Item:
-        item = self.told.items.get((name, offset))
+        item = self.told.items.get((name, metadata.place(offset)))
         if item is None and single:
-            item = self.told.items.get((name, None))
+            item = self.told.items.get((name, metadata.place(None)))
         if item is None:
             raise FormatError("the metadata do not say where an entry lies")
         return item

@@ -8,7 +8,7 @@ added fields (`storage_meta`, `version`, `transform_descriptors`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from ckpttool import limits
@@ -61,7 +61,7 @@ class Metadata(NamedTuple):
 
     entries: Mapping[str, Tensor | None]
     paths: Mapping[str, Steps]
-    items: Mapping[tuple[str, Shape | None], Item]
+    items: Mapping[tuple[str, str], Item]
     version: str | None
     asked: tuple[Asked, ...] = ()
 
@@ -98,7 +98,7 @@ def _both(name: str, one: Tensor | None, other: Tensor | None) -> Tensor | None:
         return None
     if one[:2] != other[:2]:
         _bad(f"{name!r} has another type or shape for another rank")
-    return one._replace(chunks=tuple(dict.fromkeys((*one.chunks, *other.chunks))))
+    return one._replace(chunks=_distinct((*one.chunks, *other.chunks)))
 
 
 class _Once:
@@ -130,8 +130,18 @@ class _Once:
         if id(chunks) not in self.chunks:
             # A rank that has nothing of the tensor says so by an empty chunk.
             filled = (chunk for chunk in map(_chunk, chunks) if 0 not in chunk.sizes)
-            self.chunks[id(chunks)] = tuple(dict.fromkeys(filled))
+            self.chunks[id(chunks)] = _distinct(filled)
         return Tensor(dtype.name, _shape(found.get("size")), self.chunks[id(chunks)])
+
+
+def _distinct(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
+    # By their text, whose hash is randomised: a file could choose numbers that collide.
+    return tuple({repr(chunk): chunk for chunk in chunks}.values())
+
+
+def place(offset: Shape | None) -> str:
+    """Return a chunk's offset as the key of its item (text for the same reason)."""
+    return "" if offset is None else repr(offset)
 
 
 def _chunk(value: Any) -> Chunk:
@@ -139,11 +149,11 @@ def _chunk(value: Any) -> Chunk:
     return Chunk(_shape(found.get("offsets")), _shape(found.get("sizes")))
 
 
-def _index(value: Any) -> tuple[str, Shape | None]:
+def _index(value: Any) -> tuple[str, str]:
     # `index` is only a hint where to look first.
     found = _fields(value, "MetadataIndex")
     offset = found.get("offset")
-    return _text(found.get("fqn")), None if offset is None else _shape(offset)
+    return _text(found.get("fqn")), place(None if offset is None else _shape(offset))
 
 
 def _item(value: Any) -> Item:
@@ -160,7 +170,7 @@ def _item(value: Any) -> Item:
     return Item(name, offset, length, tuple(transforms))
 
 
-def _require_apart(items: Mapping[tuple[str, Shape | None], Item]) -> None:
+def _require_apart(items: Mapping[tuple[str, str], Item]) -> None:
     """Raise FormatError when two items share bytes: each is written by itself."""
     filled = ((item.file, item.offset, item.length, name) for (name, _), item in items.items() if item.length)
     for one, other in itertools.pairwise(sorted(filled)):

@@ -138,7 +138,8 @@ _PLAIN = ("size", "is_coalesced")
 
 
 def _sparse(args: tuple[Any, ...]) -> object:
-    if len(args) != 2 or not isinstance(args[0], Global) or not isinstance(args[1], tuple):
+    _require(args, 2, "a sparse tensor")
+    if not isinstance(args[0], Global) or not isinstance(args[1], tuple):
         return NotImplemented
     names = _SPARSE.get(args[0].full)
     if names is None:
@@ -154,6 +155,11 @@ def _sparse(args: tuple[Any, ...]) -> object:
     return Parts(args[0].full, "values", parts)
 
 
+def _require(args: tuple[Any, ...], count: int, what: str) -> None:
+    if len(args) != count:
+        bad(f"{what} is rebuilt from {len(args):,} arguments", expected=f"{count:,}", found=f"{len(args):,}")
+
+
 def _layout(args: tuple[Any, ...]) -> object:
     # torch/serialization.py, _get_layout: layouts are stored by name.
     if len(args) != 1 or type(args[0]) is not str or not args[0].startswith("torch."):
@@ -163,7 +169,8 @@ def _layout(args: tuple[Any, ...]) -> object:
 
 def _nested(args: tuple[Any, ...]) -> object:
     names = ("values", "sizes", "strides", "storage_offsets")
-    if len(args) != 4 or not all(isinstance(each, Tensor) for each in (args[0], args[1], args[2])):
+    _require(args, 4, "a nested tensor")
+    if not all(isinstance(each, Tensor) for each in (args[0], args[1], args[2])):
         return NotImplemented
     if not isinstance(args[3], Tensor) and not _is_numbers(args[3]):
         bad("a nested tensor's offsets are no numbers")
@@ -172,7 +179,8 @@ def _nested(args: tuple[Any, ...]) -> object:
 
 def _meta(args: tuple[Any, ...]) -> object:
     """Return a record: a tensor on the meta device has a shape and no bytes."""
-    if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[1], tuple):
+    _require(args, 4, "a meta tensor")
+    if not isinstance(args[0], Global) or not isinstance(args[1], tuple):
         return NotImplemented
     shape = args[1]
     if len(shape) > RANK:
@@ -187,7 +195,8 @@ def _meta(args: tuple[Any, ...]) -> object:
 
 
 def _from_numpy(args: tuple[Any, ...]) -> object:
-    if len(args) != 4 or not isinstance(args[0], Array):
+    _require(args, 4, "a tensor of numpy's")
+    if not isinstance(args[0], Array):
         return NotImplemented
     parts, row = args[0].parts(), dtypes.BY_NAME.get(torch_type(args[1]) or "")
     if parts is None or parts.type.name is None or isinstance(parts.data, list) or row is None:
@@ -212,7 +221,8 @@ def _keeps(stored: str, dtype: str) -> bool:
 
 
 def _from_cpu(args: tuple[Any, ...]) -> object:
-    if len(args) != 4 or not isinstance(args[0], Tensor):
+    _require(args, 4, "a tensor of another device")
+    if not isinstance(args[0], Tensor):
         return NotImplemented
     if torch_type(args[1]) != args[0].dtype:
         return NotImplemented
@@ -227,15 +237,13 @@ def _parameter_class(args: tuple[Any, ...]) -> object:
 
 
 def _parameter(args: tuple[Any, ...]) -> object:
-    if len(args) != 3:
-        return NotImplemented
+    _require(args, 3, "a parameter")
     check_hooks(args[2])
     return _as_parameter(args[0], args[1])
 
 
 def _parameter_with_state(args: tuple[Any, ...]) -> object:
-    if len(args) != 4:
-        return NotImplemented
+    _require(args, 4, "a parameter")
     check_hooks(args[2])
     return _as_parameter(args[0], args[1], args[3])
 
@@ -262,7 +270,8 @@ _PARAMETERS = ("torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 
 def _from_type(args: tuple[Any, ...]) -> object:
     """Return the tensor of a subclass, with what was set on it."""
-    if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[2], tuple):
+    _require(args, 4, "a tensor of another class")
+    if not isinstance(args[0], Global) or not isinstance(args[2], tuple):
         return NotImplemented
     build = REBUILD.get(args[0].full) or views.REBUILD.get(args[0].full)
     made = build(args[2]) if build is not None and build is not _from_type else NotImplemented

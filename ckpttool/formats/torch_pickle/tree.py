@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ckpttool import dtypes, limits
-from ckpttool.errors import FormatError
+from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.pickled.inert import PLAIN, record
 from ckpttool.formats.pickled.traversal import Below, Traversal, Via
 from ckpttool.formats.torch_pickle import optimizers, roles
@@ -69,7 +69,7 @@ class Walk(Traversal[Place]):
         self.attributes: dict[str, dict[str, Any]] = {}
         self._classes = classes or {}
         self._states: set[int] = set()
-        self._first: dict[tuple[object, ...], Path] = {}
+        self._first: dict[object, Path] = {}
 
     def tree(self, value: Any) -> Tree:
         """Return the tree of a pickle's value."""
@@ -106,6 +106,8 @@ class Walk(Traversal[Place]):
 
     def container(self, value: Any, path: Path, place: Place, kind: Container | None = None) -> None:
         """Add a dict, a list, a tuple or an inert object; an optimizer's slots by their numbers."""
+        if type(value) is Object:
+            _check_made(value)
         if type(value) is Object and optimizers.is_object(value.state):
             value.state["state"] = optimizers.numbered(value.state)
         super().container(value, path, place, kind)
@@ -172,7 +174,7 @@ class Walk(Traversal[Place]):
         )
         self._own(tensor.state, path, named)
 
-    def _again_at(self, what: tuple[object, ...], path: Path, named: Path | None = None) -> bool:
+    def _again_at(self, what: object, path: Path, named: Path | None = None) -> bool:
         """Say whether this stands at another path already; then the path becomes one of its aliases."""
         first = self._first.setdefault(what, path)
         if first is path:
@@ -268,6 +270,17 @@ def _is_old_tensor(value: Object) -> bool:
     state, kind = value.state, value.function
     whole = type(state) is tuple and len(state) == 4 and isinstance(state[0], Storage)
     return whole and type(kind) is Global and kind.module.partition(".")[0] == "torch"
+
+
+_TENSORS = frozenset(
+    f"torch.{name}" for name in ("Tensor", *(name.replace("Storage", "Tensor") for name in dtypes.BY_STORAGE))
+)
+
+
+def _check_made(value: Object) -> None:
+    """Raise UnsupportedError for a call of a tensor's class with arguments: its numbers, or its size."""
+    if value.name in _TENSORS and (value.args or value.kwargs or value.items or value.entries):
+        raise UnsupportedError(f"the pickle makes a {value.name} from arguments")
 
 
 def _old_tensor(value: Object) -> Tensor:

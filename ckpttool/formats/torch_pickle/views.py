@@ -121,11 +121,13 @@ class Tensor(Stated):
     neg: bool = False
 
     @property
-    def view(self) -> tuple[object, ...]:
-        """What two tensors have in common when they are the same memory, read the same way."""
-        return (
-            self.storage.key, self.dtype, self.offset, self.shape, self.strides, self.conj, self.neg
-        )  # fmt: skip
+    def view(self) -> str:
+        """What two tensors have in common when they are the same memory, read the same way.
+
+        It is text, whose hash is randomised: a file could choose strides that collide.
+        """
+        where = (self.dtype, self.offset, self.shape, self.strides, self.conj, self.neg)
+        return f"{where} {self.storage.key}"
 
     @property
     def count(self) -> int:
