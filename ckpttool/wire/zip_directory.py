@@ -189,6 +189,8 @@ def _require_names(file: File, found: list[Entry], at: int) -> None:
     names = {entry.name for entry in found}
     if len(names) != len(found):
         fail(file, f"two members are called {shown(_repeated(entry.name for entry in found))}", at)
+    if len({entry.raw for entry in found}) != len(found):
+        fail(file, "two members have one name, in two encodings", at)
     places: dict[str, str] = {}
     for name in filter(_is_roundabout, names):
         place = posixpath.normpath("/" + name.replace("\\", "/")).lstrip("/")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ckpttool.errors import FormatError
+from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.listed import Listed
 from ckpttool.formats.torch_pickle import listing, names, script
 from ckpttool.formats.torch_pickle.storages import Storages
@@ -144,6 +144,9 @@ def _big(archive: Archive, top: str) -> bool:
         raise FormatError(
             "the byte order is not one that torch writes", file=archive.file.path, found=repr(order)
         )
+    if order == b"big" and script.is_script(archive.members, top):
+        # torch.jit.load does not look at it, and takes storages for little-endian ones.
+        raise UnsupportedError("TorchScript of a big-endian machine", file=archive.file.path)
     return order == b"big"
 
 
