@@ -222,6 +222,11 @@ class Machine:
         if is_spread(value, len(target)):
             return value
         if not is_plain(value):
+            unhashable = next((each for each in value if isinstance(each, list | dict)), None)
+            if unhashable is not None:
+                self.fail(
+                    f"a tuple with a {type(unhashable).__name__} is used as a dict's key", self.position
+                )
             return Opaque(value)
         if len(target) < SPREAD:
             return value

@@ -192,12 +192,12 @@ _READ_ORDERS = {"C": False, "A": False, None: False, "F": True}
 
 def _from_buffer(args: tuple[Any, ...]) -> object:
     if len(args) not in (4, 5) or not isinstance(args[1], Type) or type(args[2]) is not tuple:
-        return NotImplemented
+        raise FormatError("a numpy array is made of a buffer by arguments that NumPy does not write")
     data, kind, shape, order = args[:4]
     order = order.decode("latin-1") if type(order) is bytes else order
     order = order.upper() if type(order) is str else order
     if (order is not None and type(order) is not str) or order not in _READ_ORDERS:
-        return NotImplemented
+        raise FormatError("a numpy array's order is neither C nor Fortran", found=repr(order)[:_SHOWN])
     return made(1, shape, kind, _READ_ORDERS[order], data)
 
 

@@ -45,6 +45,11 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     "safetensors": {
         "unknown variant": "a tensor of a type that the library does not have is listed, and not read",
     },
+    "torch": {
+        "Unsupported operand": "weights_only takes fewer opcodes than Python's reader of pickles",
+        "safe_globals": "a class or function that is not on torch's list is listed, and not called",
+        "not in a subdirectory": "members of other folders are named, and not read",
+    },
     "numpy": {
         "zip file version": "zipfile refuses by the version that a member asks for, ckpttool by what it uses",
     },

@@ -25,7 +25,7 @@ from typing import Any
 from ckpttool.errors import CkpttoolError
 from ckpttool.wire import sstable, sstable_writer, varint
 from tests.bundle_writer import masked
-from tests.hostile import repair
+from tests.hostile import pickle_mutants, repair
 from tests.hostile.seeds import SEEDS, Seed
 
 KINDS = ("bits", "spans", "resigned", "structured")
@@ -209,6 +209,8 @@ def pickle(data: bytes, choose: random.Random) -> bytes:
         return in_place(data, choose)
     start, ops = choose.choices(parts, [len(ops) for _, ops in parts])[0]
     stop = ops[-1][0] + len(ops[-1][1])
+    if choose.randrange(2):
+        return data[:start] + pickle_mutants.mutated(data[start:stop], choose) + data[stop:]
     runs = [run for _, run in ops]
     for _ in range(choose.choice((1, 1, 1, 2))):
         runs = _operation_changed(runs, choose)

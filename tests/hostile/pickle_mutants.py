@@ -29,7 +29,9 @@ _NUMBERS = (0, 1, 2, 3, 4, 5, 8, 255, 256, 65535, -1, 1 << 31, 1 << 62)
 def split(data: bytes) -> Ops:
     """Return a pickle's opcodes with their arguments."""
     starts = [position or 0 for _, _, position in pickletools.genops(data)]
-    return [data[at:stop] for at, stop in zip(starts, [*starts[1:], len(data)], strict=True)]
+    runs = [data[at:stop] for at, stop in zip(starts, [*starts[1:], len(data)], strict=True)]
+    # Frames have a length, which changes.
+    return [run for run in runs if run[:1] != b"\x95"]
 
 
 def text(value: str) -> bytes:
@@ -55,7 +57,27 @@ def build(choose: random.Random, names: tuple[str, ...]) -> Ops:
     return [choose.choice((*kinds, b"(" + value * 5 + b"t", value)), b"b"]
 
 
-def mutated(data: bytes, choose: random.Random, globals_: tuple[str, ...], names: tuple[str, ...]) -> bytes:
+GLOBALS = (
+    *(f"torch {name}" for name in ("FloatStorage", "DoubleStorage", "LongStorage", "Tensor", "FloatTensor")),
+    *(f"torch {name}" for name in ("Size", "float32", "uint16", "int64", "bfloat16", "device")),
+    *(f"torch._utils _rebuild_{name}" for name in ("tensor", "tensor_v2", "tensor_v3", "qtensor")),
+    *(f"torch._utils _rebuild_{name}" for name in ("parameter", "parameter_with_state", "sparse_tensor")),
+    *("torch._utils _rebuild_meta_tensor_no_storage", "torch._tensor _rebuild_from_type_v2"),
+    *("torch._utils _rebuild_device_tensor_from_cpu_tensor", "torch.storage UntypedStorage"),
+    *("torch.nn.parameter Parameter", "torch.serialization _get_layout", "numpy dtype", "numpy ndarray"),
+    *(f"numpy._core.multiarray {name}" for name in ("_reconstruct", "scalar")),
+    *("numpy._core.numeric _frombuffer", "collections OrderedDict", "collections Counter"),
+    *("collections defaultdict", "builtins set", "builtins bytearray", "builtins complex", "_codecs encode"),
+)
+NAMES = ("data", "grad", "requires_grad", "_backward_hooks", "real", "dtype", "__dict__", "neg", "conj", "x")
+
+
+def mutated(
+    data: bytes,
+    choose: random.Random,
+    globals_: tuple[str, ...] = GLOBALS,
+    names: tuple[str, ...] = NAMES,
+) -> bytes:
     """Return the pickle with one to three changes.
 
     `globals_` are names ("module name") to put in the place of others, `names` attributes to set.
@@ -97,9 +119,11 @@ def _recalled(ops: Ops, at: int, choose: random.Random, *_: object) -> None:
 
 def _named(ops: Ops, at: int, choose: random.Random, globals_: tuple[str, ...], _: object) -> None:
     module, _, name = choose.choice(globals_).partition(" ")
-    place = _near(ops, at, b"c")
+    place = _near(ops, at, b"c\x93")
     if ops[place][:1] == b"c":
         ops[place] = f"c{module}\n{name}\n".encode()
+    elif ops[place][:1] == b"\x93":
+        ops[place : place + 1] = [b"0", b"0", text(module), text(name), b"\x93"]
 
 
 def _built(ops: Ops, at: int, choose: random.Random, _: object, names: tuple[str, ...]) -> None:

@@ -128,7 +128,8 @@ def _walked(value: Any, name: str = "", depth: int = 0, form: Form | None = None
         form[name] = _array(np.asarray(value))
     elif isinstance(value, Mapping):
         for key, each in value.items():
-            _walked(each, f"{name}[{key!r}]", depth + 1, form)
+            plain = key is None or type(key) in (bool, int, float, str)
+            _walked(each, f"{name}[{key if plain else repr(key)!r}]", depth + 1, form)
     elif isinstance(value, list | tuple):
         for number, each in enumerate(value):
             _walked(each, f"{name}#{number}", depth + 1, form)

@@ -5,6 +5,7 @@ Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from ckpttool.wire import pickle_reader
 from ckpttool.wire.asked import standing
 
 _SMALL = 64
+_NUMBER = re.compile(rb"[0-9]{1,9}\n?")
 
 
 class Archive(Protocol):
@@ -52,6 +54,7 @@ def listed(archive: Archive) -> Listed:
     """
     top = names.top(archive.members, archive.file.path)
     _require_small(archive, top)
+    _require_numbers(archive, top)
     used: set[str] = set()
     found = (_script if script.is_script(archive.members, top) else _listed)(archive, top, used)
     return replace(found, notes=(*found.notes, *names.notes(archive.members, top, used)))
@@ -100,6 +103,18 @@ def _require_small(archive: Archive, top: str) -> None:
     for name in names.beside(archive.members, top) if archive.recorded else ():
         if archive.source(name).length <= _SMALL:
             archive.source(name).read()
+
+
+def _require_numbers(archive: Archive, top: str) -> None:
+    """Raise FormatError unless version and alignment are the numbers that torch takes them for."""
+    for name in ("version", ".storage_alignment"):
+        said = _small(archive, f"{top}/{name}")
+        if said is not None and not _NUMBER.fullmatch(said):
+            raise FormatError(
+                f"the archive's {name.removeprefix('.')} is no number",
+                file=archive.file.path,
+                found=repr(said),
+            )
 
 
 def _unpickled(archive: Archive, top: str, name: str, storages: Storages) -> pickle_reader.Read:

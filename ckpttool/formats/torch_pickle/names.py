@@ -7,9 +7,10 @@ archive's, and a member is found whatever the case of its letters (miniz, mz_zip
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from ckpttool.errors import FormatError, some
+from ckpttool.wire.zip_records import UTF8, Member
 
 _PICKLE = re.compile(r"[^/]+/data\.pkl")
 # What torch writes beside the storages; code and extra files are listed by themselves (script.py).
@@ -22,7 +23,7 @@ _SOURCE = ("code/", "extra/")
 _SHOWN, _LONG = 3, 60
 
 
-def top(members: Collection[str], file: str) -> str:
+def top(members: Mapping[str, object], file: str) -> str:
     """Return the folder that holds data.pkl; raise FormatError unless that is the one that torch opens."""
     found = [name for name in members if _PICKLE.fullmatch(name)]
     if len(found) != 1:
@@ -40,6 +41,10 @@ def top(members: Collection[str], file: str) -> str:
             expected=_shown(folder),
             found=_shown(first),
         )
+    for name, member in members.items():
+        if isinstance(member, Member) and not name.isascii() and not member.flags & UTF8:
+            # miniz and torch take the name's bytes for UTF-8 whatever the flag says.
+            raise FormatError("a member's name is not marked as UTF-8", file=file, found=_shown(name))
     _require_one_case(members, folder, file)
     return folder
 

@@ -272,13 +272,14 @@ def _is_old_tensor(value: Object) -> bool:
     return whole and type(kind) is Global and kind.module.partition(".")[0] == "torch"
 
 
-_TENSORS = frozenset(
-    f"torch.{name}" for name in ("Tensor", *(name.replace("Storage", "Tensor") for name in dtypes.BY_STORAGE))
-)
+_STORAGES = frozenset(f"torch.{name}" for name in ("UntypedStorage", *dtypes.BY_STORAGE))
+_TENSORS = frozenset(("torch.Tensor", *(name.replace("Storage", "Tensor") for name in _STORAGES)))
 
 
 def _check_made(value: Object) -> None:
-    """Raise UnsupportedError for a call of a tensor's class with arguments: its numbers, or its size."""
+    """Raise UnsupportedError for a call of a storage's class, or of a tensor's with its numbers or size."""
+    if value.name in _STORAGES:
+        raise UnsupportedError(f"the pickle makes a {value.name} by its class")
     if value.name in _TENSORS and (value.args or value.kwargs or value.items or value.entries):
         raise UnsupportedError(f"the pickle makes a {value.name} from arguments")
 
