@@ -7,6 +7,7 @@ Sources: numpy/_core/src/multiarray/methods.c (array_reduce, array_setstate), de
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _SCALARS = {
 
 _ORDERS = ("<", ">", "=", "|")
 _RANK, _SHOWN = 64, 40
+# One letter of NumPy's, a size, a unit of time.
+_CODE = re.compile(r"[?abBcdDeFfgGhHiIlLmMnNOpPqQSuUV][0-9]{0,9}(?:\[[0-9A-Za-z]{1,8}\])?")
 
 
 @dataclass(eq=False, slots=True)
@@ -50,8 +53,7 @@ class Type(Stateful):
         if self.used or self.fixed or self.state is not None:
             raise FormatError("a numpy dtype is changed after it was made")
         self.state = state
-        if self.name is not None:
-            self.order = _order(state)
+        self.order = _order(state, number=self.name is not None)
 
     @property
     def big(self) -> bool:
@@ -64,7 +66,7 @@ class Type(Stateful):
         return _NAMES.get(self.code)
 
 
-def _order(state: Any) -> str:
+def _order(state: Any, *, number: bool) -> str:
     """Return the byte order that a state says (descriptor.c, arraydescr_setstate: versions 0 to 4).
 
     Without version it has five items; the names of fields came with the second, flags with the third.
@@ -78,9 +80,13 @@ def _order(state: Any) -> str:
         raise FormatError(
             "a numpy dtype has an unknown version or byte order", found=repr(state[:2])[:_SHOWN]
         )
+    if type(size) is not int or type(alignment) is not int or (more and type(more[0]) is not int):
+        raise FormatError("a numpy dtype's size, alignment or flags are no integers")
+    if not number:
+        return str(order)
     if any(part is not None for part in inner) or size != -1 or alignment != -1:
         raise FormatError("a numpy dtype of numbers has parts, or a size of its own")
-    if more and (type(more[0]) is not int or more[0]):
+    if more and more[0]:
         raise FormatError("a numpy dtype of numbers has flags", found=repr(more[0])[:_SHOWN])
     return str(order)
 
@@ -164,6 +170,8 @@ def _type(args: tuple[Any, ...]) -> object:
         return NotImplemented
     order = args[0][:1] if args[0][:1] in _ORDERS else "="
     made = Type(args[0][1:] if args[0][:1] in _ORDERS else args[0], order)
+    if not _CODE.fullmatch(made.code):
+        return NotImplemented
     if made.name is None:
         return made
     # (code, align, copy): without a copy it is the one of all arrays.

@@ -271,6 +271,8 @@ def _complex(args: tuple[Any, ...]) -> object:
 
 def _encode(args: tuple[Any, ...]) -> object:
     # Protocols below 3 store bytes as text (Lib/pickle.py, save_bytes).
+    if not 1 <= len(args) <= 3 or not isinstance(args[0], str):
+        raise FormatError("the pickle encodes other than text")
     if len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"):
         return args[0].encode("latin-1")
     return NotImplemented

@@ -13,6 +13,7 @@ from tests.hostile.torch_files import (
     FLOATS,
     ONE,
     called,
+    changed,
     members,
     storage,
     tensor,
@@ -32,8 +33,15 @@ def _case(
     return Case(f"torch-{name}", _LINE, made, says=says, **more)
 
 
-def _quick(name: str, says: str, value: object, storages: dict[str, bytes] | None = None) -> Case:
-    return _case(name, says, value, storages, digest=None, convert=None)
+def _quick(
+    name: str, says: str, value: object, storages: dict[str, bytes] | None = None, **more: Any
+) -> Case:
+    return _case(name, says, value, storages, digest=None, convert=None, **more)
+
+
+def _stated(state: object) -> object:
+    """Return a parameter with a state."""
+    return called("_rebuild_parameter_with_state", tensor(), True, Dict("collections.OrderedDict"), state)
 
 
 def _listed(
@@ -67,7 +75,10 @@ _STORAGES = (
     _quick("id-too-short", "persistent id", tensor(Persistent(("storage", FLOATS, "0")))),
     _quick("id-of-another-kind", "persistent id", tensor(Persistent(("module", FLOATS, "0", "cpu", 4)))),
     _fine("device-unknown", tensor(Persistent(("storage", FLOATS, "0", "warp:9", 4)))),
-    _fine("device-a-list", tensor(Persistent(("storage", FLOATS, "0", [1], 4)))),
+    _quick("device-a-list", "location", tensor(Persistent(("storage", FLOATS, "0", [1], 4)))),
+    _quick("device-meta", "meta device", tensor(Persistent(("storage", FLOATS, "0", "meta", 4))), strict=2),
+    _quick("state-with-data", "attribute 'data'", _stated({"data": tensor(offset=3, shape=(1,))}), strict=2),
+    _quick("neg-that-is-false", "neg", tensor(metadata={"neg": False}), strict=2),
 )
 
 _VIEWS = (
@@ -228,9 +239,21 @@ _SCRIPT = (
         "torch-version-with-escapes",
         _LINE,
         zipped([*members()[:3], Made("archive/version", b"\x1b[31m3")]),
-        0,
-        0,
-        0,
+        says="no number",
+    ),
+    Case(
+        "torch-storage-a-folder",
+        _LINE,
+        zipped(changed(2, external=0x10)),
+        strict=2,
+        says="marked as a folder",
+    ),
+    Case(
+        "torch-byteorder-in-capitals",
+        _LINE,
+        zipped(changed(1, name="archive/ByteOrder", data=b"big")),
+        strict=2,
+        says="case of its letters",
     ),
 )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpttool.formats.torch_pickle.magic import MAGIC
 from ckpttool.wire.pickle_reader import Global, Object
-from ckpttool.wire.pickle_writer import dumps
+from ckpttool.wire.pickle_writer import Persistent, dumps
 from tests.hostile.case import BAIT, Case
 from tests.hostile.crafted_any import written
 from tests.hostile.torch_files import FLOATS, ONE, members, storage, tensor, zipped
@@ -27,8 +27,13 @@ def _stream(
 ) -> bytes:
     """Return a stream of torch's before 1.6: five pickles, then a count and the bytes of each storage."""
     start = [more.get("magic", MAGIC), more.get("protocol", 1001), {"little_endian": True}]
-    parts = [dumps(each, 2) for each in (*start, {"w": value or tensor()}, list(keys))]  # type: ignore[call-overload]
+    parts = [dumps(each, 2) for each in (*start, {"w": value or tensor(_whole())}, list(keys))]  # type: ignore[call-overload]
     return b"".join(parts) + struct.pack("<q", count) + data
+
+
+def _whole(count: int = 4) -> Persistent:
+    # Streams name a storage with the part of it that is meant, if it is not all.
+    return storage("0", count, FLOATS, None)
 
 
 def _legacy(name: str, says: str, data: bytes, **more: Any) -> Case:
@@ -41,9 +46,7 @@ def _viewed(offset: int, count: int) -> object:
 
 _LEGACY = (
     _legacy("whole", "w", _stream(), inspect=0, digest=0, convert=0),
-    _legacy(
-        "numel-2-36", "end before", _stream(tensor(storage("0", 1 << 36), shape=(1 << 36,)), count=1 << 36)
-    ),
+    _legacy("numel-2-36", "end before", _stream(tensor(_whole(1 << 36), shape=(1 << 36,)), count=1 << 36)),
     _legacy("count-lies", "size that the pickle says", _stream(count=5)),
     _legacy("count-negative", "size that the pickle says", _stream(count=-4)),
     _legacy("cut-off", "end before", _stream()[:-1]),

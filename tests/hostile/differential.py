@@ -49,6 +49,10 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "Unsupported operand": "weights_only takes fewer opcodes than Python's reader of pickles",
         "safe_globals": "a class or function that is not on torch's list is listed, and not called",
         "not in a subdirectory": "members of other folders are named, and not read",
+        "UnicodeDecodeError": "torch logs an id of the file, which must be text",
+    },
+    "pickle": {
+        "class outside the allow list": "a class that the reader does not import is listed as a record",
     },
     "numpy": {
         "zip file version": "zipfile refuses by the version that a member asks for, ckpttool by what it uses",
