@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import pickle
 import struct
+import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.formats.torch_pickle.magic import MAGIC
 from ckpttool.formats.torch_pickle.views import _OWN_NAMES
 from ckpttool.leaf import key
 from ckpttool.limits import Limits
@@ -240,6 +242,20 @@ def test_a_part_with_the_key_of_a_storage_is_refused(first: int, tmp_path: Path)
     other = tensor(stream_storage("8"))
     data = stream([part, other] if first else [other, part], {"7": ONE, "8": ONE})
     [path] = files(tmp_path, {"": data}, ".pth")
+    with pytest.raises(FormatError):
+        open_checkpoint(str(path))
+
+
+def test_a_stream_that_is_a_tar_archive_too_is_refused(tmp_path: Path) -> None:
+    """torch tries tar first; a text in the first pickle can hold the rest of a header."""
+    start = pickle.dumps(MAGIC, 2)
+    data = start[:-1] + b"X" + struct.pack("<I", 600) + b"0" * 600 + b"0."
+    data += stream(tensor(stream_storage("7")), {"7": ONE})[len(start) :]
+    [path] = files(tmp_path, {"": data}, ".pth")
+    assert open_checkpoint(str(path)).tree[()].array().tolist() == [1, 2, 3, 4]
+    block = data[:148] + b"%08o" % tarfile.calc_chksums(data[:512])[0] + data[156:512]
+    tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    path.write_bytes(block + data[512:])
     with pytest.raises(FormatError):
         open_checkpoint(str(path))
 

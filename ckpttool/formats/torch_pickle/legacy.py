@@ -17,6 +17,7 @@ from ckpttool.formats.torch_pickle.stream import LONG, SHORT, Stream
 from ckpttool.formats.torch_pickle.tensors import Storage
 from ckpttool.shown import count
 from ckpttool.source import File, Span
+from ckpttool.wire import tar
 from ckpttool.wire.asked import Asked
 
 PROTOCOL = 1001
@@ -27,6 +28,9 @@ def listed(file: File, offset: int, length: int) -> Listed:
 
     Storages stay where they are. Raise FormatError when pickles and storages do not fit together.
     """
+    if not offset and tar.is_header(file.read(0, min(length, tar.BLOCK))):
+        # torch looks for a tar archive before it looks for its stream (serialization.py, _legacy_load).
+        raise FormatError("the file is a tar archive, too", file=file.path)
     stream = Stream(file, offset, offset + length)
     _check_start(stream)
     names = _Names(file)
