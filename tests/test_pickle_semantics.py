@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.formats.pickled.load import BUILDERS as LOADED
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.formats.torch_pickle.magic import MAGIC
 from ckpttool.formats.torch_pickle.views import _OWN_NAMES
@@ -353,6 +354,28 @@ def test_numpy_agrees_about_arrays(tmp_path: Path) -> None:
     faults = {name: one for name, one in found.items() if one[2] not in ("refused", "equal", "explained")}
     assert faults == {}
     assert {name for name, one in found.items() if one[2] == "equal"} >= READ
+
+
+def every_kind() -> list[Any]:
+    """Return arrays and scalars of all kinds that NumPy pickles."""
+    np, other = pytest.importorskip("numpy"), pytest.importorskip("ml_dtypes")
+    return [
+        *(np.zeros(3, other.bfloat16), other.bfloat16(1.5), np.dtype(other.bfloat16), np.dtype(">f8")),
+        *(np.array(["a"]), np.array([b"ab"]), np.array(["a", "bb"], np.dtypes.StringDType()), np.str_("a")),
+        *(np.zeros(2, [("a", "f4"), ("b", "i2", (2,))]), np.rec.array([(1, 2.0)]), np.void(b"abc")),
+        *(np.array(["2020"], "M8[D]"), np.datetime64("2020"), np.array([1], np.longdouble), np.bool_(1)),
+        *(np.ma.array([1, 2], mask=[0, 1]), np.random.default_rng(1), np.random.RandomState(1)),
+        *(np.array([{1: 2}], object), np.asfortranarray(np.ones((2, 3))), np.arange(3)[::-1]),
+        np.zeros(3, np.dtype("f8", metadata={"a": 1})),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_of_every_kind_are_listed(protocol: int) -> None:
+    for value in every_kind():
+        data = pickle.dumps({"v": value}, protocol)
+        for builders in (BUILDERS, LOADED):
+            assert len(read(data, builders={**CONTAINERS, **builders}).value) == 1
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -105,22 +105,25 @@ class Array(Stateful):
     """An array; its state is (version, shape, dtype, order, data), or the same without the version."""
 
     held: Parts | None = None
+    given: bool = False
 
     def set_state(self, state: Any) -> None:
         """Take what the array holds; raise FormatError where NumPy would not, or not in one way."""
-        if self.held is not None:
+        if self.given:
             raise FormatError("a numpy array gets its data twice")
+        self.given = True
         if type(state) is not tuple or len(state) not in (4, 5):
             raise FormatError("a numpy array has a state that NumPy does not write")
         version = state[0] if len(state) == 5 else 0
         if type(version) is not int or version not in (0, 1):
             raise FormatError("a numpy array's state has an unknown version", found=repr(version)[:_SHOWN])
         shape, kind, fortran, data = state[-4:]
-        if type(shape) is not tuple or len(shape) > _RANK or not isinstance(kind, Type):
+        if type(shape) is not tuple or len(shape) > _RANK or not isinstance(kind, Type | Object):
             raise FormatError("a numpy array's state has no shape or no dtype")
         if type(fortran) not in (bool, int) or fortran not in (0, 1):
             raise FormatError("a numpy array's order is neither C nor Fortran", found=repr(fortran)[:_SHOWN])
-        self.held = _parts(kind, shape, bool(fortran), data)
+        # A dtype of another package (ml_dtypes, JAX) is a class; nothing is known of its items.
+        self.held = _parts(kind, shape, bool(fortran), data) if isinstance(kind, Type) else None
 
     def parts(self) -> Parts | None:
         """Return what the array holds; None where nothing but its class is known."""
@@ -190,7 +193,7 @@ def made(*state: Any) -> Array:
 
 def _reconstruct(args: tuple[Any, ...]) -> object:
     # The class, a shape and a type that do not matter: the state brings all three.
-    if len(args) != 3 or not isinstance(args[0], Global):
+    if len(args) != 3 or not isinstance(args[0], Global) or args[1] != (0,) or args[2] not in (b"b", "b"):
         raise FormatError("a numpy array is rebuilt from arguments that NumPy does not write")
     return Array()
 
@@ -211,23 +214,22 @@ def _from_buffer(args: tuple[Any, ...]) -> object:
 
 def _scalar(args: tuple[Any, ...]) -> object:
     kind, data = scalar_parts(args)
-    code = _SCALARS.get(kind.code)
-    if code is None:
+    if not isinstance(kind, Type) or kind.code not in _SCALARS:
         return NotImplemented
     kind.used = True
-    layout = struct.Struct((">" if kind.big else "<") + code)
+    layout = struct.Struct((">" if kind.big else "<") + _SCALARS[kind.code])
     if layout.size != len(data):
         raise FormatError("a pickled numpy scalar has the wrong size", found=f"{len(data):,} bytes")
     values = layout.unpack(data)
     return complex(*values) if len(values) == 2 else values[0]
 
 
-def scalar_parts(args: tuple[Any, ...]) -> tuple[Type, Any]:
+def scalar_parts(args: tuple[Any, ...]) -> tuple[Type | Object, Any]:
     """Return the dtype of a scalar and its bytes; raise FormatError for a call that NumPy does not write."""
-    if len(args) != 2 or not isinstance(args[0], Type):
+    if len(args) != 2 or not isinstance(args[0], Type | Object):
         raise FormatError("a numpy scalar is made of other than a dtype and bytes")
     data = as_bytes(args[1])
-    if args[0].name is not None and type(data) is not bytes:
+    if isinstance(args[0], Type) and args[0].name is not None and type(data) is not bytes:
         raise FormatError("a numpy scalar is made of other than a dtype and bytes")
     return args[0], data
 

@@ -12,7 +12,7 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.source import File, Inline, Source, Span
 from ckpttool.wire import npy, pickle_numpy, pickle_reader
 from ckpttool.wire.asked import Asked
-from ckpttool.wire.pickle_numpy import Parts
+from ckpttool.wire.pickle_numpy import Parts, Type
 from ckpttool.wire.pickle_reader import CONTAINERS, Builder, Object, Stored
 
 # Shorter arrays are kept in the tree: a span would take as much memory.
@@ -22,7 +22,8 @@ _INLINE = 64
 def _scalar(args: tuple[Any, ...]) -> object:
     """Keep a NumPy scalar's type: it is an array without dimensions (variables of rank 0 come as such)."""
     kind, data = pickle_numpy.scalar_parts(args)
-    return pickle_numpy.made(1, (), kind, False, data) if kind.name else NotImplemented
+    known = isinstance(kind, Type) and kind.name is not None
+    return pickle_numpy.made(1, (), kind, False, data) if known else NotImplemented
 
 
 def _jax_array(args: tuple[Any, ...]) -> object:
