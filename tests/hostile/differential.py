@@ -49,6 +49,8 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "Unsupported operand": "weights_only takes fewer opcodes than Python's reader of pickles",
         "safe_globals": "a class or function that is not on torch's list is listed, and not called",
         "not in a subdirectory": "members of other folders are named, and not read",
+        "hasRecord.*version|with version": "the version of an archive decides nothing that ckpttool reads",
+        "dictionary update sequence": "weights_only takes no attributes with slots for an OrderedDict",
         "UnicodeDecodeError": "torch logs an id of the file, which must be text",
     },
     "pickle": {

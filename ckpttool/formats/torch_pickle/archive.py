@@ -17,7 +17,10 @@ from ckpttool.formats.torch_pickle.storages import Storages
 from ckpttool.formats.torch_pickle.tensors import BUILDERS
 from ckpttool.formats.torch_pickle.tree import Members
 from ckpttool.source import Deflated, File, Storage
-from ckpttool.wire import pickle_reader
+from ckpttool.wire import (
+    pickle_reader,
+    zip,  # noqa: A004 - the module is named by its format
+)
 from ckpttool.wire.asked import standing
 
 _SMALL = 64
@@ -106,8 +109,11 @@ def _require_small(archive: Archive, top: str) -> None:
 
 
 def _require_numbers(archive: Archive, top: str) -> None:
-    """Raise FormatError unless version and alignment are the numbers that torch takes them for."""
-    for name in ("version", ".storage_alignment"):
+    """Raise FormatError unless version and alignment are the numbers that torch takes them for.
+
+    torch reads no folders: there they decide nothing.
+    """
+    for name in ("version", ".storage_alignment") if isinstance(archive, zip.Archive) else ():
         said = _small(archive, f"{top}/{name}")
         if said is not None and not _NUMBER.fullmatch(said):
             raise FormatError(
