@@ -26,6 +26,7 @@ from tests.hostile.seeds import BY_NAME, SEEDS, Seed
 CLEAN = (
     *("tf-bundle-index", "tf-bundle-data", "tf-bundle-both", "tf-v1-file", "savedmodel-graph", "safetensors"),
     *("npz-stored", "npz-deflated", "npy", "sb2-pickle", "rllib-pickle", "d3rlpy"),
+    *("torch-zip", "torch-legacy", "pickle"),
 )
 MUTANTS = 200
 

@@ -30,7 +30,7 @@ _SCALARS = {
 
 
 _ORDERS = ("<", ">", "=", "|")
-_RANK, _SHOWN = 64, 40
+_RANK, _SHOWN, _LONGEST = 64, 40, 16
 # One letter of NumPy's, a size, a unit of time.
 _CODE = re.compile(r"[?abBcdDeFfgGhHiIlLmMnNOpPqQSuUV][0-9]{0,9}(?:\[[0-9A-Za-z]{1,8}\])?")
 
@@ -169,18 +169,16 @@ def as_bytes(data: Any) -> Any:
 
 
 def _type(args: tuple[Any, ...]) -> object:
-    if not args or not isinstance(args[0], str) or len(args[0]) > 16:
+    # (code, align, copy): without a copy it is the one of all arrays.
+    if not 1 <= len(args) <= 3 or not all(type(flag) in (bool, int) for flag in args[1:]):
+        raise FormatError("a numpy dtype is made of arguments that NumPy does not write")
+    if not isinstance(args[0], str) or len(args[0]) > _LONGEST:
         return NotImplemented
     order = args[0][:1] if args[0][:1] in _ORDERS else "="
     made = Type(args[0][1:] if args[0][:1] in _ORDERS else args[0], order)
     if not _CODE.fullmatch(made.code):
         return NotImplemented
-    if made.name is None:
-        return made
-    # (code, align, copy): without a copy it is the one of all arrays.
-    if not all(type(flag) in (bool, int) for flag in args[1:]) or len(args) > 3:
-        return NotImplemented
-    made.fixed = len(args) < 3 or not args[2]
+    made.fixed = made.name is not None and (len(args) < 3 or not args[2])
     return made
 
 

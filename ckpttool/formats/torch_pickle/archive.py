@@ -114,8 +114,8 @@ def _require_numbers(archive: Archive, top: str) -> None:
     torch reads no folders: there they decide nothing.
     """
     for name in ("version", ".storage_alignment") if isinstance(archive, zip.Archive) else ():
-        said = _small(archive, f"{top}/{name}")
-        if said is not None and not _NUMBER.fullmatch(said):
+        said = _small(archive, f"{top}/{name}") or b""
+        if f"{top}/{name}" in archive.members and not _NUMBER.fullmatch(said):
             raise FormatError(
                 f"the archive's {name.removeprefix('.')} is no number",
                 file=archive.file.path,
