@@ -476,10 +476,15 @@ def test_items_of_sets_are_distinct() -> None:
             read(wrong)
 
 
-@pytest.mark.parametrize("tail", [b"]\x85Ns.", b"}\x85Ns.", b"\x8f\x85Ns."])
+_ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+
+
+@pytest.mark.parametrize(
+    "tail", [b"]\x85Ns.", b"}\x85Ns.", b"\x8f\x85Ns.", _ARRAY + b"Ns.", _ARRAY + b"\x85Ns."]
+)
 def test_unhashable_keys_are_refused(tail: bytes) -> None:
     with pytest.raises(FormatError):
-        read(b"}" + tail)
+        read(b"}" + tail, builders={**CONTAINERS, **BUILDERS})
 
 
 def test_labels_of_keys_do_not_hide_each_other(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from ckpttool.wire.pickle_values import (
     Opaque,
     Set,
     Stored,
+    is_hashable,
     is_plain,
     is_spread,
 )
@@ -217,12 +218,12 @@ class Machine:
         if type(value) is Stored:
             self._spend((value,))
             return bytes(value)
-        if isinstance(value, list | dict):
+        if not is_hashable(value):
             self.fail(f"a {type(value).__name__} is used as a dict's key", self.position)
         if is_spread(value, len(target)):
             return value
         if not is_plain(value):
-            unhashable = next((each for each in value if isinstance(each, list | dict)), None)
+            unhashable = next((each for each in value if not is_hashable(each)), None)
             if unhashable is not None:
                 self.fail(
                     f"a tuple with a {type(unhashable).__name__} is used as a dict's key", self.position

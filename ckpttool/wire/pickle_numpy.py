@@ -31,6 +31,7 @@ _SCALARS = {
 
 _ORDERS = ("<", ">", "=", "|")
 _RANK, _SHOWN, _LONGEST = 64, 40, 16
+_LONG = ("f12", "f16", "c24", "c32")  # of some machines
 # One letter of NumPy's, a size, a unit of time.
 _CODE = re.compile(r"[?abBcdDeFfgGhHiIlLmMnNOpPqQSuUV][0-9]{0,9}(?:\[[0-9A-Za-z]{1,8}\])?")
 
@@ -107,6 +108,11 @@ class Array(Stateful):
     held: Parts | None = None
     given: bool = False
 
+    @property
+    def hashable(self) -> bool:
+        """Whether it can be a dict's key, as a scalar can."""
+        return self.held is not None and not self.held.shape
+
     def set_state(self, state: Any) -> None:
         """Take what the array holds; raise FormatError where NumPy would not, or not in one way."""
         if self.given:
@@ -178,6 +184,8 @@ def _type(args: tuple[Any, ...]) -> object:
     made = Type(args[0][1:] if args[0][:1] in _ORDERS else args[0], order)
     if not _CODE.fullmatch(made.code):
         return NotImplemented
+    if made.code[0] in "biufc" and len(made.code) > 1 and made.name is None and made.code not in _LONG:
+        raise FormatError("a numpy dtype has a size that its kind does not have", found=made.code[:_SHOWN])
     made.fixed = made.name is not None and (len(args) < 3 or not args[2])
     return made
 

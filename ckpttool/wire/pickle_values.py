@@ -85,6 +85,11 @@ class Stateful:
 
     __slots__ = ()
 
+    @property
+    def hashable(self) -> bool:
+        """Whether Python takes the value for a dict's key."""
+        return True
+
     def set_state(self, state: Any) -> None:
         """Take the argument of BUILD; raise FormatError for one that would change what was read."""
         raise NotImplementedError
@@ -114,7 +119,8 @@ class Set(list[Any]):
     def add(self, items: list[Any] | tuple[Any, ...]) -> None:
         """Add the items that are not there yet; raise FormatError for one that no set can hold."""
         for item in items:
-            if isinstance(item, list | dict) and not (type(item) is Set and item.name == _FROZEN):
+            frozen = type(item) is Set and item.name == _FROZEN
+            if not frozen and not is_hashable(item):
                 raise FormatError(f"a {type(item).__name__} is an item of a set")
             if is_plain(item):
                 name = identity(item)
@@ -162,6 +168,11 @@ class Keys:
             raise FormatError("a dict of the pickle has one key twice")
         self.seen.add(name)
         return Opaque(value)
+
+
+def is_hashable(value: Any) -> bool:
+    """Say whether the value is neither a container nor an array; what is in a tuple is not looked at."""
+    return value.hashable if isinstance(value, Stateful) else not isinstance(value, list | dict)
 
 
 def is_spread(value: Any, count: int) -> bool:
@@ -264,6 +275,8 @@ def _set(name: str) -> Builder:
 
 
 def _complex(args: tuple[Any, ...]) -> object:
+    if len(args) > 2:
+        raise FormatError(f"a complex number is made from {len(args):,} arguments")
     if len(args) == 2 and all(type(part) in (float, int) for part in args):
         return complex(float(args[0]), float(args[1]))
     return NotImplemented
@@ -282,6 +295,8 @@ def _bytes(args: tuple[Any, ...]) -> object:
     # bytearray(n) would be n zeros: only what the file holds itself is kept.
     if not args:
         return b""
+    if len(args) > 3:
+        raise FormatError(f"bytes are made from {len(args):,} arguments")
     if len(args) == 1 and isinstance(args[0], bytes | Stored):
         return args[0]
     if len(args) == 2 and isinstance(args[0], str):

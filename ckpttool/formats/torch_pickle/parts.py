@@ -231,7 +231,9 @@ def _from_cpu(args: tuple[Any, ...]) -> object:
 
 def _parameter_class(args: tuple[Any, ...]) -> object:
     """Return what the class itself makes, as before 0.4: of the data, and whether they are trained."""
-    if len(args) not in (1, 2):
+    if len(args) > 2:
+        bad(f"a parameter is made from {len(args):,} arguments")
+    if not args:
         return NotImplemented
     return _as_parameter(args[0], args[1] if len(args) > 1 else True)
 

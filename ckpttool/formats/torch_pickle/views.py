@@ -251,6 +251,8 @@ def _rebuilt(args: tuple[Any, ...], dtype: str | None = None) -> object:
 
 
 def _size(args: tuple[Any, ...]) -> object:
+    if len(args) > 1:
+        bad(f"a torch.Size is made from {len(args):,} arguments")
     known = len(args) == 1 and isinstance(args[0], tuple | list) and all(type(n) is int for n in args[0])
     return Size(args[0]) if known else NotImplemented
 
