@@ -68,9 +68,16 @@ def strict(data: bytes, what: str, limit: str = "json_bytes") -> dict[str, Any]:
     def constant(word: str) -> None:
         raise FormatError(f"{what} holds {word}, which JSON lacks")
 
+    def whole(word: str) -> int:
+        # An integer to Python, and a number with a fraction to others (serde_json, JavaScript).
+        if word == "-0":
+            raise FormatError(f"{what} holds -0, which readers take for different numbers")
+        return int(word)
+
     with _told(what):
         hook = functools.partial(_once, what)
-        found = json.loads(data.decode(), object_pairs_hook=hook, parse_constant=constant)
+        integers = whole if b"-0" in data else None
+        found = json.loads(data.decode(), object_pairs_hook=hook, parse_constant=constant, parse_int=integers)
         if b"\\u" in data:
             json.dumps(found, ensure_ascii=False).encode()
     return _object(found, what)

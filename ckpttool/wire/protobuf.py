@@ -8,7 +8,7 @@ protobuf's own parser would take it for an unknown field and pass it over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ckpttool.errors import FormatError, TruncatedError
@@ -61,11 +61,18 @@ def fields(data: Data, schema: Schema | None = None) -> list[tuple[int, int | Da
     return found
 
 
-def each(data: Data, schema: Schema | None = None) -> Iterator[tuple[int, int | Data]]:
-    """Go through the message's fields one at a time, for messages that may have more than should be kept."""
+def each(
+    data: Data, schema: Schema | None = None, count: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, int | Data]]:
+    """Go through the message's fields one at a time, for messages that may have more than should be kept.
+
+    `count` is called with 1 for every field, those that the schema lacks among them.
+    """
     at, stop = 0, len(data)
     while at < stop:
         wire, field, at = _field(data, at, stop)
+        if count is not None:
+            count(1)
         if schema is None or _fits(schema.get(field[0]), wire, at):
             yield field
 

@@ -32,6 +32,24 @@ _DIM = 2
 _TYPES = {1: (5, "<f"), 2: (6, "<d"), 3: (7, "<i"), 9: (10, "<q")}
 
 
+_EVENT = {_STEP: protobuf.NUMBER, **dict.fromkeys((3, 4, 5, 6, 7, 8, 9), protobuf.DELIMITED)}
+_FIELDS = {
+    _TAG: protobuf.DELIMITED,
+    _SIMPLE: protobuf.WORD,
+    # obsolete_old_style_histogram, image, histo, audio, tensor
+    **dict.fromkeys((3, 4, 5, 6, _TENSOR), protobuf.DELIMITED),
+}
+_TENSOR_FIELDS = {
+    _DTYPE: protobuf.NUMBER,
+    _SHAPE: protobuf.DELIMITED,
+    _CONTENT: protobuf.DELIMITED,
+    5: protobuf.WORDS,
+    6: protobuf.LONGS,
+    7: protobuf.NUMBERS,
+    10: protobuf.NUMBERS,
+}
+
+
 class Scalar(NamedTuple):
     """One value of one tag."""
 
@@ -79,58 +97,84 @@ def _recorded(wall_time: float, step: int, what: bytes) -> bytes:
 
 
 def _event(data: bytes, wanted: Mapping[bytes, str]) -> Iterator[Scalar]:
-    step, found = 0, None
-    for number, value in protobuf.fields(data):
+    step = kind = 0
+    parts: list[bytes] = []
+    for number, value in protobuf.fields(data, _EVENT):
         if number == _STEP:
             step = protobuf.number(value)
-        elif number == _SUMMARY:
-            found = protobuf.message(value)
-    if found is None:
+        else:
+            # What an event is about is a oneof: the last one counts, the parts of one are merged.
+            kind, parts = number, [*(parts if number == kind else ()), protobuf.message(value)]
+    if kind != _SUMMARY:
         return
-    for number, value in protobuf.fields(found):
-        if number != _VALUE:
-            continue
-        fields = dict(protobuf.fields(protobuf.message(value)))
-        tag = wanted.get(bytes(protobuf.message(fields.get(_TAG, b""))))
-        scalar = None if tag is None else _scalar(fields)
+    for _, value in protobuf.fields(protobuf.joined(parts, b""), {_VALUE: protobuf.DELIMITED}):
+        tag, scalar = _value(protobuf.message(value), wanted)
         if tag is not None and scalar is not None:
             yield Scalar(tag, step, scalar)
 
 
-def _scalar(fields: Mapping[int, int | bytes]) -> float | None:
-    """Return the number of a summary's value, None for pictures, histograms and whatever has dimensions."""
-    simple = fields.get(_SIMPLE)
-    if isinstance(simple, int):
-        return float(struct.unpack("<f", _bits(simple, 4))[0])
-    if _TENSOR not in fields:
-        return None
-    tensor = dict(protobuf.fields(protobuf.message(fields[_TENSOR])))
-    shape = protobuf.message(tensor.get(_SHAPE, b""))
-    kind = _TYPES.get(protobuf.number(tensor.get(_DTYPE, 0)))
-    if kind is None or any(number == _DIM for number, _ in protobuf.fields(shape)):
-        return None
-    field, form = kind
-    return _element(tensor, field, form)
+def _value(data: bytes, wanted: Mapping[bytes, str]) -> tuple[str | None, float | None]:
+    """Return the tag and the number of a summary's value, None for a tag or a value of another kind."""
+    tag, kind, simple = b"", 0, 0
+    tensors: list[bytes] = []
+    for number, value in protobuf.fields(data, _FIELDS):
+        if number == _TAG:
+            tag = protobuf.message(value)
+            continue
+        tensors = tensors if number == kind else []
+        kind = number
+        if isinstance(value, int):
+            simple = value
+        else:
+            tensors.append(value)
+    if tag not in wanted or kind not in (_SIMPLE, _TENSOR):
+        return None, None
+    if kind == _SIMPLE:
+        return wanted[tag], _float(simple)
+    return wanted[tag], _element(protobuf.joined(tensors, b""))
 
 
-def _element(tensor: Mapping[int, int | bytes], field: int, form: str) -> float:
-    """Return the one element of a tensor; one without values is zero, as everywhere in protobuf."""
+def _float(bits: int) -> float:
+    return float(struct.unpack("<f", bits.to_bytes(4, "little"))[0])
+
+
+def _element(tensor: bytes) -> float | None:
+    """Return the number in a tensor without dimensions, None for others; one without values is zero."""
+    dtype, content, shapes = 0, b"", []
+    values: dict[int, list[int | bytes]] = {field: [] for field, _ in _TYPES.values()}
+    for number, value in protobuf.fields(tensor, _TENSOR_FIELDS):
+        if number == _DTYPE:
+            dtype = protobuf.int32(value)
+        elif number == _SHAPE:
+            shapes.append(protobuf.message(value))
+        elif number == _CONTENT:
+            content = protobuf.message(value)
+        else:
+            values[number].append(value)
+    dims = protobuf.fields(protobuf.joined(shapes, b""), {_DIM: protobuf.DELIMITED})
+    if dtype not in _TYPES or dims:
+        return None
+    field, form = _TYPES[dtype]
+    if content:
+        return _unpacked(form, content)
+    if form in ("<i", "<q"):
+        numbers = [each for value in values[field] for each in protobuf.numbers(value)]
+        if form == "<i":
+            numbers = list(map(protobuf.int32, numbers))
+        return _only(numbers)
     size = struct.calcsize(form)
-    content = protobuf.message(tensor.get(_CONTENT, b""))
-    stored = tensor.get(field, content if len(content) else None)
-    if stored is None:
-        return 0.0
-    if form in ("<i", "<q") and field in tensor:
-        (found,) = protobuf.numbers(stored)[:1] or [0]
-        return float(found)
-    data = _bits(stored, size) if isinstance(stored, int) else bytes(stored)
+    data = b"".join(v.to_bytes(size, "little") if isinstance(v, int) else v for v in values[field])
+    return _unpacked(form, data) if data else 0.0
+
+
+def _only(numbers: list[int]) -> float:
+    if len(numbers) > 1:
+        raise FormatError("a scalar has several values", found=str(len(numbers)))
+    return float(numbers[0]) if numbers else 0.0
+
+
+def _unpacked(form: str, data: bytes) -> float:
+    size = struct.calcsize(form)
     if len(data) != size:
         raise FormatError("a scalar has another size than its type", expected=str(size), found=str(len(data)))
     return float(struct.unpack(form, data)[0])
-
-
-def _bits(value: int, size: int) -> bytes:
-    try:
-        return value.to_bytes(size, "little")
-    except OverflowError as error:
-        raise FormatError("a number is wider than its field") from error

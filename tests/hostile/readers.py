@@ -102,6 +102,8 @@ def _array(value: Any) -> str:
             return OPAQUE
         data = b"".join(len(each).to_bytes(8, "little") + each for each in texts)
         return tensor("string", value.shape, data)
+    if value.dtype.kind == "U" and not value.shape:
+        return repr(str(value))
     if value.dtype.kind not in "biufcV" or value.dtype.names or value.dtype.subdtype:
         return OPAQUE
     if value.dtype.kind == "V" and type(value.dtype).__module__ != "numpy.dtypes":

@@ -78,7 +78,8 @@ def read(location: str) -> Checkpoint:
     )
     details["files"] = assets.beside(location)
     configurations = together(folder.judged)
-    operations = asking.asks((data for graph in graphs for data in graph.meta.nodes), saved_model.GRAPH)
+    held = (graph.meta.nodes for graph in graphs if graph.meta.nodes is not None)
+    operations = asking.asks(held, saved_model.GRAPH)
     writer = " ".join(["TensorFlow", *([version] if version else []), "SavedModel"]) if graphs else None
     return Checkpoint(
         location,
@@ -131,14 +132,10 @@ def _graphs(folder: _Folder) -> list[_Graph]:
 
 
 def _graph(meta: MetaGraph, meter: Meter) -> _Graph:
-    found = None
-    for data in meta.objects:
-        found = objects.parse(data, meter)
+    found = None if meta.objects is None else objects.parse(meta.objects, meter)
     # Where objects say what functions capture, the nodes tell nothing more.
     told = found is not None and bool(found.children)
-    graph = nodes.Nodes()
-    for data in meta.nodes:
-        graph = nodes.parse(data, meter, count_only=told)
+    graph = nodes.Nodes() if meta.nodes is None else nodes.parse(meta.nodes, meter, count_only=told)
     return _Graph(meta, graph, found if told else None)
 
 

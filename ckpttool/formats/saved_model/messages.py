@@ -24,6 +24,23 @@ _FIELDS = 4  # that are looked at for each part that may be kept
 _REFERENCE = 100  # types.proto: DT_FLOAT_REF is DT_FLOAT + 100
 
 
+_MESSAGE = protobuf.DELIMITED
+# MetaGraphDef: meta_info_def, graph_def, collection_def, signature_def, asset_file_def, object_graph_def.
+_META_GRAPH = dict.fromkeys((1, 2, 4, 5, 6, 7), _MESSAGE)
+_ENTRY = {1: _MESSAGE, 2: _MESSAGE}
+# MetaInfoDef: tags, tensorflow_version.
+_INFO = {4: _MESSAGE, 5: _MESSAGE}
+# SignatureDef: inputs, outputs, method_name.
+_SIGNATURE = dict.fromkeys((1, 2, 3), _MESSAGE)
+# TensorInfo: name, dtype, tensor_shape, coo_sparse, composite_tensor. TensorShapeProto: dim, unknown_rank.
+_TENSOR = {**dict.fromkeys((1, 3, 4, 5), _MESSAGE), 2: protobuf.NUMBER}
+_SHAPE = {2: _MESSAGE, 3: protobuf.NUMBER}
+# CollectionDef: node_list, bytes_list, int64_list, float_list, any_list.
+_COLLECTION = dict.fromkeys((1, 2, 3, 4, 5), _MESSAGE)
+# VariableDef: variable_name, initializer_name, save_slice_info_def.
+_VARIABLE = dict.fromkeys((1, 2, 4), _MESSAGE)
+
+
 class Meter:
     """Counts fields looked at and parts kept, so that no file can ask for more time or memory than that."""
 
@@ -32,11 +49,11 @@ class Meter:
         self._kept = limits.current().graph_parts
         self._seen = _FIELDS * self._kept
 
-    def fields(self, data: memoryview) -> Iterable[tuple[int, int | memoryview]]:
-        """Go through a message's fields; raise LimitError when the file has had too many."""
+    def fields(self, data: memoryview, schema: protobuf.Schema) -> Iterable[tuple[int, int | memoryview]]:
+        """Go through the fields that a schema has; raise LimitError when the file has had too many."""
         if len(data) > _SMALL:
-            return self._each(data)
-        found = protobuf.fields(data)
+            return protobuf.each(data, schema, self._look)
+        found = protobuf.fields(data, schema)
         self._look(len(found))
         return found
 
@@ -45,11 +62,6 @@ class Meter:
         self._kept -= count
         if self._kept < 0:
             raise _too_many("parts", 1, self._kept)
-
-    def _each(self, data: memoryview) -> Iterable[tuple[int, int | memoryview]]:
-        for field in protobuf.each(data):
-            self._look(1)
-            yield field
 
     def _look(self, count: int) -> None:
         self._seen -= count
@@ -93,7 +105,7 @@ class Variable(NamedTuple):
 
 
 class MetaGraph(NamedTuple):
-    """One graph of a SavedModel. `nodes` and `objects` are messages that are not looked into yet.
+    """One graph of a SavedModel. `nodes` and `objects` are messages that are not decoded yet.
 
     `trained` are the names in the collection of trained variables, or None if the graph has no collections.
     """
@@ -104,8 +116,8 @@ class MetaGraph(NamedTuple):
     variables: dict[bytes, Variable]
     trained: frozenset[bytes] | None
     assets: tuple[str, ...]
-    nodes: tuple[memoryview, ...]
-    objects: tuple[memoryview, ...]
+    nodes: memoryview | None
+    objects: memoryview | None
 
 
 def parse(data: memoryview, meter: Meter) -> list[MetaGraph]:
@@ -114,29 +126,27 @@ def parse(data: memoryview, meter: Meter) -> list[MetaGraph]:
 
 
 def _meta_graph(data: memoryview, meter: Meter) -> MetaGraph:
-    tags: tuple[str, ...] = ()
-    version = ""
     signatures: dict[str, Signature] = {}
     collections: dict[str, list[memoryview]] = {}
     assets: list[str] = []
-    nodes: list[memoryview] = []
-    objects: list[memoryview] = []
-    for number, value in meter.fields(data):
-        if number == 1:
-            tags, version = _info(protobuf.message(value), meter)
-        elif number in (2, 7):
+    # What is no list may come in several parts: its information, its graph, its objects.
+    parts: dict[int, list[memoryview]] = {1: [], 2: [], 7: []}
+    for number, value in meter.fields(data, _META_GRAPH):
+        if number in parts:
             meter.keep()
-            (nodes if number == 2 else objects).append(protobuf.message(value))
+            parts[number].append(protobuf.message(value))
         elif number == 4:
             name, inner = entry(value, meter)
             if name in _COLLECTIONS or name == _ASSET_COLLECTION:
-                collections[name] = _collection(inner, meter)
+                collections[name] = list(_collection(inner, meter))
         elif number == 5:
             name, inner = entry(value, meter)
             if name not in _INTERNAL:
                 signatures[name] = _signature(inner, meter)
-        elif number == 6:
+        else:
             assets.append(_asset(protobuf.message(value), meter))
+    information, graph, objects = (_joined(parts[number]) for number in (1, 2, 7))
+    tags, version = _info(information, meter)
     assets += [_asset(_any(each, meter), meter) for each in collections.pop(_ASSET_COLLECTION, ())]
     by_collection = {
         name: [_variable(each, meter) for each in listed] for name, listed in collections.items()
@@ -148,73 +158,89 @@ def _meta_graph(data: memoryview, meter: Meter) -> MetaGraph:
         {variable.name: variable for listed in by_collection.values() for variable in listed},
         frozenset(v.name for v in by_collection.get("trainable_variables", ())) if by_collection else None,
         tuple(dict.fromkeys(filter(None, assets))),
-        tuple(nodes),
-        tuple(objects),
+        graph if parts[2] else None,
+        objects if parts[7] else None,
     )
+
+
+def _joined(parts: list[memoryview]) -> memoryview:
+    return protobuf.joined(parts, memoryview(b""))
 
 
 def of_number(wanted: int, data: memoryview, meter: Meter) -> Iterator[memoryview]:
     """Go through a message's fields of one number, which are messages or strings; count them as kept."""
-    for number, value in meter.fields(data):
-        if number == wanted:
-            meter.keep()
-            yield protobuf.message(value)
+    for _, value in meter.fields(data, {wanted: protobuf.DELIMITED}):
+        meter.keep()
+        yield protobuf.message(value)
+
+
+def last_of(data: memoryview, schema: protobuf.Schema, meter: Meter) -> tuple[int, memoryview]:
+    """Return the field of a oneof that counts: the last one, its parts merged. All fields are messages."""
+    kind = 0
+    parts: list[memoryview] = []
+    for number, value in meter.fields(data, schema):
+        kind, parts = number, [*(parts if number == kind else ()), protobuf.message(value)]
+    return kind, _joined(parts)
 
 
 def entry(value: int | memoryview, meter: Meter) -> tuple[str, memoryview]:
     """Decode an entry of a map whose values are messages; count it as kept."""
     meter.keep()
-    name, inner = "", memoryview(b"")
-    for number, part in meter.fields(protobuf.message(value)):
+    name, inner = "", []
+    for number, part in meter.fields(protobuf.message(value), _ENTRY):
         if number == 1:
             name = protobuf.text(part)
-        elif number == 2:
-            inner = protobuf.message(part)
-    return name, inner
+        else:
+            inner.append(protobuf.message(part))
+    return name, _joined(inner)
 
 
 def _info(data: memoryview, meter: Meter) -> tuple[tuple[str, ...], str]:
     tags, version = [], ""
-    for number, value in meter.fields(data):
+    for number, value in meter.fields(data, _INFO):
         if number == 4:
             meter.keep()
             tags.append(protobuf.text(value))
-        elif number == 5:
+        else:
             version = protobuf.text(value)
     return tuple(tags), version
 
 
 def _signature(data: memoryview, meter: Meter) -> Signature:
     found = Signature("", {}, {})
-    for number, value in meter.fields(data):
+    for number, value in meter.fields(data, _SIGNATURE):
         if number in (1, 2):
             name, inner = entry(value, meter)
             (found.inputs if number == 1 else found.outputs)[name] = _tensor(inner, meter)
-        elif number == 3:
+        else:
             found = found._replace(method=protobuf.text(value))
     return found
 
 
 def _tensor(data: memoryview, meter: Meter) -> TensorInfo:
-    names: list[bytes] = []
-    components: list[memoryview] = []
-    kind = 0
-    shape: tuple[int, ...] | None = ()
-    for number, value in meter.fields(data):
-        if number == 1:
-            names.append(bytes(protobuf.message(value)))
-        elif number == 2:
-            kind = protobuf.number(value)
-        elif number == 3:
-            shape = partial_shape(protobuf.message(value), meter)
-        elif number == 4:
-            # A sparse tensor: the names of its values, indices and shape.
-            names += [bytes(n) for part in (1, 2, 3) for n in of_number(part, protobuf.message(value), meter)]
-        elif number == 5:
-            # A composite tensor (ragged, ...): its components are such messages again, one level deep.
-            components += of_number(2, protobuf.message(value), meter)
-    names += [bytes(name) for component in components for name in of_number(1, component, meter)]
-    return TensorInfo(tuple(names), type_name(kind), shape)
+    kind = number = 0
+    parts: list[memoryview] = []
+    shapes: list[memoryview] = []
+    for field, value in meter.fields(data, _TENSOR):
+        if field == 2:
+            kind = protobuf.int32(value)
+        elif field == 3:
+            shapes.append(protobuf.message(value))
+        else:
+            # A name, a sparse or a composite tensor: the last one counts.
+            merged = parts if field == number != 1 else ()
+            number, parts = field, [*merged, protobuf.message(value)]
+    encoding, names = _joined(parts), []
+    if number == 1:
+        names = [bytes(encoding)]
+    elif number == 4:
+        # A sparse tensor: the names of its values, indices and shape.
+        names = [bytes(n) for part in (1, 2, 3) for n in [*of_number(part, encoding, meter)][-1:]]
+    elif number == 5:
+        # A composite tensor (ragged, ...): its components are such messages again, one level deep.
+        components = of_number(2, encoding, meter)
+        names = [bytes(n) for each in components for n in [*of_number(1, each, meter)][-1:]]
+    return TensorInfo(tuple(names), type_name(kind), partial_shape(_joined(shapes), meter))
 
 
 def type_name(number: int) -> str:
@@ -225,51 +251,53 @@ def type_name(number: int) -> str:
 
 def partial_shape(data: memoryview, meter: Meter) -> tuple[int, ...] | None:
     """Decode a TensorShapeProto that need not be complete: an unknown extent is -1, an unknown rank None."""
-    dims = []
-    for number, value in meter.fields(data):
-        if number == 3 and value:
-            return None
-        if number == 2:
-            size = 0
-            for part, what in meter.fields(protobuf.message(value)):
-                size = protobuf.number(what) if part == 1 else size
-            dims.append(size)
+    dims, unknown = [], 0
+    for number, value in meter.fields(data, _SHAPE):
+        if number == 3:
+            unknown = protobuf.number(value)
+            continue
+        size = 0
+        for _, what in meter.fields(protobuf.message(value), {1: protobuf.NUMBER}):
+            size = protobuf.number(what)
+        dims.append(size)
     meter.keep(len(dims))
-    return tuple(dims)
+    return None if unknown else tuple(dims)
 
 
-def _collection(data: memoryview, meter: Meter) -> list[memoryview]:
+def _collection(data: memoryview, meter: Meter) -> Iterator[memoryview]:
     # A bytes_list (2) holds VariableDefs, an any_list (5) messages with their type's name.
-    lists = [protobuf.message(value) for number, value in meter.fields(data) if number in (2, 5)]
-    return [each for listed in lists for each in of_number(1, listed, meter)]
+    kind, listed = last_of(data, _COLLECTION, meter)
+    return of_number(1, listed, meter) if kind in (2, 5) else iter(())
 
 
 def _any(data: memoryview, meter: Meter) -> memoryview:
-    inner = memoryview(b"")
-    for number, value in meter.fields(data):
-        inner = protobuf.message(value) if number == 2 else inner
-    return inner
+    return _last(2, data, meter)
+
+
+def _last(wanted: int, data: memoryview, meter: Meter) -> memoryview:
+    """Return a string or bytes field of which the last occurrence counts."""
+    found = memoryview(b"")
+    for _, value in meter.fields(data, {wanted: protobuf.DELIMITED}):
+        found = protobuf.message(value)
+    return found
 
 
 def _asset(data: memoryview, meter: Meter) -> str:
     meter.keep()
-    name = ""
-    for number, value in meter.fields(data):
-        name = protobuf.text(value) if number == 2 else name
-    return name
+    return protobuf.text(_last(2, data, meter))
 
 
 def _variable(data: memoryview, meter: Meter) -> Variable:
-    name = initializer = whole = b""
-    for number, value in meter.fields(data):
+    name = initializer = b""
+    slices = []
+    for number, value in meter.fields(data, _VARIABLE):
         if number == 1:
             name = node_name(bytes(protobuf.message(value)))
         elif number == 2:
             initializer = node_name(bytes(protobuf.message(value)))
-        elif number == 4:
-            for part, what in meter.fields(protobuf.message(value)):
-                whole = bytes(protobuf.message(what)) if part == 1 else whole
-    return Variable(name, initializer, whole)
+        else:
+            slices.append(protobuf.message(value))
+    return Variable(name, initializer, bytes(_last(1, _joined(slices), meter)))
 
 
 def node_name(tensor: bytes) -> bytes:

@@ -21,6 +21,7 @@ from ckpttool.tree import Container, Tree
 from ckpttool.wire import protobuf
 
 MAX_MODULES = 20_000
+_NODE = {2: protobuf.NUMBER, 4: protobuf.DELIMITED, 5: protobuf.DELIMITED}
 _KERAS = "_tf_keras_"
 
 
@@ -47,12 +48,12 @@ def merge(graph: objects.Objects, data: memoryview, meter: Meter) -> None:
     """
     for node in of_number(1, data, meter):
         number, identifier, metadata = 0, "", b""
-        for part, value in meter.fields(node):
+        for part, value in meter.fields(node, _NODE):
             if part == 2:
-                number = protobuf.number(value)
+                number = protobuf.int32(value)
             elif part == 4:
                 identifier = protobuf.text(value)
-            elif part == 5:
+            else:
                 metadata = bytes(protobuf.message(value))
         user = graph.users.get(number)
         if user is not None and user.identifier == identifier:

@@ -19,6 +19,10 @@ _READS = frozenset((b"Identity", b"ReadVariableOp"))
 _ARITHMETIC = _READS | frozenset(
     (b"Add", b"AddV2", b"Sub", b"Mul", b"Cast", b"Reshape", b"Snapshot", b"StopGradient", b"Transpose")
 )
+# GraphDef: node, library. FunctionDefLibrary: function. NodeDef: name, op, input.
+_GRAPH = {1: protobuf.DELIMITED, 2: protobuf.DELIMITED}
+_LIBRARY = {1: protobuf.DELIMITED}
+_NODE = dict.fromkeys((1, 2, 3), protobuf.DELIMITED)
 _MAX_CONE = 64  # nodes looked at to find what a variable begins with
 
 
@@ -47,13 +51,13 @@ def parse(data: memoryview, meter: Meter, *, count_only: bool = False) -> Nodes:
     """Decode a GraphDef; `count_only` keeps no node. The functions of the library are counted, not read."""
     found = Nodes()
     lists: dict[bytes, memoryview] = {}
-    for number, value in meter.fields(data):
+    for number, value in meter.fields(data, _GRAPH):
         if number == 1:
             found.count += 1
             if not count_only:
                 _node(found.nodes, lists, protobuf.message(value), meter)
-        elif number == 2:
-            found.functions += sum(n == 1 for n, _ in meter.fields(protobuf.message(value)))
+        else:
+            found.functions += sum(1 for _ in meter.fields(protobuf.message(value), _LIBRARY))
     _find_saved(found, lists, meter)
     return found
 
@@ -61,12 +65,12 @@ def parse(data: memoryview, meter: Meter, *, count_only: bool = False) -> Nodes:
 def _node(found: dict[bytes, Node], lists: dict[bytes, memoryview], data: memoryview, meter: Meter) -> None:
     name = op = b""
     inputs = []
-    for number, value in meter.fields(data):
+    for number, value in meter.fields(data, _NODE):
         if number == 1:
             name = bytes(protobuf.message(value))
         elif number == 2:
             op = bytes(protobuf.message(value))
-        elif number == 3:
+        else:
             meter.keep()
             inputs.append(bytes(protobuf.message(value)))
     meter.keep()
@@ -108,12 +112,13 @@ def _variable(graph: Nodes, name: bytes) -> bytes | None:
 
 def _strings(node: memoryview, meter: Meter) -> Iterator[bytes]:
     # NodeDef.attr (5) is a map; a Const's "value" is AttrValue.tensor (8), whose string_val is 8 as well.
-    for number, attribute in meter.fields(node):
-        name, value = entry(attribute, meter) if number == 5 else ("", node)
-        if name == "value":
-            for tensor in of_number(8, value, meter):
-                for text in of_number(8, tensor, meter):
-                    yield bytes(text)
+    held = memoryview(b"")
+    for _, attribute in meter.fields(node, {5: protobuf.DELIMITED}):
+        name, value = entry(attribute, meter)
+        held = value if name == "value" else held
+    tensor = protobuf.joined(list(of_number(8, held, meter)), memoryview(b""))
+    for text in of_number(8, tensor, meter):
+        yield bytes(text)
 
 
 def used(graph: Nodes, outputs: Iterable[bytes], inputs: Iterable[bytes]) -> dict[bytes, None]:

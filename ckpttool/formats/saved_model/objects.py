@@ -30,6 +30,15 @@ _KINDS = {
 }
 
 
+# SavedObjectGraph: nodes, concrete_functions. SavedObject: children, slot_variables, kind, registered_name.
+_GRAPH = {1: protobuf.DELIMITED, 2: protobuf.DELIMITED}
+_OBJECT = dict.fromkeys((1, 3, 13, *range(4, 11), 12), protobuf.DELIMITED)
+# ObjectReference: node_id, local_name. SlotVariableReference: variable, slot_name, slot variable.
+_REFERENCE = {1: protobuf.NUMBER, 2: protobuf.DELIMITED, 3: protobuf.NUMBER}
+# SavedVariable: dtype, shape, trainable, name.
+_VARIABLE = {1: protobuf.NUMBER, 2: protobuf.DELIMITED, 3: protobuf.NUMBER, 6: protobuf.DELIMITED}
+
+
 class Variable(NamedTuple):
     """A SavedVariable; `shape` is None where its rank is not known, -1 stands for an unknown extent."""
 
@@ -67,11 +76,11 @@ class Objects:
 def parse(data: memoryview, meter: Meter) -> Objects:
     """Decode a SavedObjectGraph; raise FormatError when a number names no object."""
     found = Objects()
-    for number, value in meter.fields(data):
+    for number, value in meter.fields(data, _GRAPH):
         if number == 1:
             meter.keep()
             _object(found, protobuf.message(value), meter)
-        elif number == 2:
+        else:
             name, inner = entry(value, meter)
             found.captures[name] = tuple(_bound_inputs(inner, meter))
     _require_known(found)
@@ -82,27 +91,31 @@ def _object(found: Objects, data: memoryview, meter: Meter) -> None:
     at = len(found.children)
     children: dict[str, int] = {}
     found.children.append(children)
-    registered = ""
-    for number, value in meter.fields(data):
+    registered, kind = "", 0
+    parts: list[memoryview] = []
+    for number, value in meter.fields(data, _OBJECT):
         if number == 1:
             meter.keep()
             target, name, _ = _reference(protobuf.message(value), meter)
             children.setdefault(name, target)
         elif number == 13:
             registered = protobuf.text(value)
-        elif number == 3 or number in _KINDS:
-            _content(found, at, number, protobuf.message(value), meter)
+        elif number == 3:
+            meter.keep()
+            of, name, variable = _reference(protobuf.message(value), meter)
+            found.slots[at, of, name] = variable
+        else:
+            # An object is of one kind: the last one counts, and its parts are merged.
+            kind, parts = number, [*(parts if number == kind else ()), protobuf.message(value)]
+    if kind:
+        _content(found, at, kind, protobuf.joined(parts, memoryview(b"")), meter)
     if at in found.users:
         found.users[at] = found.users[at]._replace(registered=registered)
 
 
 def _content(found: Objects, at: int, number: int, data: memoryview, meter: Meter) -> None:
     kind = _KINDS.get(number, "")
-    if number == 3:
-        meter.keep()
-        of, name, variable = _reference(data, meter)
-        found.slots[at, of, name] = variable
-    elif number == 4:
+    if number == 4:
         found.users[at] = _user(data, meter)
         kind = found.users[at].identifier
     elif number == 7:
@@ -116,53 +129,52 @@ def _content(found: Objects, at: int, number: int, data: memoryview, meter: Mete
 def _reference(data: memoryview, meter: Meter) -> tuple[int, str, int]:
     # A child has number and name; a slot has a third field. Absent numbers are 0.
     numbers, name = {1: 0, 3: 0}, ""
-    for number, value in meter.fields(data):
+    for number, value in meter.fields(data, _REFERENCE):
         if number in numbers:
-            numbers[number] = protobuf.number(value)
-        elif number == 2:
+            numbers[number] = protobuf.int32(value)
+        else:
             name = protobuf.text(value)
     return numbers[1], name, numbers[3]
 
 
 def _user(data: memoryview, meter: Meter) -> User:
     identifier, metadata = "", b""
-    for number, value in meter.fields(data):
+    for number, value in meter.fields(data, {1: protobuf.DELIMITED, 3: protobuf.DELIMITED}):
         if number == 1:
             identifier = protobuf.text(value)
-        elif number == 3:
+        else:
             metadata = bytes(protobuf.message(value))
     return User(identifier, metadata)
 
 
 def _variable(data: memoryview, meter: Meter) -> Variable:
     name, kind, trainable = "", 0, False
-    shape: tuple[int, ...] | None = ()
-    for number, value in meter.fields(data):
+    shapes: list[memoryview] = []
+    for number, value in meter.fields(data, _VARIABLE):
         if number == 1:
-            kind = protobuf.number(value)
+            kind = protobuf.int32(value)
         elif number == 2:
-            shape = partial_shape(protobuf.message(value), meter)
+            shapes.append(protobuf.message(value))
         elif number == 3:
             trainable = bool(protobuf.number(value))
-        elif number == 6:
+        else:
             name = protobuf.text(value)
+    shape = partial_shape(protobuf.joined(shapes, memoryview(b"")), meter)
     return Variable(name, type_name(kind), shape, trainable)
 
 
 def _functions(data: memoryview, meter: Meter) -> Iterator[str]:
     # A SavedFunction lists its concrete functions in field 1; a bare one has its only name there.
-    for number, value in meter.fields(data):
-        if number == 1:
-            meter.keep()
-            yield protobuf.text(value)
+    for _, value in meter.fields(data, {1: protobuf.DELIMITED}):
+        meter.keep()
+        yield protobuf.text(value)
 
 
 def _bound_inputs(data: memoryview, meter: Meter) -> Iterator[int]:
-    for number, value in meter.fields(data):
-        if number == 2:
-            # A packed number takes one byte at the least.
-            meter.keep(1 if isinstance(value, int) else len(value))
-            yield from protobuf.numbers(value)
+    for _, value in meter.fields(data, {2: protobuf.NUMBERS}):
+        # A packed number takes one byte at the least.
+        meter.keep(1 if isinstance(value, int) else len(value))
+        yield from map(protobuf.int32, protobuf.numbers(value))
 
 
 def _require_known(found: Objects) -> None:

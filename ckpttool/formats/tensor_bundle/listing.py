@@ -264,6 +264,10 @@ def _header(data: bytes) -> records.Header:
     header = records.header(data)
     if header.shards < 1:
         raise FormatError("the header's number of shards is impossible", found=str(header.shards))
+    if header.producer < 0:
+        raise FormatError(
+            "the header's version is negative", expected="0 or more", found=str(header.producer)
+        )
     if header.min_consumer > records.VERSION or records.VERSION in header.bad_consumers:
         raise UnsupportedError(
             "the checkpoint asks for a newer reader",

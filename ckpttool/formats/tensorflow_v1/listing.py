@@ -117,6 +117,10 @@ def _metas(data: bytes) -> tuple[list[Meta], int]:
                 continue
             for field, found in protobuf.fields(protobuf.message(what), tensor_protos.VERSIONS):
                 version[field] += map(protobuf.int32, protobuf.numbers(found))
+    if version[1][-1] < 0:
+        raise FormatError(
+            "the checkpoint's version is negative", expected="0 or more", found=str(version[1][-1])
+        )
     if version[2][-1] > VERSION or VERSION in version[3]:
         raise UnsupportedError(
             "the checkpoint asks for a newer reader",
@@ -158,11 +162,10 @@ def _gather(wholes: dict[str, _Whole], name: str, meta: Meta, table: Table) -> N
             found=f"{dtype.name}{list(meta.shape)}",
         )
     for cut in meta.slices:
-        # TensorFlow lists a scalar's only slice without extents; any tensor may have such a one.
-        extents = cut or ((0, -1),) * len(meta.shape)
-        box = slices.box_of(extents, meta.shape)
+        # TensorFlow lists a scalar's only slice without extents, and refuses such a slice of another tensor.
+        box = slices.box_of(cut, meta.shape)
         shape = tuple(length for _, length in box)
-        key = tensor_protos.slice_key(meta.name, extents)
+        key = tensor_protos.slice_key(meta.name, cut)
         block = table.block_of(key)
         if block is None:
             raise FormatError("the table lacks a slice that the tensor is made of", found=str(cut))
