@@ -134,6 +134,12 @@ def test_members_that_are_no_arrays_are_named(tmp_path: Path) -> None:
     found = open_checkpoint(str(tmp_path / "x.npz"))
     assert found.notes == ("members that are no arrays, which are not read: readme.txt",)
     assert len(found.tree) == 1
+    # NumPy reads a member by its first bytes, whatever its name.
+    with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
+        archive.writestr("b.old", archive.read("a.npy"))
+    os.utime(tmp_path / "x.npz", ns=(1, 1))
+    assert np.load(tmp_path / "x.npz")["b.old"].tolist() == [1, 1]
+    assert "b.old" in {leaf.key for _, leaf in open_checkpoint(str(tmp_path / "x.npz")).tree.tensors()}
     # Under another name it may be any program's archive.
     assert npz.claims(Probe(str((tmp_path / "x.npz").rename(tmp_path / "x.zip")))) is None
 

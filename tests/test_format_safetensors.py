@@ -191,6 +191,7 @@ HOSTILE: dict[str, tuple[Any, ...]] = {
     "a leading space": (b' {"a":{}}', b""),
     "NaN": ('{"a":NaN}', b""),
     "Infinity": ('{"a":{"dtype":"U8","shape":[Infinity],"data_offsets":[0,0]}}', b""),
+    "minus zero": (f'{{"a":{FOUR.replace("[0,", "[-0,")}}}', bytes(4)),
     "an integer of 5,000 digits": (f'{{"a":{{"dtype":"U8","shape":[{NINES}],"data_offsets":[0,0]}}}}', b""),
     "100,000 nested arrays": ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", b""),
     "100,001 dimensions": ({"a": entry(0, 1, shape=[1] * 100_001)}, bytes(1)),

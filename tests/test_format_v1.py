@@ -319,6 +319,8 @@ HUGE = 1 << 40
         ([(b"", header(meta(b"x", field(3, 1), 1, []))), GOOD], "unknown rank"),
         ([(b"", header(X, meta(b"x", shape(3), 1, [FULL]))), GOOD], "disagree"),
         ([(b"", header(meta(b"y", shape(2), 1, [FULL]))), GOOD], "lacks a slice"),
+        ([(b"", header(meta(b"x", shape(2), 1, []))), entry(b"x", [], floats(ONE + HALF))], "another rank"),
+        ([(b"", header(X, version=b"\x08" + b"\xff" * 9 + b"\x01")), GOOD], "negative"),
         ([(b"", header(X, version=b"\x08\x02\x10\x02")), GOOD], "newer reader"),
         ([(b"", header(X, version=b"\x08\x02\x1a\x01\x01")), GOOD], "newer reader"),
     ],

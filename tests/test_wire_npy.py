@@ -160,6 +160,11 @@ BROKEN = {
     "brackets that cross": header("{'descr': [(], 'fortran_order': False, 'shape': (2,)}") + bytes(8),
     "a bracket left open": header("{'fortran_order': False, 'shape': (2,), 'descr': [ }") + bytes(8),
     "a number as a type": header("{'descr': 4, 'fortran_order': False, 'shape': (2,)}") + bytes(8),
+    "a leading zero": header(ENTRY % "(02,)") + bytes(8),
+    "a number of Python 2 in version 3": header(ENTRY % "(2L,)", 3) + bytes(8),
+    "a vertical tab": header((ENTRY % "(2,)").replace(": ", "\v: ")) + bytes(8),
+    "a wide space at the end": header((ENTRY % "(2,)").encode() + b"\xa0") + bytes(8),
+    "a name in two quotes": header((ENTRY % "(2,)").replace("'descr'", "\"'descr'\"")) + bytes(8),
     "not UTF-8": header(b"\xff" + (ENTRY % "(2,)").encode(), 3) + bytes(8),
 }  # fmt: skip
 

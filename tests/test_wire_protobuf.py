@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 import runpy
+import struct
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
-from ckpttool.wire import protobuf, varint
+from ckpttool.formats import object_graph
+from ckpttool.formats.saved_model import messages as saved_messages
+from ckpttool.formats.saved_model import nodes, objects
+from ckpttool.formats.tensor_bundle import records
+from ckpttool.formats.tensorflow_v1 import listing as v1_listing
+from ckpttool.wire import crc, protobuf, sstable, summary_events, varint
+from tests import tensorflow_child
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
 
@@ -120,3 +130,261 @@ def test_bit_flips_stay_inside_the_family() -> None:
         data = bytearray(seed)
         data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
         test_any_bytes_give_fields_or_our_error.hypothesis.inner_test(bytes(data))
+
+
+D, N = protobuf.DELIMITED, protobuf.NUMBER
+
+
+@pytest.mark.parametrize(
+    ("data", "schema", "fields"),
+    [
+        (W["field"](1, 5) + W["field"](9, b"new"), {1: N}, [(1, 5)]),
+        (W["field"](1, b"\x05\x06"), {1: protobuf.NUMBERS}, [(1, b"\x05\x06")]),
+        (b"\x0d\x01\x02\x00\x00", {1: protobuf.WORD}, [(1, 0x201)]),
+        (b"\x09" + bytes(8), {1: protobuf.LONGS}, [(1, 0)]),
+        (b"\x88\x80\x00\x05", {1: N}, [(1, 5)]),
+    ],
+)
+def test_only_the_fields_of_the_schema(data: bytes, schema: protobuf.Schema, fields: list[object]) -> None:
+    assert protobuf.fields(data, schema) == list(protobuf.each(data, schema)) == fields
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (W["field"](1, 5), D),
+        (W["field"](1, b"x"), N),
+        (b"\x0d" + bytes(4), N),
+        (b"\x0d" + bytes(4), protobuf.LONGS),
+        (b"\x09" + bytes(8), protobuf.WORD),
+        (b"\x88\x80\x80\x80\x80\x00\x05", N),
+    ],
+)
+def test_another_wire_type_is_refused(data: bytes, kind: int) -> None:
+    for call in (protobuf.fields, lambda *given: list(protobuf.each(*given))):
+        with pytest.raises(FormatError):
+            call(data, {1: kind})
+
+
+def test_numbers_of_32_bits_and_merged_messages() -> None:
+    assert [protobuf.int32(n) for n in (5, 1 << 32 | 5, (1 << 64) - 1, 1 << 31)] == [5, 5, -1, -(1 << 31)]
+    assert protobuf.joined([], b"") == b""
+    assert protobuf.joined([b"a"], b"") == b"a"
+    assert bytes(protobuf.joined([memoryview(b"a"), memoryview(b"b")], memoryview(b""))) == b"ab"
+
+
+def test_a_shape_in_two_parts_is_one_shape() -> None:
+    one, four = (W["field"](2, W["field"](2, W["field"](1, extent))) for extent in (1, 4))
+    assert records.entry(W["field"](1, 1) + one + four).shape == (1, 4)
+    assert records.entry(one + W["field"](1, 3) + four + W["field"](1, 1))[:2] == (1, (1, 4))
+
+
+# What TensorFlow's own messages make of the same bytes.
+
+SEEDS = Path(__file__).parent / "hostile" / "seed_files"
+
+
+def messages(count: int) -> list[tuple[str, bytes]]:
+    """Return variations of real messages, with the kind of each."""
+    from tests.hostile.mutations import protobuf as changed
+
+    entries = sstable.read((SEEDS / "bundle" / "ckpt-1.index").read_bytes())
+    data = (SEEDS / "bundle" / "ckpt-1.data-00000-of-00001").read_bytes()
+    place = records.entry(bytes(entries[1][1]))
+    length, at = varint.read(data, place.offset, len(data))
+    v1 = sstable.read((SEEDS / "tensorflow_v1" / "model.ckpt").read_bytes())
+    seeds = [
+        ("header", bytes(entries[0][1])),
+        ("entry", bytes(entries[2][1])),
+        ("graph", data[at + 4 : at + 4 + length]),
+        ("slices", bytes(v1[0][1])),
+        ("model", (SEEDS / "saved_model" / "saved_model.pb").read_bytes()),
+        (
+            "event",
+            b"".join(W["field"](5, W["field"](1, field)) for field in (EVENT, EVENT)) + W["field"](2, 7),
+        ),
+    ]
+    choose = random.Random(3)
+    found = []
+    for number in range(count):
+        kind, message = seeds[number % len(seeds)]
+        for _ in range(choose.choice((0, 1, 1, 2, 3))):
+            message = changed(message, choose)
+        found.append((kind, message))
+    return found
+
+
+EVENT = W["field"](1, b"tag") + W["field"](8, W["field"](1, 3) + W["field"](2, b"") + W["field"](7, 5))
+
+
+def ours(kind: str, data: bytes) -> object:
+    if kind == "header":
+        return records.header(data)
+    if kind == "entry":
+        found = records.entry(data)
+        return [*found[:5], crc.mask(found.checksum), found.slices]
+    if kind == "graph":
+        return [[node.children, node.attributes, node.slots, node.saver] for node in object_graph.parse(data)]
+    if kind == "slices":
+        metas, producer = v1_listing._metas(data)
+        return [producer, [[meta.name.decode("utf-8", "replace"), *meta[1:]] for meta in metas]]
+    if kind == "event":
+        return [
+            [found.tag, found.step, found.value] for found in summary_events._event(data, {b"tag": "tag"})
+        ]
+    meter = saved_messages.Meter()
+    made = []
+    for graph in saved_messages.parse(memoryview(data), meter):
+        inner = objects.parse(graph.objects or memoryview(b""), meter)
+        signatures = {
+            name: [
+                one.method,
+                *(
+                    {n: [list(map(bytes.decode, t.names)), t.shape] for n, t in each.items()}
+                    for each in one[1:]
+                ),
+            ]
+            for name, one in graph.signatures.items()
+        }
+        variables = {str(at): [each.name, each.shape, each.trainable] for at, each in inner.variables.items()}
+        slots = sorted([*key, value] for key, value in inner.slots.items())
+        nodes_found = nodes.parse(graph.nodes or memoryview(b""), meter)
+        count = [nodes_found.count, nodes_found.functions]
+        made.append(
+            [graph.tags, graph.version, signatures, inner.children, variables, slots, inner.captures, count]
+        )
+    return made
+
+
+def tensorflows(folder: Path) -> list[object]:
+    """Decode the messages in a child that has TensorFlow."""
+    answers: list[object] = []
+    for kind, data in json.loads((folder / "messages.json").read_text()):
+        try:
+            answers.append(_theirs(kind, bytes.fromhex(data)))
+        except Exception as error:  # noqa: BLE001  # DecodeError of whichever protobuf there is
+            answers.append({"refused": str(error)})
+    return answers
+
+
+def _shape(proto: Any) -> Any:
+    return None if proto.unknown_rank else [dim.size for dim in proto.dim]
+
+
+def _extents(proto: Any) -> Any:
+    return [[each.start, each.length if each.HasField("length") else -1] for each in proto.extent]
+
+
+def _theirs(kind: str, data: bytes) -> object:
+    from tensorflow.core.protobuf import saved_model_pb2, tensor_bundle_pb2, trackable_object_graph_pb2
+    from tensorflow.core.util import event_pb2, saved_tensor_slice_pb2
+
+    if kind == "header":
+        m = tensor_bundle_pb2.BundleHeaderProto.FromString(data)
+        version = m.version
+        return [
+            m.num_shards,
+            bool(m.endianness),
+            version.producer,
+            version.min_consumer,
+            [*version.bad_consumers],
+        ]
+    if kind == "entry":
+        m = tensor_bundle_pb2.BundleEntryProto.FromString(data)
+        slices = [_extents(each) for each in m.slices]
+        return [m.dtype, _shape(m.shape), m.shard_id, m.offset, m.size, m.crc32c, slices]
+    if kind == "graph":
+        m = trackable_object_graph_pb2.TrackableObjectGraph.FromString(data)
+        return [
+            [
+                {child.local_name: child.node_id for child in node.children},
+                [[each.name, each.full_name, each.checkpoint_key] for each in node.attributes],
+                [
+                    [s.original_variable_node_id, s.slot_name, s.slot_variable_node_id]
+                    for s in node.slot_variables
+                ],
+                node.registered_saver.name,
+            ]
+            for node in m.nodes
+        ]
+    if kind == "slices":
+        m = saved_tensor_slice_pb2.SavedTensorSlices.FromString(data).meta
+        return [
+            m.versions.producer,
+            [[t.name, _shape(t.shape), t.type, [_extents(each) for each in t.slice]] for t in m.tensor],
+        ]
+    if kind == "event":
+        m = event_pb2.Event.FromString(data)
+        values = m.summary.value if m.WhichOneof("what") == "summary" else ()
+        pairs = [(value.tag, _scalar(value)) for value in values]
+        return [[tag, m.step, number] for tag, number in pairs if tag == "tag" and number is not None]
+    return [_meta_graph(graph) for graph in saved_model_pb2.SavedModel.FromString(data).meta_graphs]
+
+
+def _scalar(value: Any) -> float | None:
+    if value.WhichOneof("value") == "simple_value":
+        return float(value.simple_value)
+    proto = value.tensor
+    held = {1: proto.float_val, 2: proto.double_val, 3: proto.int_val, 9: proto.int64_val}.get(proto.dtype)
+    if value.WhichOneof("value") != "tensor" or held is None or proto.tensor_shape.dim:
+        return None
+    if proto.tensor_content:
+        form = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}[proto.dtype]
+        return float(struct.unpack(form, proto.tensor_content)[0])
+    return float(held[0]) if held else 0.0
+
+
+def _meta_graph(graph: Any) -> object:
+    def info(tensors: Any) -> Any:
+        return {name: [names(each), _shape(each.tensor_shape)] for name, each in tensors.items()}
+
+    def names(each: Any) -> list[str]:
+        return [each.name] if each.WhichOneof("encoding") == "name" else []
+
+    skipped = ("__saved_model_init_op", "__saved_model_train_op")
+    signatures = {
+        name: [each.method_name, info(each.inputs), info(each.outputs)]
+        for name, each in graph.signature_def.items()
+        if name not in skipped
+    }
+    held = graph.object_graph_def
+    children, variables, slots = [], {}, []
+    for at, node in enumerate(held.nodes):
+        children.append({child.local_name: child.node_id for child in reversed(node.children)})
+        if node.WhichOneof("kind") == "variable":
+            variables[str(at)] = [node.variable.name, _shape(node.variable.shape), node.variable.trainable]
+        slots += [
+            [at, each.original_variable_node_id, each.slot_name, each.slot_variable_node_id]
+            for each in node.slot_variables
+        ]
+    captures = {name: list(each.bound_inputs) for name, each in held.concrete_functions.items()}
+    counts = [len(graph.graph_def.node), len(graph.graph_def.library.function)]
+    information = graph.meta_info_def
+    return [
+        [*information.tags], information.tensorflow_version, signatures, children, variables, sorted(slots),
+        captures, counts,
+    ]  # fmt: skip
+
+
+def test_messages_mean_what_they_mean_to_tensorflow(tmp_path: Path) -> None:
+    tensorflow_child.require("tensorflow")
+    given = messages(1200)
+    (tmp_path / "messages.json").write_text(json.dumps([(kind, data.hex()) for kind, data in given]))
+    theirs = tensorflow_child.run(__file__, "tensorflows", tmp_path)
+    read: Counter[str] = Counter()
+    for (kind, data), other in zip(given, theirs, strict=True):
+        try:
+            mine = json.loads(json.dumps(ours(kind, data)))
+        except CkpttoolError:
+            continue
+        # TensorFlow refuses damage in parts that are not read here, and strings that are not UTF-8.
+        if isinstance(other, dict):
+            continue
+        if kind == "model":
+            # Python's protobuf drops a map's entry with an unknown field in it, and C++'s does not.
+            for graph, its in zip(mine, other, strict=True):
+                for maps in (2, 6):
+                    graph[maps] = {name: each for name, each in graph[maps].items() if name in its[maps]}
+        assert mine == other, (kind, data.hex())
+        read[kind] += 1
+    assert min(read[kind] for kind in ("header", "entry", "graph", "slices", "model", "event")) > 20, read

@@ -516,6 +516,10 @@ def _brief(text: str) -> str:
     return text if len(text) < 400 else f"{text[:100]} ... {text[-300:]}"
 
 
+def _answer(word: str, detail: str, form: Form) -> Answer:
+    return word, detail, form
+
+
 def attempts(reader: str, paths: Sequence[str], folder: Path, alone: bool = False) -> Iterator[Answer]:
     """Let a reader's warm process read each file in a fork; one that dies is replaced for the next file."""
     from tests import warm
@@ -529,7 +533,7 @@ def attempts(reader: str, paths: Sequence[str], folder: Path, alone: bool = Fals
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HDF5_PLUGIN_PRELOAD": "::"}
         status, output = warm.run(LIBRARIES[reader], program, folder, environment)
         for line in out.read_text(encoding="utf-8").splitlines() if out.exists() else ():
-            yield tuple(json.loads(line))
+            yield _answer(*json.loads(line))
             done += 1
         if done == len(paths):
             return
