@@ -1,8 +1,8 @@
 """Small real files to be damaged, and what is known of each; `python -m tests.hostile.seeds` makes them anew.
 
 The frameworks themselves wrote all but the tar (torch has not written that form since 2016), at the versions
-of constraints.txt; test_hostile_damage.py lets the frameworks read them again. They are kept as files so that
-damage number 1,234 of a seed is the same bytes on every machine.
+of constraints.txt; test_differential.py lets the frameworks read them again. They are kept as files so that
+mutant number 1,234 of a seed is the same bytes on every machine.
 """
 
 from __future__ import annotations

@@ -130,6 +130,7 @@ class _Listing:
         self._prefix = prefix
         self._raw = entries[1:]
         self._slices = {key: value for key, value in self._raw if key[:1] == b"\0"}
+        self._used: set[bytes] = set()
         self._shards: dict[int, File | None] = {}
         # What lies where, by shard: offset, size, and the key of the tensor.
         self._placed: dict[int, list[tuple[int, int, bytes]]] = {}
@@ -139,13 +140,19 @@ class _Listing:
         found = {}
         for key, value in self._raw:
             if key[:1] != b"\0":
-                name = protobuf.text(key)
-                try:
-                    found[name] = self._tensor(key, records.entry(value))
-                except CkpttoolError as error:
-                    raise error.located(path=name) from error.__cause__
+                found[protobuf.text(key)] = self._named(key, value)
+        # TensorFlow takes a slice that no tensor lists for a tensor of that name.
+        for key, value in self._slices.items():
+            if key not in self._used:
+                found[protobuf.text(key)] = self._named(key, value)
         self._require_held()
         return found
+
+    def _named(self, key: bytes, value: bytes) -> Tensor:
+        try:
+            return self._tensor(key, records.entry(value))
+        except CkpttoolError as error:
+            raise error.located(path=protobuf.text(key)) from error.__cause__
 
     def files(self) -> list[File]:
         """Return the shards that are there."""
@@ -216,7 +223,9 @@ class _Listing:
             return Unreadable(f"{self._prefix}.index", f"a tensor of type {dtype.name} is cut into slices")
         parts = []
         for extents in whole.slices:
-            value = self._slices.get(tensor_protos.slice_key(key, extents))
+            place = tensor_protos.slice_key(key, extents)
+            self._used.add(place)
+            value = self._slices.get(place)
             if value is None:
                 raise FormatError("the index lacks a slice that the tensor is made of", found=str(extents))
             entry = records.entry(value)
