@@ -509,9 +509,9 @@ def _record_changed(data: bytes, choose: random.Random) -> bytes:
         stored = int.from_bytes(made[start + at : start + at + width], "little")
         other, _ = choose.choice(places)
         there = int.from_bytes(made[other + at : other + at + width], "little")
-        new = choose.choice(
-            (edge(width, choose), stored ^ 1 << choose.randrange(8 * width), stored + 1, there)
-        )
+        # Flags and kinds are in the low bits.
+        flipped = stored ^ 1 << choose.randrange(choose.choice((8, 8 * width)))
+        new = choose.choice((edge(width, choose), flipped, flipped, stored + 1, there))
         new %= 1 << 8 * width
         made = made[: start + at] + new.to_bytes(width, "little") + made[start + at + width :]
     return made

@@ -29,7 +29,7 @@ def judged(data: memoryview, meter: Meter) -> Judged:
     """Judge every configuration in keras_metadata.pb; raise CkpttoolError if it is damaged."""
     found = []
     for node in of_number(1, data, meter):
-        for part, value in meter.fields(node):
+        for part, value in meter.fields(node, _NODE):
             if part == 5 and (text := bytes(protobuf.message(value))):
                 found.append(asking.judged(text, METADATA))
     return asking.together(found)
