@@ -10,7 +10,14 @@
 Importing the package loads no framework and not even numpy; names arrive when they are first used.
 """
 
-from __future__ import annotations
+import sys
+
+# `python -m ckpttool` puts the working directory first on the path, and `import __future__` would be the
+# first module to come from there. While Python looks for the module to run, the first argument is "-m".
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["ckpttool"], ["-mckpttool"]):
+    from ckpttool import search_paths
+
+    search_paths.leave_working_directory(first=True)
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -112,6 +119,6 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> list[str]:
+def __dir__() -> "list[str]":
     """List the public names."""
     return sorted(__all__)

@@ -107,7 +107,10 @@ def in_process(
         patch.setattr(app, "_parser", lambda: _parser(*sys.argv[1:2]))
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
-        for name, value in {"COLUMNS": "80", "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})}.items():
+        patch.setattr(sys, "path", list(sys.path))
+        # What the command itself sets, so that it is put back.
+        own = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONSAFEPATH": "1", "PATH": os.environ["PATH"]}
+        for name, value in {"COLUMNS": "80", **own, **(env or {})}.items():
             patch.setenv(name, value)
         if cwd is not None:
             patch.chdir(cwd)

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "ckpttool"
 
 # A floor may import the floors below it. `ckpttool` itself (the face) and `version` stand outside.
 FLOORS = [
-    {"urls"},
+    {"urls", "search_paths"},
     {"errors"},
     {"limits"},
     {"places"},

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from ckpttool import search_paths
 from ckpttool.agents.filming import HINT, Show, pillow
 from ckpttool.errors import CkpttoolError, MissingExtraError
 
@@ -99,6 +100,7 @@ class _Ffmpeg:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self.said,
+            env=search_paths.environment(),
             start_new_session=True,
         )
         return self.child

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ckpttool
+from ckpttool import search_paths
 from ckpttool.agents.messages import Message, error_of, line
 from ckpttool.errors import UsageError, WorkerError
 
@@ -154,9 +155,10 @@ class Process:
         return self.folder / "stderr.txt"
 
     def _environment(self, library: Path) -> dict[str, str]:
-        path = os.pathsep.join(filter(None, (str(library), os.environ.get("PYTHONPATH"))))
+        inherited = search_paths.environment()
+        path = os.pathsep.join(filter(None, (str(library), inherited.get("PYTHONPATH"))))
         limits = {} if self._threads is None else dict.fromkeys(THREADS, str(self._threads))
-        return {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", **limits}
+        return {**inherited, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", **limits}
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._child is None:

@@ -15,6 +15,7 @@ from ckpttool.cli.options import (
     LikeArgs,
     LikePython,
     Quiet,
+    importable,
     like_of,
 )
 from ckpttool.cli.progress import progress
@@ -161,7 +162,7 @@ def convert(
             kinds=kind or (),
             flatten=flatten or (),
             network=network,
-            env=env,
+            env=importable(env),
             like=like_of(like, like_args, input_shape, python),
             match=match or (),
             allow_missing=allow_missing,

@@ -26,6 +26,7 @@ from ckpttool.cli.options import (
     Tensorboard,
     Video,
     VideoEpisodes,
+    importable,
 )
 from ckpttool.cli.progress import progress
 from ckpttool.errors import CkpttoolError
@@ -115,6 +116,7 @@ def evaluate(
     from ckpttool.ops.evaluation import Protocol, float_type
     from ckpttool.ops.sweep import sweep
 
+    importable(env)
     lines = None if out is None else results.place(out)
     if out is not None and lines is None:
         score_files.require_new_result(out)  # before hours of playing, not after

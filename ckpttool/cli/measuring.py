@@ -16,6 +16,7 @@ from ckpttool.cli.options import (
     LikePython,
     PathArgument,
     Quiet,
+    importable,
     like_of,
 )
 from ckpttool.cli.progress import progress
@@ -144,7 +145,7 @@ def doctor(
 
     with progress("doctor", quiet=quiet or as_json) as moving:
         model = like_of(like, like_args, input_shape, python)
-        found = op.diagnose(path, env, layout, moving, model=model, part=part)
+        found = op.diagnose(path, importable(env), layout, moving, model=model, part=part)
     if as_json:
         output.write(output.document(found.document()))
     else:

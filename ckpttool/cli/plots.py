@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import io
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
@@ -48,6 +50,7 @@ _STYLE: Any = {
 }
 _WIDTH, _HEIGHT, _BELOW = 8.0, 4.0, 2.6  # inches
 _DPI = 120
+_RC = "MATPLOTLIBRC"
 
 
 def require(target: str) -> None:
@@ -78,13 +81,16 @@ def write(
     for one in found:
         if not np.isfinite(one.rollout.returns).all():
             raise CkpttoolError("a return that is not finite cannot be drawn", file=one.checkpoint)
-    import matplotlib as mpl
+    mpl = _matplotlib()
     from matplotlib.figure import Figure
 
     from ckpttool.cli import plot_panels as panels
 
     # No pyplot: it would look for a display and keep every figure.
-    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+    with mpl.rc_context(), warnings.catch_warnings():
+        # No style but ours: neither ./matplotlibrc nor the user's own file changes a plot.
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
         # Of a character that the typeface does not have.
         warnings.filterwarnings("ignore", message="Glyph")
         rows = 2 if training else 1
@@ -110,6 +116,26 @@ def write(
         stream.write(drawn.getbuffer())
 
     write_atomically((Output(target, put),))
+
+
+def _matplotlib() -> Any:
+    """Import matplotlib without the settings in ./matplotlibrc or in the user's own file."""
+    if "matplotlib" in sys.modules:
+        return sys.modules["matplotlib"]
+    spec = importlib.util.find_spec("matplotlib")
+    package = os.path.dirname(str(spec.origin if spec is not None else None))
+    here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+    chosen = os.environ.get(_RC)
+    try:
+        os.chdir(package)
+        os.environ[_RC] = os.path.join(package, "mpl-data", "matplotlibrc")
+        return importlib.import_module("matplotlib")
+    finally:
+        os.environ.pop(_RC)
+        if chosen is not None:
+            os.environ[_RC] = chosen
+        os.fchdir(here)
+        os.close(here)
 
 
 def _suffix(target: str) -> str:

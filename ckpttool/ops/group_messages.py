@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool import documents
+from ckpttool import documents, search_paths
 from ckpttool.agents import serial
 from ckpttool.agents.messages import Message, error_of, facts_of
 from ckpttool.errors import CkpttoolError
@@ -41,6 +41,7 @@ def write(group: Group, folder: Path) -> Message:
         "entrants": entrants,
         "how": dataclasses.asdict(group.how),
         "sys_path": sys.path,
+        "user_modules": search_paths.user_modules(),
     }
 
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckpttool import search_paths
 from ckpttool.agents.messages import Message, pipes, serve
 from ckpttool.ops import group_messages
 from ckpttool.ops.groups import Room, played
@@ -24,6 +25,8 @@ class Session:
 def _play(session: Session, message: Message) -> Message:
     document = message["group"]
     sys.path[:] = dict.fromkeys([*sys.path, *document["sys_path"]])
+    for name, folder in document["user_modules"]:
+        search_paths.add_user_module(name, folder)
     group = group_messages.read(document, session.folder)
     return group_messages.write_outcome(played(group, session.room, silent))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpttool import search_paths
 from ckpttool.errors import MissingExtraError, UnsupportedError
 
 HINT = "apt-get install libegl1 libgl1-mesa-dri, or libosmesa6; MUJOCO_GL says which to use"
@@ -110,8 +111,8 @@ def _candidates() -> tuple[str, ...]:
 @functools.cache
 def _failure(name: str) -> str:
     """Return why this OpenGL does not work, in a line, or nothing if it does."""
-    command = [sys.executable, "-c", _TRIAL, name]
-    environment = {**os.environ, _CHOICE: name}
+    command = [sys.executable, "-P", "-c", _TRIAL, name]
+    environment = {**search_paths.environment(), _CHOICE: name}
     try:
         done = subprocess.run(  # noqa: S603  # our own interpreter and our own words
             command, capture_output=True, env=environment, timeout=_TIMEOUT_S, check=False

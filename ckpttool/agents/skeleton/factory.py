@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any
 
+from ckpttool import search_paths
 from ckpttool.errors import UsageError
 
 _SHOWN = 300
@@ -45,7 +46,13 @@ def _module(where: str, name: str) -> Any:
     if where.endswith(".py") or os.sep in where:
         hint = "--like {}".format(name.replace(".py:", ":").replace(os.sep, "."))
         raise UsageError("--like takes the name of a module, not of a file", found=where, hint=hint)
-    sys.path.insert(0, os.getcwd())
+    other = search_paths.user_module(where)
+    if other is not None:
+        raise UsageError(
+            f"two modules are called {where}: one is installed, the other is in the working directory",
+            file=other,
+            hint="rename the file, or name its folder in PYTHONPATH if it is the one that is meant",
+        )
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path as Folder
 from typing import IO, Any
 
+from ckpttool import search_paths
 from ckpttool.errors import MissingExtraError, UnsupportedError, WorkerError
 from ckpttool.formats.probe import Piece
 from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf, attr, index, key
@@ -132,7 +133,8 @@ def _run(folder: str) -> None:
             capture_output=True,
             timeout=_SECONDS,
             check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # nothing is computed
+            cwd=folder,  # the library imports matplotlib, which reads ./matplotlibrc
+            env={**search_paths.environment(), "OMP_NUM_THREADS": "1"},  # nothing is computed
         )
     except subprocess.TimeoutExpired:
         raise WorkerError(f"Stable-Baselines3 did not write the agent within {_SECONDS} s") from None

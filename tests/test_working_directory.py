@@ -1,0 +1,226 @@
+"""The working directory: files in it are read when they are named, and none of them is ever run."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
+
+# What pip installs as the command.
+SCRIPT = "import sys\nfrom ckpttool.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+MODULE = "open({mark!r}, 'a').write({name!r} + chr(10))\nraise SystemExit(99)\n"
+PROGRAM = "#!/bin/sh\necho {name} >> {mark}\nexit 99\n"
+PROGRAMS = [
+    "ffmpeg",
+    "gcc",
+    "cc",
+    "ld",
+    "ldconfig",
+    "objdump",
+    "uname",
+    "git",
+    "gcloud",
+    "nvidia-smi",
+    "latex",
+]
+GROUPS = ["ckpttool.formats", "ckpttool.layouts", "ckpttool.backends", "gymnasium.envs", "torch.backends"]
+GROUPS += ["fsspec.specs", "matplotlib.backend"]
+TORCH, TF = str(TORCH_SAMPLE), str(TF_SAMPLE)
+PLAYED = [TORCH, "--env", "Pendulum-v1", "--episodes", "1"]
+COMMANDS: list[list[str]] = [
+    ["inspect", TORCH, "--graph", "a.svg"],
+    ["digest", TF],
+    ["convert", TORCH, "agent.zip", "--to", "sb3", "--no-verify"],
+    ["convert", TORCH, "filled.pt", "--like", "users_model:Model", "--part", "actor", "--allow-missing"],
+    ["verify", TORCH, TORCH],
+    ["eval", *PLAYED, "--plot", "b.pdf", "--video", "b.gif", "--csv", "b.csv", "--jobs", "1"],
+    ["eval", TORCH, "--env", "users_environments:Pendulum-v1", "--episodes", "1"],
+    ["stats", TORCH],
+    ["doctor", TORCH, "--env", "Pendulum-v1"],
+    ["check", TORCH, TF],
+    ["textconv", TORCH],
+    ["diff", TORCH, TF],
+    ["report", TORCH],
+    ["browse", TORCH],
+    ["formats"],
+    ["layouts"],
+    ["backends"],
+    ["limits"],
+    ["schema"],
+]
+STATUS = {"diff": 1, "browse": 2}
+
+
+def everything() -> set[str]:
+    """Return every name that an import could ask for."""
+    installed = {name for name in importlib.metadata.packages_distributions() if name.isidentifier()}
+    return installed | sys.stdlib_module_names | {"sitecustomize", "usercustomize", "ckpttool", "readline"}
+
+
+def plant(folder: Path, names: set[str]) -> Path:
+    """Fill a folder with modules and programs that leave a mark when they run; return the mark."""
+    mark = folder / "RAN"
+    for name in names:
+        (folder / f"{name}.py").write_text(MODULE.format(mark=str(mark), name=name))
+    for name in PROGRAMS:
+        (folder / name).write_text(PROGRAM.format(mark=mark, name=name))
+        (folder / name).chmod(0o755)
+    info = folder / "stranger-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (folder / "stranger.py").write_text(MODULE.format(mark=str(mark), name="entry point"))
+    (info / "entry_points.txt").write_text("".join(f"[{group}]\nstranger = stranger:x\n" for group in GROUPS))
+    # matplotlib would start latex, and then draw a page of a square kilometre.
+    (folder / "matplotlibrc").write_text(
+        "text.usetex: True\nsavefig.dpi: 1000000\nbackend: module://stranger\n"
+    )
+    for name in (".env", ".netrc", "pyvenv.cfg", "setup.cfg", "pyproject.toml", "keras.json", "fsspec.json"):
+        (folder / name).write_text("\0 no such settings {")
+    return mark
+
+
+def run(
+    start: Sequence[str], folder: Path, words: Sequence[str], **env: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PATH": f":.:{os.environ['PATH']}:",
+        "CUDA_VISIBLE_DEVICES": "",
+        **env,
+    }
+    return subprocess.run(
+        [*start, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command as pip installs it."""
+    file = tmp_path_factory.mktemp("bin") / "ckpttool"
+    file.write_text(SCRIPT)
+    return [sys.executable, str(file)]
+
+
+def test_no_command_is_left_out() -> None:
+    from ckpttool.cli.app import app
+
+    assert {each.name for each in app.registered_commands} == {words[0] for words in COMMANDS}
+
+
+def test_nothing_in_the_working_directory_is_run(tmp_path: Path, script: list[str]) -> None:
+    mark = plant(tmp_path, everything())
+    (tmp_path / "users_model.py").write_text(
+        "import users_helper, torch\n"
+        f"open({str(tmp_path / 'MODEL')!r}, 'w')\n"
+        "class Model(torch.nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(torch.nn.Linear(3, users_helper.WIDTH))\n"
+    )
+    (tmp_path / "users_helper.py").write_text("WIDTH = 64\n")
+    (tmp_path / "users_environments.py").write_text("import gymnasium\n")
+
+    def ran(words: list[str]) -> tuple[list[str], int, str]:
+        done = run(script, tmp_path, words)
+        return words, done.returncode, done.stderr[-400:]
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(ran, COMMANDS))
+    assert not mark.exists(), mark.read_text()
+    for words, status, err in found:
+        assert status == STATUS.get(words[0], 0), (words, err)
+    assert (tmp_path / "MODEL").exists()
+
+
+def started_by(start: list[str], folder: Path) -> set[str]:
+    """Return what Python itself imports before the first line of a program that is started like this."""
+    package = folder / "ckpttool"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import sys\nprint(*sys.modules)\n")
+    (package / "__main__.py").write_text("")
+    return set(run(start, folder, [], PYTHONPATH="").stdout.split())
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["-m", "-m, and an empty element in PYTHONPATH"])
+def test_run_as_a_module_it_leaves_the_working_directory_first(tmp_path: Path, joined: bool) -> None:
+    """Python imports modules of its own before it comes to us, from the working directory where they are."""
+    start = [sys.executable, "-m", "ckpttool"]
+    before = started_by(start, tmp_path / "before") | {"ckpttool", "sitecustomize", "usercustomize"}
+    folder = tmp_path / "here"
+    folder.mkdir()
+    mark = plant(folder, everything() - before)
+    path = f":{ROOT}" if joined else str(ROOT)
+    for words in (["inspect", TORCH], ["digest", TF]):
+        done = run(start, folder, words, PYTHONPATH=path)
+        assert not mark.exists(), mark.read_text()
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_module_with_the_name_of_an_installed_one_is_refused(tmp_path: Path, script: list[str]) -> None:
+    mark = plant(tmp_path, {"torch", "gymnasium"})
+    (tmp_path / "package").mkdir()  # a folder without modules has no say
+    for words in (
+        ["convert", TORCH, "x.pt", "--like", "torch.nn:Linear"],
+        ["eval", TORCH, "--env", "gymnasium:Pendulum-v1"],
+        ["doctor", TORCH, "--env", "gymnasium:Pendulum-v1"],
+    ):
+        done = run(script, tmp_path, [*words, "--json"])
+        assert done.returncode == 2, done.stderr
+        error = json.loads(done.stdout)["error"]
+        assert error["kind"] == "usage"
+        assert error["file"] == str(tmp_path / f"{'torch' if words[0] == 'convert' else 'gymnasium'}.py")
+    assert not mark.exists()
+
+
+def test_the_folder_that_pythonpath_names_is_the_users_choice(tmp_path: Path, script: list[str]) -> None:
+    (tmp_path / "users_environments.py").write_text("import tkinter\n")
+    mark = plant(tmp_path, {"tkinter"})
+    done = run(
+        script,
+        tmp_path,
+        ["eval", *PLAYED[:1], "--env", "users_environments:Pendulum-v1"],
+        PYTHONPATH=f".:{ROOT}",
+    )
+    assert done.returncode != 0
+    assert mark.exists()
+
+
+def test_every_python_is_started_without_the_working_directory() -> None:
+    found = 0
+    for file in (ROOT / "ckpttool").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
+                found += 1
+                assert ast.literal_eval(node.elts[1]) in ("-I", "-P"), file
+    assert found >= 3
+
+
+def test_plots_have_no_style_but_ours(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    program = (
+        "from ckpttool.cli import plots\n"
+        "mpl = plots._matplotlib()\n"
+        "assert mpl.rcParams['text.usetex'] is False, mpl.matplotlib_fname()\n"
+    )
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
+    home = tmp_path / "config" / "matplotlib"
+    home.mkdir(parents=True)
+    (home / "matplotlibrc").write_bytes(b"text.usetex: True\n\xff\n")
+    done = run([sys.executable, "-P", "-c", program], tmp_path, [], XDG_CONFIG_HOME=str(home.parent))
+    assert done.returncode == 0, done.stderr
