@@ -21,6 +21,8 @@ CkpttoolError                 anything the caller must hear about; the command e
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -174,6 +176,67 @@ class WorkerError(CkpttoolError):
     """A framework's own process failed."""
 
     kind = "worker"
+
+
+# What the system's refusal of a resource is called, by errno; and the words by which libraries pass one on.
+_RESOURCES = {
+    errno.ENOMEM: ("out of memory", "close other programs, or raise the limit of memory (ulimit -v)"),
+    errno.EMFILE: ("too many open files", "raise the limit of open files (ulimit -n)"),
+    errno.ENFILE: ("too many open files on this machine", None),
+    errno.EAGAIN: ("no more processes or threads can be started", "raise their limit (ulimit -u)"),
+    errno.ENOSPC: ("no space left on the device", None),
+    errno.EDQUOT: ("the disk quota is exceeded", None),
+    errno.EFBIG: ("the file would be larger than allowed", "raise the limit of file sizes (ulimit -f)"),
+}
+_WORDS = {
+    "cannot allocate memory": errno.ENOMEM,
+    "failed to map segment": errno.ENOMEM,
+    "unable to allocate": errno.ENOMEM,
+    "bad_alloc": errno.ENOMEM,
+    "start new thread": errno.EAGAIN,
+    "too many open files": errno.EMFILE,
+    "resource temporarily unavailable": errno.EAGAIN,
+}
+
+
+def of_the_system(error: BaseException) -> CkpttoolError | None:
+    """Return the error for what the system refused (memory, files, processes); None for any other."""
+    words = str(error).lower()
+    number = next((number for said, number in _WORDS.items() if said in words), None)
+    if isinstance(error, MemoryError):
+        number = errno.ENOMEM
+    elif isinstance(error, RecursionError):
+        return CkpttoolError("the data nests deeper than Python can follow")
+    elif isinstance(error, UnicodeError):
+        return CkpttoolError(
+            f"a text cannot be encoded or decoded: {error.reason if hasattr(error, 'reason') else error}"
+        )
+    elif isinstance(error, SystemExit):
+        return CkpttoolError(f"a library ended the program (status {error.code})")
+    elif isinstance(error, (ImportError, RuntimeError)):
+        number = number or _missing_resource()
+    elif isinstance(error, OSError):
+        number = number if error.errno is None else error.errno
+    file = _text(getattr(error, "filename", None))
+    if number in _RESOURCES:
+        message, hint = _RESOURCES[number]
+        return CkpttoolError(message, file=file, hint=hint)
+    if isinstance(error, OSError):
+        return CkpttoolError(f"the system refuses: {error.strerror or error}", file=file)
+    return None
+
+
+def _missing_resource() -> int | None:
+    """Return the errno of opening a file now: imports and libraries do not say why they failed."""
+    try:
+        with open(os.devnull, "rb"):
+            return None
+    except OSError as error:
+        return error.errno
+
+
+def _text(name: object) -> str | None:
+    return os.fsdecode(name) if isinstance(name, (str, bytes)) else None
 
 
 def some(names: Sequence[str], most: int) -> str:

@@ -8,6 +8,13 @@ def main() -> None:
     from ckpttool import search_paths
 
     search_paths.leave_working_directory()
-    from ckpttool.cli.app import run
+    try:
+        from ckpttool.cli.app import run
+    except (ImportError, MemoryError, OSError) as error:
+        # A limit of memory or of open files may be too low even for this.
+        import sys
 
+        if sys.stderr is not None:
+            sys.stderr.write(f"ckpttool: cannot start: {error or 'out of memory'}\n")
+        sys.exit(2)
     run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -23,11 +24,12 @@ from ckpttool.cli import (
     reporting,
 )
 from ckpttool.cli.progress import fetching
-from ckpttool.errors import CkpttoolError, UsageError
+from ckpttool.errors import CkpttoolError, UsageError, of_the_system
 from ckpttool.version import __version__
 
 # However it was started: usage lines, and the variable that a shell's completion sets, are named after it.
 _NAME = "ckpttool"
+_TRACEBACK = "CKPTTOOL_TRACEBACK"
 
 
 class _Ended(SystemExit):
@@ -179,23 +181,47 @@ def run() -> None:
             signal.signal(number, _terminated)
     # TensorFlow's start-up chatter is not an answer to anything that was asked here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    output.guard()
+    if not os.environ.get(_TRACEBACK):
+        # What ends a thread reaches whoever waits for it.
+        threading.excepthook = lambda _: None
+        sys.unraisablehook = lambda _: None
     as_json = "--json" in sys.argv
     try:
+        output.require_stdout()
         status = _parser()(prog_name=_NAME, standalone_mode=False)
-    except CkpttoolError as error:
-        output.fail(error, as_json=as_json)
-        status = 2
-    except BrokenPipeError:
-        output.silence_stdout()
-        status = 0
-    except (KeyboardInterrupt, typer.Abort):
-        status = 130
+        output.finish()
     except _Ended as ended:
         output.ended(ended.how)
         raise
-    except Exception as error:  # noqa: BLE001  # the last line of defence: people never see a traceback
-        status = _other(error, as_json=as_json)
+    except BaseException as error:  # noqa: BLE001  # the last line of defence: people never see a traceback
+        status = _status(error, as_json=as_json)
     sys.exit(status or 0)
+
+
+def _status(error: BaseException, *, as_json: bool) -> int:
+    """Say what ended a command, and return its exit status."""
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return 130
+    # What prints the help ends the program itself when stdout is closed.
+    ended = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+    if ended or (isinstance(error, BrokenPipeError) and output.reader_is_gone()):
+        output.silence_stdout()
+        return 0
+    if isinstance(error, SystemExit) and _raised_in(error).partition(".")[0] in ("typer", "click"):
+        return int(error.code or 0)  # a shell's completion is installed, or was asked for
+    try:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            output.write(str(error.format_message()).strip())  # type: ignore[attr-defined]  # it is typer's
+            return 2
+        output.fail(_sentence_of(error), as_json=as_json)
+        output.finish()
+    except BrokenPipeError:
+        output.silence_stdout()
+    except CkpttoolError as unwritten:
+        # The document of the error, or what libraries had printed, found no room either.
+        output.fail(unwritten, as_json=False)
+    return 2
 
 
 def _terminated(signum: int, frame: object) -> None:  # noqa: ARG001
@@ -204,25 +230,28 @@ def _terminated(signum: int, frame: object) -> None:  # noqa: ARG001
     raise _Ended(signum)
 
 
-def _other(error: Exception, *, as_json: bool) -> int:
-    # typer's own usage errors carry their text and status; their class moved between its versions.
+def _raised_in(error: BaseException) -> str:
+    """Return the name of the module that raised an error."""
+    name, frame = "", error.__traceback__
+    while frame is not None:
+        name, frame = str(frame.tb_frame.f_globals.get("__name__", "")), frame.tb_next
+    return name
+
+
+def _sentence_of(error: BaseException) -> CkpttoolError:
+    """Return what is said of an error; raise it if a person wants to see where it comes from."""
+    if isinstance(error, CkpttoolError):
+        return error
+    # typer's own usage errors carry their text; their class moved between its versions.
     message = getattr(error, "format_message", None)
     if callable(message):
-        text = str(message()).strip()
-        if type(error).__name__ != "NoArgsIsHelpError":
-            output.fail(_misspelt(error, text), as_json=as_json)
-        else:
-            output.write(text)
-        return 2
-    if os.environ.get("CKPTTOOL_TRACEBACK"):
+        return _misspelt(error, str(message()).strip())
+    if os.environ.get(_TRACEBACK):
         raise error
-    kind = type(error).__name__
-    unexpected = CkpttoolError(
-        f"an unexpected {kind}: {error}",
-        hint="this is a fault of ckpttool; CKPTTOOL_TRACEBACK=1 shows where it is",
+    return of_the_system(error) or CkpttoolError(
+        f"an unexpected {type(error).__name__}: {error}",
+        hint=f"this is a fault of ckpttool; {_TRACEBACK}=1 shows where it is",
     )
-    output.fail(unexpected, as_json=as_json)
-    return 2
 
 
 def _misspelt(error: Any, text: str) -> UsageError:

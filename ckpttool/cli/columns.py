@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ckpttool.cli import output
 from ckpttool.shown import shortened
 
 _NARROWEST = 60
@@ -18,7 +19,7 @@ _NAME, _WHAT, _NOTE = (18, 60), (13, 40), (20, 80)
 _CLASS = 20
 # A path shortened to less than this says nothing.
 _SHORTEST = 8
-BOLD, DIM, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+BOLD, DIM, PLAIN = map(output.style, "120")
 
 
 class Line(NamedTuple):

@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import re
+import select
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TextIO, cast
 
 from ckpttool import documents
 from ckpttool.errors import CkpttoolError
@@ -15,8 +17,13 @@ from ckpttool.shown import clean, fitting, sentence
 from ckpttool.version import __version__
 
 SCHEMA = 1
-# Our own colours; a name from a file has no escape character left (see clean).
-_STYLE = re.compile("\x1b\\[[0-9;]*m")
+# Styles of our own carry a mark that no file can contain: `inert` escapes every other escape character.
+_MARK = os.urandom(8).hex()
+_STYLE = re.compile(f"\x1b{_MARK}(\\[[0-9;]*m)")
+_REQUESTED = re.compile(r"\x1b(?=\[[0-9;]*m)")
+
+# Holds something once stdout has failed.
+_FAILED: list[bool] = []
 
 # Objects of a list that are shown with a line for each of their values.
 _MANY = 20_000
@@ -45,21 +52,112 @@ def _dumped(value: Any, indent: int | None = None) -> str:
         return json.dumps(documents.plain(value), indent=indent, allow_nan=False)
 
 
+def style(code: str) -> str:
+    """Return what begins a style in text that is written here: "1" is bold, "2" dim, "0" ends it."""
+    return f"\x1b{_MARK}[{code}m"
+
+
+def styled_by_rich(text: str) -> str:
+    """Return text that rich has drawn, and whose cells it was given clean, with its styles as our own."""
+    return _REQUESTED.sub(f"\x1b{_MARK}", text)
+
+
+def inert(text: str, *, styles: bool = False) -> str:
+    """Return lines of printable characters, which cannot steer a terminal, and our own styles if wanted."""
+    if text.replace("\n", "").isprintable():
+        return text
+    pieces = _STYLE.split(text)
+    for at, piece in enumerate(pieces):
+        if at % 2:
+            pieces[at] = f"\x1b{piece}" if styles else ""
+        else:
+            pieces[at] = "\n".join(map(clean, piece.split("\n")))
+    return "".join(pieces)
+
+
 def write(text: str) -> None:
-    """Print the text on stdout, if there is any; what the terminal's encoding cannot show is escaped."""
+    """Print the text on stdout, if there is any; what the terminal's encoding cannot show is escaped.
+
+    Raise BrokenPipeError when the reader is gone, CkpttoolError when stdout takes no more for another reason.
+    """
     if not text:
         return
-    if not sys.stdout.isatty():
-        text = _STYLE.sub("", text)
-    data = (text + "\n").encode(sys.stdout.encoding or "utf-8", "backslashreplace")
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    require_stdout()
+    data = (inert(text, styles=sys.stdout.isatty()) + "\n").encode(
+        sys.stdout.encoding or "utf-8", "backslashreplace"
+    )
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence_stdout()
+        raise CkpttoolError(f"cannot write to standard output: {error.strerror}") from error
+
+
+def require_stdout() -> None:
+    """Raise CkpttoolError where stdout is closed, or has failed before."""
+    if sys.stdout is None or _FAILED:
+        raise CkpttoolError(
+            "cannot write to standard output: it is closed", hint="> /dev/null discards the output"
+        )
+
+
+class Inert:
+    """A stream to which libraries print and warn: what it is given cannot steer a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __getattribute__(self, name: str) -> Any:
+        """Return what the stream itself has, but for writing."""
+        if name in ("write", "writelines", "stream", "__class__", "__dict__"):
+            return super().__getattribute__(name)
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write the text with control characters as escapes."""
+        self.stream.write(text if text.isprintable() else inert(text.expandtabs()))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each of the texts."""
+        for line in lines:
+            self.write(line)
+
+
+def guard() -> None:
+    """Put `Inert` in front of stdout and stderr, and something in the place of a closed descriptor.
+
+    Else the first file that is opened would get its number, and with it what a library prints.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    _FAILED.clear()
+    sys.stdout, sys.stderr = (
+        stream if stream is None or isinstance(stream, Inert) else cast(TextIO, Inert(stream))
+        for stream in (sys.stdout, sys.stderr)
+    )
+
+
+def watched() -> bool:
+    """Say whether a person watches stderr."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def stderr() -> TextIO:
+    """Return the stream itself, for what draws on a terminal."""
+    return sys.stderr.stream if isinstance(sys.stderr, Inert) else sys.stderr
 
 
 def fail(error: CkpttoolError, *, as_json: bool) -> None:
     """Say what is wrong: a sentence and a hint on stderr, or the error document on stdout."""
-    if as_json:
+    if as_json and sys.stdout is not None and not _FAILED:
         facts = {"kind": error.kind, "message": sentence(error), "file": error.file, "hint": error.hint}
         write(document({"error": facts}))
         return
@@ -76,9 +174,41 @@ def ended(how: str) -> None:
 
 
 def _say(lines: list[str]) -> None:
-    print("\n".join(lines), file=sys.stderr)  # noqa: T201  # the one place that speaks to stderr
+    # Where stderr is closed or full, the exit status is all that is left.
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            sys.stderr.write("".join(f"{inert(line)}\n" for line in lines))
+            sys.stderr.flush()
+
+
+def reader_is_gone() -> bool:
+    """Say whether stdout is a pipe that nobody reads any more."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+    except (AttributeError, OSError, ValueError):
+        return False
 
 
 def silence_stdout() -> None:
-    """Point stdout nowhere, so that the interpreter's last flush after a closed pipe says nothing."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Point stdout nowhere, so that the interpreter's last flush does not fail once more."""
+    _FAILED.append(True)
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def finish() -> None:
+    """Write out what libraries have printed; raise as `write` does."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    if sys.stdout is None or _FAILED:
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence_stdout()
+        raise CkpttoolError(f"cannot write to standard output: {error.strerror}") from error

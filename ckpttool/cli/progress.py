@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ckpttool import places
+from ckpttool.cli import output
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.shown import clean, shortened
 
@@ -50,13 +50,16 @@ class _Shown:
         # How many of them, where there is a word for what is counted: else the part that is done.
         amount = f"{{task.completed}}/{{task.total}} {self.unit}" if self.unit else "{task.percentage:>3.0f}%"
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn(amount),
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=Console(file=output.stderr()),
             transient=True,
+            # What else is printed meanwhile goes through the guard of stderr.
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
         self.bar.add_task(self.label, total=total, speed="")
         self.bar.start()
@@ -69,7 +72,7 @@ class _Shown:
 @contextmanager
 def progress(label: str, *, quiet: bool, unit: str | None = None) -> Iterator[Progress]:
     """Give a progress callback that draws a bar where a person watches; `unit` names what it counts."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not output.watched():
         yield silent
         return
     shown = _Shown(label, unit)
@@ -82,7 +85,7 @@ def progress(label: str, *, quiet: bool, unit: str | None = None) -> Iterator[Pr
 @contextmanager
 def fetching(*, quiet: bool) -> Iterator[None]:
     """Draw a bar for every file elsewhere that has to be fetched whole, where a person watches."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not output.watched():
         yield
         return
     shown: dict[str, _Shown] = {}

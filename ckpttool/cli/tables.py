@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckpttool.cli import output
 from ckpttool.cli.columns import beside, ended, styled, wrapped
 from ckpttool.cli.columns import columns as width
 from ckpttool.shown import clean, count
@@ -39,7 +40,7 @@ def drawn(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> 
     colours: Literal["auto"] | None = "auto" if styled() else None
     console = Console(file=io.StringIO(), width=width(), force_terminal=styled(), color_system=colours)
     console.print(table)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO given above
+    text = output.styled_by_rich(console.file.getvalue())  # type: ignore[attr-defined]  # the StringIO given above
     return "\n".join(map(ended, text.splitlines()))
 
 
