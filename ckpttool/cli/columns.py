@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ckpttool.cli import output
-from ckpttool.shown import shortened
+from ckpttool.shown import clean, shortened
 
 _NARROWEST = 60
 _HANGING = " " * 4
@@ -74,6 +74,7 @@ def drawn(lines: list[Line], width: int) -> list[str]:
     """Return the lines in columns that fit the width."""
     if not lines:
         return []
+    lines = [_inert(line) for line in lines]
     elements = max(10, *(len(line.elements) for line in lines))
     nbytes = max(7, *(len(line.nbytes) for line in lines))
     names = max(2 * line.level + len(line.name) for line in lines)
@@ -111,6 +112,16 @@ def drawn(lines: list[Line], width: int) -> list[str]:
         text.append(ended(f"{left}  {middle}  {right}"))
         text += [f"{indent}    {below}" for below in line.below]
     return text
+
+
+def _inert(line: Line) -> Line:
+    """Return the line without what would break it into several or steer a terminal."""
+    if all(map(str.isprintable, (*line[1:7], *line.below))):
+        return line
+    name, what, elements, nbytes, note, lead = map(clean, line[1:7])
+    return Line(
+        line.level, name, what, elements, nbytes, note, lead, line.module, tuple(map(clean, line.below))
+    )
 
 
 def _noted(line: Line, width: int) -> str:

@@ -11,6 +11,7 @@ from typing import IO
 from ckpttool import urls
 from ckpttool.errors import UsageError
 from ckpttool.ops.ranking import Scored
+from ckpttool.shown import clean
 from ckpttool.wire import summary_events
 from ckpttool.writing import Output, require_new, write_atomically
 
@@ -29,13 +30,16 @@ def save_document(path: str, text: str) -> None:
 
 
 def table(scored: Sequence[Scored]) -> str:
-    """Return one line per episode under COLUMNS; an unknown step is empty, returns have all their digits."""
+    """Return one line per episode under COLUMNS; an unknown step is empty, returns have all their digits.
+
+    Characters of names that do not print are escaped.
+    """
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(COLUMNS)
     for each in scored:
         one, played = each.evaluation, each.evaluation.rollout
-        checkpoint = urls.spelled(one.checkpoint)
+        checkpoint, env = clean(urls.spelled(one.checkpoint)), clean(one.env)
         for seed, value, length, terminated, truncated in zip(
             played.seeds.tolist(),
             played.returns.tolist(),
@@ -45,13 +49,13 @@ def table(scored: Sequence[Scored]) -> str:
             strict=True,
         ):
             ends = (int(terminated), int(truncated))
-            rows.writerow((checkpoint, each.step, one.env, seed, repr(value), length, *ends))
+            rows.writerow((checkpoint, each.step, env, seed, repr(value), length, *ends))
     return text.getvalue()
 
 
 def save_table(path: str, scored: Sequence[Scored]) -> None:
     """Write the table to a new file; raise TargetExistsError if it is there already."""
-    _write(path, table(scored).encode("utf-8", "surrogateescape"))
+    _write(path, table(scored).encode())
 
 
 def scalars(scored: Sequence[Scored], wall_time: float) -> bytes:
