@@ -8,6 +8,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from ckpttool.browser.lines import Line, Tone
+from ckpttool.shown import clean
 
 STYLES: dict[Tone, Style] = {
     "": Style(),
@@ -26,7 +27,8 @@ THERE = Style(bold=True, underline=True)
 
 def strip(line: Line, cells: int, over: Style | None = None) -> Strip:
     """Return the line in exactly `cells` cells, all of it in a style `over` those of its pieces."""
-    segments = [Segment(piece.text, STYLES[piece.tone]) for piece in line]
-    used = sum(cell_len(piece.text) for piece in line)
+    # Whatever a screen forgets: nothing that a file contains steers the terminal.
+    segments = [Segment(clean(piece.text), STYLES[piece.tone]) for piece in line]
+    used = sum(cell_len(segment.text) for segment in segments)
     made = Strip(segments, used).adjust_cell_length(cells)
     return made.apply_style(over) if over is not None else made

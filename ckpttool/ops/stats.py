@@ -219,7 +219,7 @@ def _of_units(path: Path, array: np.ndarray, known: Moments) -> Iterator[str]:
     if known.size > 1 and known.high == known.low == 0 and array.ndim > 1:
         yield "all zeros"
         return
-    axis = _UNITS.get(str(path[-1].value).lstrip("_").rpartition(".")[2])
+    axis = _UNITS.get(str(path[-1].value if path else "").lstrip("_").rpartition(".")[2])
     if axis is None or array.ndim < 2 or not known.zeros:
         return
     others = tuple(at for at in range(array.ndim) if at != axis % array.ndim)

@@ -106,6 +106,8 @@ class _Places:
     def __init__(self, tree: Tree, root: str | None) -> None:
         self.tree = tree
         self.paths = {path: path for path, _ in tree.tensors()}
+        if () in self.paths:
+            raise UnsupportedError("a tensor without a name has no place in a file of Keras")
         if root is not None:
             self.paths = {
                 path: path[1:] if path[0].value == root else path

@@ -6,6 +6,7 @@ Sources: numpy/lib/_npyio_impl.py (`_savez`), numpy/lib/_format_impl.py. What is
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from typing import IO, Any, NamedTuple
@@ -24,6 +25,7 @@ from ckpttool.wire.zip_writer import Writer
 
 _INT64 = 1 << 63
 _LONGEST_NAME = (1 << 16) - 1
+_DRIVE = re.compile("^([A-Za-z]):")
 
 
 class _Member(NamedTuple):
@@ -39,7 +41,7 @@ def pieces(tree: Tree) -> tuple[Piece]:
     """Return the one file; raise UnsupportedError for a tensor of a type that no array has."""
     members = {path: made for path, leaf in tree.items() if (made := _member(path, leaf)) is not None}
     others = [alias.path for _, aliases in tree.aliases.items() for alias in aliases]
-    names = recorded.named([*members, *others], _spelled, (recorded.KEY,))
+    names = recorded.named([*members, *others], _spelled, (recorded.KEY,), _safe)
     for path in members:
         if len(names[path].encode()) + len(npy.SUFFIX) > _LONGEST_NAME:
             raise UnsupportedError("a name is too long for a zip archive", path=display(path)[:200])
@@ -48,7 +50,19 @@ def pieces(tree: Tree) -> tuple[Piece]:
 
 
 def _spelled(path: Path) -> str:
-    return "/".join(str(step.value) for step in path) if path else UNNAMED
+    return _safe("/".join(str(step.value) for step in path)) if path else UNNAMED
+
+
+def _safe(name: str) -> str:
+    r"""Return the name of a member in which no part leads out of a folder: `a/../b` becomes `a/%2E%2E/b`.
+
+    So for absolute paths, backslashes and drives, because programs unpack archives by the names in them. Nor
+    may a name end as members do: `np.load` would take `x.npy` for the array `x`.
+    """
+    *folders, last = name.replace("\\", "%5C").split("/")
+    parts = [each.replace(".", "%2E") if each in (".", "..") else each or "%" for each in folders]
+    last = last.removesuffix(npy.SUFFIX) + "%2Enpy" if last.endswith(npy.SUFFIX) else last
+    return _DRIVE.sub(r"\1%3A", "/".join((*parts, last)))
 
 
 def _record(tree: Tree, members: Mapping[Path, _Member], names: Mapping[Path, str]) -> str | None:

@@ -9,18 +9,22 @@ from ckpttool.leaf import Path, exact
 
 
 def named(
-    paths: Iterable[Path], spelled: Callable[[Path], str], reserved: Collection[str] = ()
+    paths: Iterable[Path],
+    spelled: Callable[[Path], str],
+    reserved: Collection[str] = (),
+    safe: Callable[[str], str] = str,
 ) -> dict[Path, str]:
     """Return a name for each path: as `spelled`, or unambiguously where that is taken or no text.
 
-    Paths come in order, and the first of several with one spelling has it.
+    Paths come in order, and the first of several with one spelling has it. `safe` makes an unambiguous name
+    one that the format can hold.
     """
     taken = set(reserved)
     names: dict[Path, str] = {}
     for path in paths:
         name = spelled(path)
         if name in taken or not _is_text(name):
-            name = _free(exact(path), taken)
+            name = _free(safe(exact(path)), taken)
         taken.add(name)
         names[path] = name
     return names
