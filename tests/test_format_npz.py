@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from tests.recorded_trees import same, trees
 from tests.test_formats import WritingContract
 from tests.test_wire_npy import BROKEN, ENTRY, header
 from tests.trees import leaf
+from tests.trees import leaf as tensor_leaf
 
 FIXTURE = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None
@@ -327,3 +330,69 @@ def test_real_files_are_read(corpus: Path) -> None:
         with np.load(file, allow_pickle=False) as expected:
             assert found.keys() == set(expected)
             assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+# --- Names of members ---------------------------------------------------------------------------------------
+
+UNSAFE = [
+    "../../evil",
+    "/abs/x",
+    "..",
+    ".",
+    "a/../b",
+    "a//b",
+    "a\\..\\b",
+    "C:/x",
+    "nul\0x",
+    "x.npy",
+    "a/x.npy",
+    "\n",
+]
+
+
+def test_no_name_of_a_tensor_leads_out_of_the_archive(tmp_path: Path) -> None:
+    names = [*UNSAFE, "x", "%2E%2E/%2E%2E/evil", "['../../evil']"]
+    tree = Tree({(key(name),): tensor_leaf(np.full(2, n, np.float32)) for n, name in enumerate(names)})
+    file = str(tmp_path / "x.npz")
+    save(tree, file)
+    with zipfile.ZipFile(file) as archive:
+        members = archive.namelist()
+    for member in members:
+        parts = member.split("/")
+        assert not {"", ".", ".."} & set(parts), member
+        assert not {"\\", "\0"} & set(member), member
+        assert member[1:2] != ":"
+    assert len(set(members)) == len(names) + 1
+    read = open_checkpoint(file).tree
+    arrays = np.load(file)
+    stored = {name: arrays[name] for name in arrays.files}
+    for number, name in enumerate(names):
+        assert (read[(key(name),)].array() == number).all()
+        assert sum(bool((each == number).all()) for each in stored.values() if each.dtype == np.float32) == 1
+
+
+def test_a_bare_array_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(np.ones((2, 3), np.float32)))
+    for words in (
+        ["stats"],
+        ["doctor"],
+        ["report", "--out", str(tmp_path / "x.html")],
+        ["check"],
+        ["digest"],
+    ):
+        ran = in_process(words[0], tmp_path / "x.pkl", *words[1:])
+        assert ran.status == 0, ran.err
+    assert (
+        in_process("convert", tmp_path / "x.pkl", tmp_path / "x.h5", "--json").json()["error"]["kind"]
+        == "unsupported"
+    )
+
+
+@pytest.mark.parametrize("kind", ["joblib", "zlib"])
+def test_a_joblib_file_is_named_with_what_reads_it(kind: str, tmp_path: Path) -> None:
+    head = b"\x80\x04}\x8c\x01a\x8c\x13joblib.numpy_pickle\x8c\x11NumpyArrayWrapper\x93)\x81}b"
+    stored = head + b"\x01\xff" * 40 + b"us."
+    (tmp_path / "x.joblib").write_bytes(stored if kind == "joblib" else zlib.compress(stored))
+    error = in_process("inspect", tmp_path / "x.joblib", "--json").json()["error"]
+    assert error["kind"] in ("unsupported", "not_a_checkpoint")
+    assert "joblib" in error["hint"]

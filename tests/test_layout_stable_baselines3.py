@@ -339,8 +339,22 @@ BAD_YAML = {
     "no YAML": "a: [1",
     "large": "a: 1\n" * 100_000,
     "a number that is none": "a: !!int x",
+    "an empty number": 'a: !!float ""',
+    "a sign alone": 'a: !!int "-"',
+    "a truth that is none": "a: !!bool maybe",
+    "base 60 beyond floats": f"a: {'1:' * 200}1.5",
+    "base 60 beyond what Python prints": f"a: {'1:' * 4000}1",
+    "a number that Python does not print": f"a: 0x{'f' * 5000}",
+    "keys that are merged": "a: &x {b: 1}\nc: {<<: *x}\n",
+    "a key of any length": f"{'k' * 201}: 1\n{'k' * 201}l: 2\n",
     "a pair whose key is a list": "? [1, 2]\n: 3\n",
 }
+
+
+def test_what_yaml_would_merge_is_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "x.yml").write_text(BAD_YAML["keys that are merged"])
+    with pytest.raises(FormatError):
+        yaml_settings.read(str(tmp_path / "x.yml"))
 
 
 @pytest.mark.parametrize("text", BAD_YAML.values(), ids=BAD_YAML)

@@ -20,6 +20,7 @@ class _Known(NamedTuple):
 
 
 _TAR = "tar://MEMBER::ARCHIVE reads a member of a tar archive, compressed or not"
+_JOBLIB = "where you trust it, joblib.load reads it in Python, and numpy.savez writes its arrays"
 _ZIP = "zip://MEMBER::ARCHIVE reads a member of it"
 # First bytes, in the order of asking. Sources: the Git LFS pointer specification, RFC 1952, the HDF5
 # file format specification section II.A, APPNOTE.TXT, POSIX.1-2017 pax (ustar).
@@ -31,6 +32,8 @@ _WRONG = (
     _Known(b"BZh", "a bzip2 archive", _TAR),
     _Known(b"\xfd7zXZ\x00", "an xz archive", _TAR),
     _Known(b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it first"),
+    _Known(b"\x78\x9c", "zlib data, perhaps a joblib file", _JOBLIB),
+    _Known(b"\x78\xda", "zlib data, perhaps a joblib file", _JOBLIB),
     _Known(b"ustar", "a tar archive", _TAR, 257),
 )
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from ckpttool import limits, places
 from ckpttool.errors import FormatError
-from ckpttool.leaf import Path, ValueLeaf, index, key
+from ckpttool.leaf import Key, Path, ValueLeaf, index, key
 from ckpttool.tree import Tree
 
 # The parser's work grows with the square of how deep flow collections are nested.
 _FLOWS = 500
+_LONGEST_NAME = 200
 _STANDARD = "tag:yaml.org,2002:"
 _ORDERED = "collections.OrderedDict"
 
@@ -39,7 +40,8 @@ def read(file: str) -> Tree:
         for path, value in _values(node, yaml.SafeLoader(""), 2 + 2 * len(text), most.json_depth):
             leaves[path] = ValueLeaf(value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise FormatError("the file is not YAML", file=file) from error
+        told = str(error).partition("\n")[0] if type(error) is ValueError else None
+        raise FormatError("the settings cannot be read as YAML", file=file, found=told) from error
     return Tree(leaves)
 
 
@@ -60,7 +62,7 @@ def _values(node: Any, loader: Any, visits: int, levels: int) -> Iterator[tuple[
         if kind == "scalar":
             yield path, _scalar(node, loader)
         elif kind == "mapping" or str(getattr(node, "tag", "")).endswith(_ORDERED):
-            below = [(value, (*path, key(str(name.value)[:200]))) for name, value in _pairs(node)]
+            below = [(value, (*path, _name(name))) for name, value in _pairs(node)]
         elif kind == "sequence":
             below = [(value, (*path, index(position))) for position, value in enumerate(node.value)]
         stack += reversed(below)
@@ -68,6 +70,16 @@ def _values(node: Any, loader: Any, visits: int, levels: int) -> Iterator[tuple[
             break
     if stack:
         raise ValueError("the aliases repeat more values than the file has bytes")
+
+
+def _name(node: Any) -> Key:
+    name = str(node.value)
+    if node.id != "scalar":
+        raise ValueError("a key is a list or a mapping")
+    if node.tag == f"{_STANDARD}merge" or len(name) > _LONGEST_NAME:
+        # What << merges would be left out, and what uses the settings would take defaults instead.
+        raise ValueError(f"the key {name[:40]!r} is not read")
+    return key(name)
 
 
 def _pairs(node: Any) -> Iterator[tuple[Any, Any]]:
@@ -88,5 +100,14 @@ def _scalar(node: Any, loader: Any) -> Any:
         "int": loader.construct_yaml_int,
         "float": loader.construct_yaml_float,
     }
-    found = plain.get(node.tag.removeprefix(_STANDARD))
-    return found(node) if found is not None else str(node.value)
+    tag = node.tag.removeprefix(_STANDARD)
+    found = plain.get(tag)
+    if found is None:
+        return str(node.value)
+    try:
+        value = found(node)
+        # Python prints no number of more digits, unless it is let.
+        return value if not isinstance(value, int) or str(value) else None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # PyYAML looks words up and takes text apart as it comes: !!bool maybe, !!float "".
+        raise ValueError(f"{str(node.value)[:40]!r} is no {tag}") from error

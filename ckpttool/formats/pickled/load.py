@@ -83,7 +83,9 @@ def load_file(file: File, more: Mapping[str, Builder] = MappingProxyType({})) ->
     except FormatError as error:
         if b"joblib.numpy_pickle" in data[: 1 << 16]:
             raise UnsupportedError(
-                "this is a joblib file, whose arrays stand outside of its pickle", file=file.path
+                "this is a joblib file, whose arrays stand outside of its pickle",
+                file=file.path,
+                hint="where you trust it, joblib.load reads it in Python, and numpy.savez writes its arrays",
             ) from error
         raise
 
