@@ -193,7 +193,7 @@ def content(path: str, offset: int = 0, length: int | None = None) -> bytes:
 def walk(top: str) -> Iterator[tuple[str, list[str]]]:
     """Give every folder below `top`, this one first, with the names of its files."""
     if store(top) is None:
-        for folder, _, files in os.walk(top):
+        for folder, _, files in os.walk(top, onerror=_refused):
             yield folder, files
         return
     todo = [(top, 0)]
@@ -204,6 +204,14 @@ def walk(top: str) -> Iterator[tuple[str, list[str]]]:
         if depth < limits.current().folder_depth:
             inner = [name for name, found in kinds.items() if found == "folder"]
             todo += [(os.path.join(folder, name), depth + 1) for name in inner]
+
+
+def _refused(error: OSError) -> None:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return
+    raise NotFoundError(
+        f"cannot be opened: {error.strerror}", file=os.fsdecode(error.filename or "")
+    ) from error
 
 
 def required(elsewhere: Store, place: str) -> Seen:

@@ -181,13 +181,13 @@ def run() -> None:
             signal.signal(number, _terminated)
     # TensorFlow's start-up chatter is not an answer to anything that was asked here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    output.guard()
     if not os.environ.get(_TRACEBACK):
         # What ends a thread reaches whoever waits for it.
         threading.excepthook = lambda _: None
         sys.unraisablehook = lambda _: None
     as_json = "--json" in sys.argv
     try:
+        output.guard()
         output.require_stdout()
         status = _parser()(prog_name=_NAME, standalone_mode=False)
         output.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -136,8 +137,9 @@ def guard() -> None:
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
     _FAILED.clear()
     sys.stdout, sys.stderr = (
         stream if stream is None or isinstance(stream, Inert) else cast(TextIO, Inert(stream))

@@ -9,7 +9,7 @@ from typing import IO, NamedTuple, Protocol
 
 from ckpttool import places
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, LimitError
+from ckpttool.errors import CkpttoolError, LimitError, NotFoundError
 from ckpttool.source import File
 from ckpttool.tree import Tree
 from ckpttool.wire import zip  # noqa: A004 - the module is named by its format
@@ -25,6 +25,8 @@ class Probe:
     def __init__(self, path: str) -> None:
         """Look at nothing yet."""
         self.path = path
+        self.refused: CkpttoolError | None = None
+        """what kept a file that is there from being read"""
 
     @cached_property
     def kind(self) -> places.Kind:
@@ -98,7 +100,8 @@ class Probe:
             return b""
         try:
             return places.content(self.path, offset, length)
-        except OSError:
+        except OSError as error:
+            self.refused = NotFoundError(f"cannot be opened: {error.strerror}", file=self.path)
             return b""
 
 

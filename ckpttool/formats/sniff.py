@@ -41,6 +41,8 @@ _WRONG = (
 def explain(probe: Probe) -> CkpttoolError:
     """Return the error that names what is at the path."""
     head = probe.head
+    if probe.refused is not None:
+        return probe.refused
     if not head and probe.size:
         return NotFoundError("the file cannot be read", file=probe.path)
     if not head:

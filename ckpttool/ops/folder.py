@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -207,18 +208,28 @@ def _places(folder: str, names: frozenset[str]) -> list[_Place]:
             inner.names = names  # what `names` would find, without a look at the folder for each file
         elif inner.kind != "folder":
             continue
-        try:
-            for claim in claims(inner, plugins.BUILT_IN["formats"]):
-                found[claim.location] = _Place(claim.location, claim.format.NAME)
-        except TruncatedError:
-            if (shard := _SHARD.fullmatch(name)) is not None:
-                place = os.path.join(folder, shard[1])
-                found.setdefault(place, _Place(place, None))
-        except DeadlineError:
-            raise  # a list without this file would be taken for the whole list
-        except CkpttoolError:
-            continue
+        found |= {each.path: each for each in _claimed(inner) if each.path not in found or each.format}
     return list(found.values())
+
+
+def _claimed(inner: Probe) -> Iterator[_Place]:
+    """Give what a name in a folder stands for; without a format where it is incomplete or cannot be read."""
+    try:
+        for claim in claims(inner, plugins.BUILT_IN["formats"]):
+            yield _Place(claim.location, claim.format.NAME)
+    except TruncatedError:
+        if (shard := _SHARD.fullmatch(inner.name)) is not None:
+            yield _Place(os.path.join(inner.folder, shard[1]), None)
+    except DeadlineError:
+        raise  # a list without this file would be taken for the whole list
+    except NotFoundError as error:
+        if inner.kind == "file" and error.file == inner.path:
+            yield _Place(inner.path, None)
+    except CkpttoolError:
+        return
+    if inner.refused is not None and not inner.head:
+        # It may be a checkpoint, and whoever opens it is told why it cannot be read.
+        yield _Place(inner.path, None)
 
 
 def _stems(name: str) -> Iterator[str]:
@@ -249,7 +260,11 @@ def _measured(paths: list[str]) -> tuple[int, float]:
                 found = places.seen(file)
             except DeadlineError:
                 raise
-            except (OSError, NotFoundError):
+            except NotFoundError:
+                continue
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+                    raise
                 continue
             total += found.size
             newest = max(newest, found.mtime_ns / 1e9)

@@ -7,7 +7,7 @@ from typing import cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import ChecksumError, MappingError, UnsupportedError, UsageError, some
+from ckpttool.errors import ChecksumError, FormatError, MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import NETWORKS, RUN, Binding, Part
@@ -98,6 +98,7 @@ def no_agent(checkpoint: Checkpoint) -> UsageError:
 
 def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own) -> Agent:
     """Return the checkpoint as the agent that a layout recognised, with what its own sidecar says."""
+    _require_layers(checkpoint, binding, own.sidecar)
     binding, used = knowledge.with_companions(binding, checkpoint)
     notes = (*own.notes, *used, *knowledge.untold(binding, own.sidecar))
     tree = networks(checkpoint.tree, binding)
@@ -108,6 +109,22 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own) -> Agent:
     fronts = tuple(move for front in binding.fronts.values() for move in front.moves)
     before = canonical_tree(checkpoint.tree, Moves(fronts))
     return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes)
+
+
+def _require_layers(checkpoint: Checkpoint, binding: Binding, told: Sidecar | None) -> None:
+    """Raise FormatError for more activations in a sidecar than any network has hidden layers."""
+    layers = [sum(1 for layer in part.layers if layer.kind == "dense") - 1 for part in binding.parts]
+    most = max(layers, default=0)
+    # What stands before the layers, an encoder, may have activations of its own.
+    if told is None or not told.activations or binding.fronts or len(told.activations) <= max(most, 1):
+        return
+    raise FormatError(
+        "the sidecar names more activations than the networks have hidden layers",
+        file=sidecar.beside(checkpoint.path),
+        path="activations",
+        expected=f"at most {most}",
+        found=str(len(told.activations)),
+    )
 
 
 def networks(tree: Tree, binding: Binding) -> Tree:
