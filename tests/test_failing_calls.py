@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import main
-from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
+from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 
 # What opens, reads, lists, writes and publishes files.
 READING = [(os, "open"), (os, "pread"), (os, "stat"), (os, "fstat"), (os, "listdir"), (os, "scandir")]
@@ -166,18 +167,17 @@ def test_a_call_that_fails_is_one_sentence(name: str, place: Path) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_stdout_that_takes_no_more_is_one_sentence(name: str, place: Path) -> None:
-    for number in (errno.ENOSPC, errno.EIO, errno.EBADF):
-        for room in (0, 5):
-            for more in ([], ["--json"]):
-                shutil.rmtree(place / "out", ignore_errors=True)
-                (place / "out").mkdir()
-                for left in place.glob("out.*"):
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
-                status, err = into(Stdout(number, room), [*COMMANDS[name], *more], place)
-                assert status == 2
-                assert err.startswith("ckpttool: "), err
-                assert "unexpected" not in err
-                assert "Traceback" not in err
+    for number, room in ((errno.ENOSPC, 0), (errno.EIO, 5)):
+        for more in ([], ["--json"]):
+            shutil.rmtree(place / "out", ignore_errors=True)
+            (place / "out").mkdir()
+            for left in place.glob("out.*"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            status, err = into(Stdout(number, room), [*COMMANDS[name], *more], place)
+            assert status == 2
+            assert err.startswith("ckpttool: "), err
+            assert "unexpected" not in err
+            assert "Traceback" not in err
 
 
 def into(stream: io.BytesIO, words: list[str], folder: Path) -> tuple[int, str]:
@@ -193,3 +193,58 @@ def into(stream: io.BytesIO, words: list[str], folder: Path) -> tuple[int, str]:
         with pytest.raises(SystemExit) as left:
             main()
     return int(left.value.code or 0), err.buffer.getvalue().decode()  # type: ignore[attr-defined]
+
+
+# --- As a process -------------------------------------------------------------------------------------------
+
+
+def shell(line: str, folder: Path) -> tuple[int, str, str]:
+    """Run a line of a shell in which `ckpttool` is the command."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+    function = 'ckpttool() { "$PYTHON" -P -m ckpttool "$@"; }; '
+    done = subprocess.run(
+        ["bash", "-c", function + line],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["inspect agent.pt", "inspect agent.pt --json", "--help", "inspect none --json"]
+)
+def test_a_stdout_that_is_full_or_closed(words: str, place: Path) -> None:
+    for where in (">/dev/full", ">&-"):
+        status, out, err = shell(f"ckpttool {words} {where}", place)
+        assert (status, out) == (2, ""), where
+        assert err.startswith("ckpttool: "), where
+        assert "Traceback" not in err
+    # Where stderr is gone as well, the status is all that is left.
+    assert shell(f"ckpttool {words} >/dev/full 2>/dev/full", place) == (2, "", "")
+
+
+def test_a_reader_that_goes_away_is_no_error(place: Path) -> None:
+    for words in ("inspect agent.pt", "inspect agent.pt --json", "--help"):
+        assert shell(f"ckpttool {words} | true; exit ${{PIPESTATUS[0]}}", place) == (0, "", "")
+
+
+def test_no_file_gets_the_number_of_a_closed_stream(place: Path) -> None:
+    """Else what a library prints would be written into the target."""
+    status, _, _ = shell("ckpttool convert agent.pt x.npz >/dev/null 2>&- <&-", place)
+    assert status == 0
+    assert sorted(np.load(place / "x.npz").files)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a limit counts differs from system to system")
+@pytest.mark.parametrize("limit", ["-v 60000", "-v 120000", "-v 150000", "-n 5", "-f 1"])
+def test_a_limit_of_the_system_is_one_sentence(limit: str, place: Path) -> None:
+    words = ["convert", "agent.pt", "x.npz", "--no-verify"]
+    whole = state(place)
+    status, out, err = shell(f"ulimit {limit}; ckpttool {' '.join(words)}", place)
+    required(status, out, err, words)
+    assert status != 1, err
+    if status == 2:
+        assert state(place) == whole

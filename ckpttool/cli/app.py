@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import sys
@@ -172,6 +173,46 @@ def _parser() -> Any:
         app.registered_commands = every
 
 
+class _RoomForNumpy:
+    """Refuses to import numpy where its OpenBLAS would find too little memory, and end the process with 1.
+
+    It reserves buffers for every thread while it is loaded (OpenBLAS, driver/others/memory.c): address space,
+    which only a limit makes scarce.
+    """
+
+    LIBRARY, THREAD = 160 << 20, 48 << 20
+    THREADS = "OPENBLAS_NUM_THREADS"
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
+        """Find nothing; raise MemoryError where numpy is asked for and has no room."""
+        if name != "numpy":
+            return
+        given = os.environ.get(self.THREADS, "")
+        threads = int(given) if given.isdecimal() else os.cpu_count() or 1
+        if not _is_free(self.LIBRARY + (threads - 1) * self.THREAD):
+            os.environ[self.THREADS] = "1"
+            if not _is_free(self.LIBRARY):
+                raise MemoryError
+
+
+def _is_free(nbytes: int) -> bool:
+    try:
+        with mmap.mmap(-1, nbytes):
+            return True
+    except OSError:
+        return False
+
+
+def _require_room_for_numpy() -> None:
+    """Have numpy refused for lack of memory by us, if there is a limit of address space at all."""
+    try:
+        import resource
+    except ImportError:
+        return
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY and "numpy" not in sys.modules:
+        sys.meta_path.insert(0, _RoomForNumpy())
+
+
 def run() -> None:
     """Run the command line; every way out of the program passes here."""
     for name in ("SIGTERM", "SIGHUP"):
@@ -189,6 +230,7 @@ def run() -> None:
     try:
         output.guard()
         output.require_stdout()
+        _require_room_for_numpy()
         status = _parser()(prog_name=_NAME, standalone_mode=False)
         output.finish()
     except _Ended as ended:
