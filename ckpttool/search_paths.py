@@ -48,6 +48,21 @@ def _working_directory() -> "str | None":
         return None
 
 
+class elsewhere:  # noqa: N801  # a context manager, which contextlib would make with an import
+    """Have another folder as the working directory while a block imports or starts what looks there first."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        self.here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+        os.chdir(self.folder)
+
+    def __exit__(self, *_: object) -> None:
+        os.fchdir(self.here)
+        os.close(self.here)
+
+
 def user_module(name: str) -> "str | None":
     """Let imports find a user's module of this dotted name, and what it imports, in the working directory.
 
@@ -82,9 +97,9 @@ def add_user_module(name: str, folder: str) -> None:
         sys.meta_path.append(_FINDER)  # type: ignore[arg-type]
 
 
-def user_modules() -> "list[list[str]]":
+def user_modules() -> "list[tuple[str, str]]":
     """Return the names and folders that were given to `add_user_module`, for a process that does the same."""
-    return [[name, folder] for name in sorted(_FINDER.names) for folder in _FINDER.folders]
+    return [(name, folder) for name in sorted(_FINDER.names) for folder in _FINDER.folders]
 
 
 class _UserModules:

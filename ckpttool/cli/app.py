@@ -227,6 +227,7 @@ def run() -> None:
         threading.excepthook = lambda _: None
         sys.unraisablehook = lambda _: None
     as_json = "--json" in sys.argv
+    streams = sys.stdout, sys.stderr
     try:
         output.guard()
         output.require_stdout()
@@ -238,6 +239,9 @@ def run() -> None:
         raise
     except BaseException as error:  # noqa: BLE001  # the last line of defence: people never see a traceback
         status = _status(error, as_json=as_json)
+    finally:
+        # A program that calls this one goes on with its own.
+        sys.stdout, sys.stderr = streams
     sys.exit(status or 0)
 
 

@@ -107,7 +107,7 @@ def convert(
         typer.Option(
             metavar="MODULE:FACTORY",
             help="Fill your own model, which this class or function makes: 'package.module:factory'. Your "
-            "code runs, in a process of its own, with the current folder on the path.",
+            "code runs, in a process of its own; the module may lie in the working directory.",
         ),
     ] = None,
     like_args: LikeArgs = None,

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckpttool import search_paths
 from ckpttool.errors import CkpttoolError, MissingExtraError, UsageError
 from ckpttool.writing import Output, require_new, write_atomically
 
@@ -124,18 +125,15 @@ def _matplotlib() -> Any:
         return sys.modules["matplotlib"]
     spec = importlib.util.find_spec("matplotlib")
     package = os.path.dirname(str(spec.origin if spec is not None else None))
-    here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
     chosen = os.environ.get(_RC)
     try:
-        os.chdir(package)
         os.environ[_RC] = os.path.join(package, "mpl-data", "matplotlibrc")
-        return importlib.import_module("matplotlib")
+        with search_paths.elsewhere(package):
+            return importlib.import_module("matplotlib")
     finally:
         os.environ.pop(_RC)
         if chosen is not None:
             os.environ[_RC] = chosen
-        os.fchdir(here)
-        os.close(here)
 
 
 def _suffix(target: str) -> str:

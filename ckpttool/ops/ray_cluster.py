@@ -10,9 +10,10 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ckpttool import search_paths
 from ckpttool.errors import MissingExtraError, UsageError, WorkerError
 from ckpttool.ops.groups import Group, Outcome, Room, Spread, played
 from ckpttool.ops.progress import Progress, silent
@@ -49,7 +50,7 @@ def _spread(ray: Any, groups: Iterable[Group]) -> Iterator[tuple[Group, Outcome]
     most = READY + int(ray.cluster_resources().get("CPU", 1))
     waiting: dict[Any, Group] = {}
     for group in groups:
-        waiting[remote.remote(group)] = group
+        waiting[remote.remote(group, search_paths.user_modules())] = group
         while len(waiting) >= most:
             yield _finished(ray, waiting)
     while waiting:
@@ -67,8 +68,10 @@ def _finished(ray: Any, waiting: dict[Any, Group]) -> tuple[Group, Outcome]:
         return group, {entrant.checkpoint: lost for entrant in group.entrants}
 
 
-def _play(group: Group) -> Outcome:
+def _play(group: Group, user_modules: Sequence[tuple[str, str]]) -> Outcome:
     """Play a group in a worker of the cluster."""
+    for name, folder in user_modules:
+        search_paths.add_user_module(name, folder)
     with Room() as room:
         return played(group, room, silent)
 
@@ -97,12 +100,14 @@ def _cluster(address: str, workers: int | None) -> Iterator[Any]:
             "_temp_dir": folder,
         }
         try:
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                configure_logging=False,
-                **(own if address == LOCAL else {}),
-            )
+            # Ray puts the working directory first on the search path of its workers.
+            with search_paths.elsewhere(folder):
+                ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    **(own if address == LOCAL else {}),
+                )
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             first = str(error).strip().partition("\n")[0]
             raise UsageError(f"no cluster answers at {address}: {first}") from None
