@@ -27,7 +27,7 @@ typer.main.get_command = functools.cache(typer.main.get_command)
 typer.main.get_command(ckpttool.cli.app.app)
 # What is installed is sought once for each sys.path, and that of a child is another (tests/warm.py).
 before = list(sys.path)
-sys.path[:0] = ["", str(watched.ROOT)]
+sys.path[:0] = [str(watched.ROOT)]  # the command removes the working directory
 for kind in ("formats", "layouts"):
     for plugin in plugins.installed(kind):  # type: ignore[arg-type]
         plugin.load()
