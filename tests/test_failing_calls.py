@@ -248,3 +248,14 @@ def test_a_limit_of_the_system_is_one_sentence(limit: str, place: Path) -> None:
     assert status != 1, err
     if status == 2:
         assert state(place) == whole
+
+
+def test_a_sidecar_with_more_activations_than_layers_is_refused(place: Path) -> None:
+    file = place / "agent.pt.ckpttool.json"
+    told = json.loads(file.read_text())
+    told["activations"] = ["relu", "relu", "tanh"]
+    file.write_text(json.dumps(told))
+    for words in (["eval", "agent.pt", "--episodes", "1"], ["convert", "agent.pt", "x", "--to", "tf"]):
+        error = in_process(*words, "--json", cwd=place).json()["error"]
+        assert (error["kind"], Path(error["file"]).name) == ("format", file.name)
+        assert not list(place.glob("x*"))

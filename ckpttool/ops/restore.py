@@ -98,7 +98,7 @@ def no_agent(checkpoint: Checkpoint) -> UsageError:
 
 def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own) -> Agent:
     """Return the checkpoint as the agent that a layout recognised, with what its own sidecar says."""
-    _require_layers(checkpoint, binding, own.sidecar)
+    require_layers(binding, own.sidecar, sidecar.beside(checkpoint.path))
     binding, used = knowledge.with_companions(binding, checkpoint)
     notes = (*own.notes, *used, *knowledge.untold(binding, own.sidecar))
     tree = networks(checkpoint.tree, binding)
@@ -111,7 +111,7 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own) -> Agent:
     return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes)
 
 
-def _require_layers(checkpoint: Checkpoint, binding: Binding, told: Sidecar | None) -> None:
+def require_layers(binding: Binding, told: Sidecar | None, file: str | None = None) -> None:
     """Raise FormatError for more activations in a sidecar than any network has hidden layers."""
     layers = [sum(1 for layer in part.layers if layer.kind == "dense") - 1 for part in binding.parts]
     most = max(layers, default=0)
@@ -120,7 +120,7 @@ def _require_layers(checkpoint: Checkpoint, binding: Binding, told: Sidecar | No
         return
     raise FormatError(
         "the sidecar names more activations than the networks have hidden layers",
-        file=sidecar.beside(checkpoint.path),
+        file=file,
         path="activations",
         expected=f"at most {most}",
         found=str(len(told.activations)),

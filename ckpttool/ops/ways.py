@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from ckpttool import plugins
+from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UsageError
 from ckpttool.formats.probe import Format
@@ -21,6 +21,7 @@ from ckpttool.mapping.rules import KEEP
 from ckpttool.ops import agent_way, optimizer_facts
 from ckpttool.ops.agent_way import framework_of
 from ckpttool.ops.request import Request
+from ckpttool.ops.restore import require_layers
 from ckpttool.ops.targets import TargetKind
 from ckpttool.ops.way_back import CONTAINERS
 from ckpttool.sidecar import Sidecar
@@ -66,6 +67,7 @@ def way(
     if kept:
         return Way(_rewritten(tree, kind, known if request.part is None else None))
     if binding is not None:
+        require_layers(binding, known, sidecar.beside(checkpoint.path))
         agent = agent_way.without_added(binding, tree, known)
         return Way(agent_way.plan(tree, agent, kind, optimizer_facts.settings(known), known), agent)
     return Way(_by_kind(checkpoint, tree, _framework(kind.format), given))
