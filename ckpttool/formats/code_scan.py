@@ -108,7 +108,7 @@ def _is_zip(file: File) -> bool:
     try:
         with zipfile.ZipFile(file.path) as archive:
             return bool(archive.namelist())
-    except (OSError, ValueError, zipfile.BadZipFile):
+    except (ValueError, zipfile.BadZipFile):
         return False
 
 
@@ -135,12 +135,18 @@ class _Scan:
 
     @contextlib.contextmanager
     def reasons(self, where: str) -> Iterator[None]:
-        """Turn what reading `where` raises into a line of `unread`."""
+        """Turn what reading `where` raises into a line of `unread`; failures of the system are raised."""
         try:
             yield
         except CkpttoolError as error:
+            if isinstance(error.__cause__, OSError):
+                raise
             self.unread.append(f"{where}: {error.message}")
-        except Exception as error:  # noqa: BLE001  # Python's readers of archives raise errors of many kinds
+        except MemoryError:
+            raise
+        except Exception as error:  # Python's readers of archives raise errors of many kinds
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
             self.unread.append(f"{where}: {str(error) or type(error).__name__}")
 
     def content(self, content: _Content, where: str, depth: int, *, pickle: bool = True) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttool import places, plugins, urls
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError, of_the_system
 from ckpttool.formats import resolve
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path
@@ -159,7 +159,8 @@ def _checked(each: Candidate, wanted: Wanted, taken: _Taken) -> Checked:
     except CkpttoolError as error:
         reason = error.located(file=each.path)
     except Exception as error:  # noqa: BLE001  # the other files are to be judged whatever this one does
-        reason = CkpttoolError(f"an unexpected {type(error).__name__}: {error}", file=each.path)
+        fault = CkpttoolError(f"an unexpected {type(error).__name__}: {error}")
+        reason = (of_the_system(error) or fault).located(file=each.path)
     else:
         taken.add(checkpoint)
         tensors = sum(1 for _ in checkpoint.tree.tensors())

@@ -41,7 +41,10 @@ _CLASSES = "the reference refuses classes and opcodes outside its allow list, ck
 _RECORDS = "torch reads records that hold no values (version, alignment, serialization id) as well"
 _TORCH = {
     r"Unsupported|WeightsUnpickler error|safe_globals": _CLASSES,
-    r"invalid literal for int|parse the version|hasRecord|not in a subdirectory|UnicodeDecodeError": _RECORDS,
+    r"invalid literal for int|parse the version|hasRecord|with version": _RECORDS,
+    "not in a subdirectory": "members of other folders are named, and not read",
+    "dictionary update sequence": "weights_only takes no attributes with slots for an OrderedDict",
+    "UnicodeDecodeError": "torch logs an id of the file, which must be text",
     "TorchScript archives|legacy .tar format": "torch reads this form without weights_only alone",
 }
 REASONS: Mapping[str, Mapping[str, str]] = {
@@ -56,17 +59,6 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     },
     "safetensors": {
         "unknown variant": "a tensor of a type that the library does not have is listed, and not read",
-    },
-    "torch": {
-        "Unsupported operand": "weights_only takes fewer opcodes than Python's reader of pickles",
-        "safe_globals": "a class or function that is not on torch's list is listed, and not called",
-        "not in a subdirectory": "members of other folders are named, and not read",
-        "hasRecord.*version|with version": "the version of an archive decides nothing that ckpttool reads",
-        "dictionary update sequence": "weights_only takes no attributes with slots for an OrderedDict",
-        "UnicodeDecodeError": "torch logs an id of the file, which must be text",
-    },
-    "pickle": {
-        "class outside the allow list": "a class that the reader does not import is listed as a record",
     },
     "numpy": {
         "zip file version": "zipfile refuses by the version that a member asks for, ckpttool by what it uses",
