@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttool import dtypes
-from ckpttool.source import Buffer, Shape, Source, as_array
+from ckpttool.source import Buffer, Shape, Source, as_array, require_length
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,12 +104,14 @@ class Leaf:
         return as_array(self.read(), self.dtype, self.shape)
 
     def strings(self) -> list[bytes]:
-        """Return the elements of a string tensor in C order."""
+        """Return the elements of a string tensor in C order; raise FormatError if there are fewer."""
         data, found, at = bytes(self.read()), [], 0
         for _ in range(self.size):
             length = int.from_bytes(data[at : at + 8], "little")
             found.append(data[at + 8 : at + 8 + length])
             at += 8 + length
+            if at > len(data):
+                require_length(data, at)
         return found
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckpttool import dtypes, places
 from ckpttool.errors import (
@@ -126,7 +127,8 @@ class File(NamedTuple):
         """Return `length` bytes from `offset`; raise ChangedError if the file is not the one stamped."""
         if (elsewhere := places.store(self.path)) is not None:
             self.require(offset, length)
-            return elsewhere.read(self.path, self.seen, offset, length)
+            data = elsewhere.read(self.path, self.seen, offset, length)
+            return _whole(data, length, self.path, offset)
         with self.opened(offset, length) as descriptor:
             return _read_exactly(descriptor, offset, length, self.path)
 
@@ -138,7 +140,9 @@ class File(NamedTuple):
         asked = list(parts)
         for part in asked:
             self.require(*part)
-        yield from elsewhere.together(self.path, self.seen, asked)
+        found = elsewhere.together(self.path, self.seen, asked)
+        for (offset, length), data in zip(asked, found, strict=True):
+            yield _whole(data, length, self.path, offset)
 
     def read_large(self, offset: int, length: int, whole: memoryview | None = None) -> Iterator[memoryview]:
         """Go through the bytes in pieces that stay in the processor's cache; each is valid until the next.
@@ -222,6 +226,19 @@ def _may_still_change(found: os.stat_result) -> bool:
         time.sleep(0.001)
         waited = True
     return waited
+
+
+def _whole(data: bytes, length: int, path: str, offset: int) -> bytes:
+    """Return what a store gave for a request; raise TruncatedError unless it is `length` bytes."""
+    if len(data) != length:
+        raise TruncatedError(
+            "the server stopped before all bytes had come",
+            file=path,
+            offset=offset,
+            expected=f"{length:,} bytes",
+            found=f"{len(data):,}",
+        )
+    return data
 
 
 def _read_exactly(descriptor: int, offset: int, length: int, path: str) -> bytes:
@@ -386,7 +403,9 @@ class Part(NamedTuple):
 
     def read(self) -> Buffer:
         """Return the bytes; all of the storage is read, and checked, once."""
-        return memoryview(self.base.read())[self.offset : self.offset + self.length]
+        found = memoryview(self.base.read())[self.offset : self.offset + self.length]
+        require_length(found, self.length)
+        return found
 
     def part(self, start: int, stop: int) -> Buffer:
         """Return bytes `start` to `stop` of the run."""
@@ -444,7 +463,11 @@ class Strided(NamedTuple):
     def read(self) -> Buffer:
         """Return the view's elements in C order, reading no more of the storage than the view spans."""
         first, stop = self.reach()
+        if first < 0 or min(self.strides, default=0) < 0:
+            raise FormatError("a view of a storage goes backwards")
         data = self.storage.part(first, stop)
+        # A view of fewer bytes would show the memory behind them.
+        require_length(data, stop - first)
         if self.plain():
             return data
         import numpy as np
@@ -491,7 +514,64 @@ def pieces(source: Source) -> Iterator[Buffer]:
 
 
 def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:
-    """Return the bytes as a numpy array of our type `dtype`; no copy is made."""
+    """Return the bytes as a numpy array of our type `dtype`; no copy is made.
+
+    Raise FormatError unless there are as many as the shape needs.
+    """
     import numpy as np
 
-    return np.frombuffer(data, dtype=dtypes.numpy_dtype(dtype)).reshape(shape)
+    kind = dtypes.numpy_dtype(dtype)
+    require_length(data, math.prod(shape) * kind.itemsize)
+    return np.frombuffer(data, dtype=kind).reshape(shape)
+
+
+def require_length(data: Buffer, nbytes: int) -> None:
+    """Raise FormatError unless a source gave as many bytes as its tensor has."""
+    if (found := memoryview(data).nbytes) != nbytes:
+        raise FormatError(
+            "the bytes of a tensor are not as many as its shape needs",
+            expected=f"{nbytes:,} bytes",
+            found=f"{found:,}",
+        )
+
+
+def gathered(parts: Iterable[Buffer], nbytes: int) -> np.ndarray:
+    """Return parts of one run of bytes in new memory: uint8 [nbytes].
+
+    Raise FormatError unless they fill it exactly: no array is returned that holds what was in memory before.
+    """
+    import numpy as np
+
+    whole, at = np.empty(nbytes, np.uint8), 0
+    for each in parts:
+        part = np.frombuffer(each, np.uint8)
+        if at + len(part) > nbytes:
+            require_length(each, nbytes - at)
+        whole[at : at + len(part)] = part
+        at += len(part)
+    require_length(whole[:at].data, nbytes)
+    return whole
+
+
+def combined(dtype: str, shape: Shape, parts: Iterable[tuple[tuple[slice, ...], Source]]) -> memoryview:
+    """Return the bytes of a tensor that is made of parts, each a source with its place.
+
+    Raise FormatError unless the parts have as many elements as the tensor; that they do not overlap is
+    the caller's to know. What no part fills is zero.
+    """
+    import numpy as np
+
+    whole, count = np.zeros(shape, dtypes.numpy_dtype(dtype)), 0
+    for place, source in parts:
+        # The dots let an array without axes be a view, too.
+        index: Any = (*place, ...)
+        taken = whole[index]
+        taken[...] = as_array(source.read(), dtype, taken.shape)
+        count += taken.size
+    if count != whole.size:
+        raise FormatError(
+            "the parts of a tensor do not make a whole",
+            expected=f"{whole.size:,} elements",
+            found=f"{count:,}",
+        )
+    return whole.reshape(-1).view(np.uint8).data

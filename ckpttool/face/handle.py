@@ -10,7 +10,7 @@ from ckpttool import dtypes
 from ckpttool.face.slicing import taken
 from ckpttool.leaf import Leaf, Role
 from ckpttool.shown import clean
-from ckpttool.source import Shape, as_array, pieces
+from ckpttool.source import Shape, as_array, gathered, pieces
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,13 +156,8 @@ class Handle:
 
 
 def own_bytes(leaf: Leaf) -> np.ndarray:
-    """Read a leaf's bytes into new writable memory: uint8 [nbytes]; what is large is held once."""
-    import numpy as np
+    """Read a leaf's bytes into new writable memory: uint8 [nbytes]; what is large is held once.
 
-    whole = np.empty(leaf.nbytes, np.uint8)
-    at = 0
-    for piece in pieces(leaf.source):
-        part = np.frombuffer(piece, np.uint8)
-        whole[at : at + len(part)] = part
-        at += len(part)
-    return whole
+    Raise FormatError unless the source gives all of them.
+    """
+    return gathered(pieces(leaf.source), leaf.nbytes)

@@ -7,10 +7,9 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-from ckpttool import dtypes
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.tensor_protos import Extent
-from ckpttool.source import Shape, Source, as_array
+from ckpttool.source import Shape, Source, combined
 
 # Each doubles the work of seeing that slices cover their tensor; partitioners cut one axis.
 MAX_CUT_AXES = 4
@@ -53,14 +52,10 @@ class Assembled(NamedTuple):
 
     def read(self) -> memoryview:
         """Return the whole tensor's bytes."""
-        import numpy as np
-
-        whole = np.empty(self.shape, dtypes.numpy_dtype(self.dtype))
-        for box, source in self.parts:
-            shape = tuple(length for _, length in box)
-            place = tuple(slice(start, start + length) for start, length in box)
-            whole[place] = as_array(source.read(), self.dtype, shape)
-        return whole.reshape(-1).view(np.uint8).data
+        parts = (
+            (tuple(slice(start, start + length) for start, length in box), part) for box, part in self.parts
+        )
+        return combined(self.dtype, self.shape, parts)
 
 
 def assembled(dtype: str, shape: Shape, parts: list[tuple[Box, Source]], path: str) -> Assembled | Incomplete:

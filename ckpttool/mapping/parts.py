@@ -13,7 +13,7 @@ from ckpttool import dtypes
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf, Role, ValueLeaf
 from ckpttool.mapping.rules import KEEP, Rule, steps, transformed
-from ckpttool.source import Buffer, Inline, Shape, Source, as_array
+from ckpttool.source import Buffer, Inline, Shape, Source, as_array, combined
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,15 +157,11 @@ class Joined(NamedTuple):
 
     def read(self) -> Buffer:
         """Return the whole tensor's bytes; raise MappingError while parts are missing."""
-        import numpy as np
-
         if not self.finished:
             raise MappingError("the parts of a tensor do not make a whole")
-        whole = np.empty(self.shape, dtypes.numpy_dtype(self.dtype))
-        for start, stop, source in self.parts:
-            place = whole[(slice(None),) * self.axis + (slice(start, stop),)]
-            place[...] = as_array(source.read(), self.dtype, place.shape)
-        return whole.reshape(-1).view(np.uint8).data
+        before = (slice(None),) * self.axis
+        parts = (((*before, slice(start, stop)), part) for start, stop, part in self.parts)
+        return combined(self.dtype, self.shape, parts)
 
 
 class Summed(NamedTuple):
