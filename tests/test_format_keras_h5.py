@@ -485,3 +485,46 @@ def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
     assert {row["path"] for row in document["tensors"]} >= {"hidden/kernel", "optimizer/slots/v/out/bias"}
     Path(path).write_bytes(Path(path).read_bytes()[:3000])
     assert "truncated file" in refused(in_process("digest", path))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("layer_names", "dense"),
+        ("layer_names", 7),
+        ("layer_names", np.array([[b"dense"]])),
+        ("layer_names", np.array([b"\xff"])),
+        ("layer_names0", "dense"),
+    ],
+)
+def test_names_that_are_no_list_of_texts_are_refused(tmp_path: Path, name: str, value: Any) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["dense/kernel"] = 1.0
+        file.attrs[name] = value
+    with pytest.raises(FormatError):
+        open_checkpoint(str(tmp_path / "x.h5"))
+
+
+def test_a_layer_named_as_the_group_of_weights(tmp_path: Path) -> None:
+    # Keras looks into that group only where the root names no layers (legacy_h5_format.py, load_weights).
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.attrs["layer_names"] = [b"model_weights"]
+        group = file.create_group("model_weights")
+        group.attrs["weight_names"] = [b"kernel:0"]
+        group["kernel:0"] = np.arange(3.0)
+    (leaf,) = (leaf for _, leaf in open_checkpoint(str(tmp_path / "x.h5")).tree.tensors())
+    assert (leaf.key, leaf.role) == ("model_weights/kernel:0", "parameter")
+
+
+def test_texts_that_are_not_utf8_are_spelled_out(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["dense/kernel:0"] = 1.0
+        file["dense"].attrs["weight_names"] = [b"kernel:0"]
+        file.attrs["layer_names"] = [b"dense"]
+        text = h5py.h5t.C_S1.copy()
+        text.set_size(h5py.h5t.VARIABLE)
+        made = h5py.h5a.create(file.id, b"model_config", text, h5py.h5s.create(h5py.h5s.SCALAR))
+        made.write(np.array(b"{\xff\x1b", object))
+    found = open_checkpoint(str(tmp_path / "x.h5"))
+    assert len(found.tree) == 1
+    assert any("model_config" in note for note in found.notes)

@@ -170,6 +170,91 @@ def _looped(kind: int, key: int) -> Make:
     return make
 
 
+def _chunk_elsewhere(*places: int) -> Make:
+    """Let the chunks of four datasets begin at these bytes of the element's own dimension, or outside.
+
+    Source: HDF5 File Format Specification 3.0, III.A.1, the key of a chunk: size, filter mask, an offset for
+    each dimension, and one for the bytes of an element, which is 0.
+    """
+    *offset, byte = places
+
+    def make(folder: Path) -> Path:
+        import numpy as np
+
+        def fill(file: Any, _: Any) -> None:
+            for number in range(4):
+                file.create_dataset(f"a{number}", data=np.arange(8.0) + number, chunks=(8,))
+
+        path = made(fill)(folder)
+        data = bytearray(path.read_bytes())
+        at = -1
+        while (at := data.find(b"TREE\x01", at + 1)) >= 0:
+            key = at + 24
+            data[key + 8 : key + 24] = b"".join(each.to_bytes(8, "little") for each in (*offset, byte))
+        path.write_bytes(data)
+        return path
+
+    return make
+
+
+def _kind(change: Callable[[Any], None], chunks: tuple[int, ...] | None = None) -> Make:
+    """Let a dataset have a type that is float32 but for one property."""
+
+    def fill(file: Any, h5py: Any) -> None:
+        import numpy as np
+
+        kind = h5py.h5t.IEEE_F32LE.copy()
+        change(kind)
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        if chunks is not None:
+            plist.set_chunk(chunks)
+        one = h5py.h5d.create(file.id, b"a", kind, h5py.h5s.create_simple((4,)), plist)
+        one.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(4, dtype="<f4").view("V4"), kind)
+
+    return made(fill)
+
+
+def _no_size(folder: Path) -> Path:
+    """Let contiguous storage have an address and no size (data layout message, version 3)."""
+    import h5py
+
+    path = made(_two)(folder)
+    with h5py.File(path) as file:
+        at = file["a"].id.get_offset().to_bytes(8, "little")
+    data = path.read_bytes()
+    size = (512).to_bytes(8, "little")
+    assert data.count(at + size) == 1
+    path.write_bytes(data.replace(at + size, at + bytes(8)))
+    return path
+
+
+def _not_closed(folder: Path) -> Path:
+    """Let the superblock say that somebody writes the file."""
+    from tests.hostile import repair
+
+    path = made(_two, libver="latest")(folder)
+    data = path.read_bytes()
+    path.write_bytes(repair.hdf5(data, data[:11] + b"\x01" + data[12:]))
+    return path
+
+
+def _unfilled(file: Any, h5py: Any) -> None:
+    """Declare numbers that were never written, and that nothing is filled in for them."""
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    h5py.h5d.create(file.id, b"a", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((4,)), plist)
+
+
+def _names_as(value: Any) -> Callable[[Any, Any], None]:
+    """Let the attribute that names layers hold something that is not a list of texts in UTF-8."""
+
+    def fill(file: Any, h5py: Any) -> None:
+        file["dense/kernel"] = 1.0
+        file.attrs["layer_names"] = value
+
+    return fill
+
+
 def _checked(damage: bool) -> Make:
     def make(folder: Path) -> Path:
         import h5py
@@ -265,6 +350,20 @@ CASES = (
     _unread("chunk-beyond-file", made(_chunk(b"x" * 100, 1 << 28, 1 << 28))),
     _unread("fletcher32-flipped", _checked(damage=True)),
     _fine("fletcher32", _checked(damage=False), digest=0),
+    _refused("chunks-outside-the-shape", _chunk_elsewhere(8, 0)),
+    _refused("chunks-far-outside-the-shape", _chunk_elsewhere(1 << 40, 0)),
+    _refused("chunks-between-places", _chunk_elsewhere(4, 0)),
+    _refused("chunks-inside-an-element", _chunk_elsewhere(0, 4)),
+    _unread("float-of-another-bias", _kind(lambda kind: kind.set_ebias(126))),
+    _unread("float-of-another-bias-in-chunks", _kind(lambda kind: kind.set_ebias(126), (2,))),
+    _unread("float-without-a-hidden-bit", _kind(lambda kind: kind.set_norm(2))),
+    _unread("float-of-another-sign-bit", _kind(lambda kind: kind.set_fields(0, 24, 8, 1, 23))),
+    _refused("address-without-size", _no_size),
+    _refused("not-closed-by-its-writer", _not_closed),
+    _unread("never-filled", made(_unfilled)),
+    _refused("layer-names-as-a-text", made(_names_as("dense"))),
+    _refused("layer-names-as-a-number", made(_names_as(7))),
+    _refused("layer-names-in-another-encoding", made(_names_as([b"\xff"]))),
     _unread("filter-of-users", made(_user_filter)),
     _fine("other-types", made(_others), "not listed"),
     _fine("texts-unset", made(_strings), "are not listed"),

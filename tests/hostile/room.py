@@ -114,11 +114,12 @@ class Within(_Process):
         from ckpttool import limits
         from ckpttool.formats.hdf5 import child
 
-        descriptor, offset, length, _seconds, most = command[command.index("-c") + 3 :]
+        descriptor, offset, length, _seconds, most, *job = command[command.index("-c") + 3 :]
+        digests = (int(job[0]), int(job[1])) if job else None
         answer, self._status, self.pid = b"", 1, 0
         # What leaves the child's own code ends it with status 1.
         with contextlib.suppress(Exception), limits.using(limits.Limits(**json.loads(most))):
-            answer = json.dumps(child.answer(int(descriptor), int(offset), int(length))).encode()
+            answer = json.dumps(child.answer(int(descriptor), int(offset), int(length), digests)).encode()
             self._status = 0
         self.stdout = io.BytesIO(answer)
 

@@ -30,7 +30,7 @@ def listing(name: str) -> bytes:
     seed = BY_NAME[name]
     path = seed.home / seed.path
     with path.open("rb") as stream:
-        return json.dumps(process.listing(stream.fileno(), 0, path.stat().st_size, str(path))).encode()
+        return json.dumps(process.run(stream.fileno(), 0, path.stat().st_size, str(path))).encode()
 
 
 def seed(*names: str) -> Callable[[], list[bytes]]:

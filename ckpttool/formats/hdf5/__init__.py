@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.source import Deflated, File, Shape, Source, Span, Storage
+from ckpttool.source import File, Shape, Source, Span, Storage
+
+if TYPE_CHECKING:
+    from ckpttool.formats.hdf5.process import Job
 
 # The superblock is at 0, 512, 1024, ... bytes (HDF5 File Format Specification 3.0, II.A).
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -64,29 +67,26 @@ def index(base: Storage) -> Index:
     """
     from ckpttool.formats.hdf5 import answer, process, sources
 
-    span = sources.place(base)
-    file = span.file
-    with file.opened(span.offset, span.length) as descriptor:
-        if isinstance(base, Deflated):
-            found = _inflated(base, file.path)
-        else:
-            found = process.listing(descriptor, base.offset, base.length, file.path)
-    made = answer.index(base, found)
+    made = answer.index(base, run(base, process.LISTING))
     if not any(map(sources.is_checked, (dataset.source for dataset in made.datasets.values()))):
         # No leaf's reading will look at the member's checksum, so this is the only time to.
         sources.verify(base)
     return made
 
 
-def _inflated(base: Deflated, path: str) -> dict[str, Any]:
-    from ckpttool.formats.hdf5 import process
-    from ckpttool.formats.hdf5.sources import unpacked
+def run(base: Storage, job: Job) -> dict[str, Any]:
+    """Return what the process that reads HDF5 files finds in the file that `base` holds."""
+    from ckpttool.formats.hdf5 import process, sources
 
-    with _nameless(base.length) as stream:
-        for data in unpacked(base):
-            stream.write(data)
-        stream.flush()
-        return process.listing(stream.fileno(), 0, base.length, path)
+    span = sources.place(base)
+    with span.file.opened(span.offset, span.length) as descriptor:
+        if isinstance(base, Span):
+            return process.run(descriptor, base.offset, base.length, base.file.path, job)
+        with _nameless(base.length) as stream:
+            for data in sources.unpacked(base):
+                stream.write(data)
+            stream.flush()
+            return process.run(stream.fileno(), 0, base.length, span.file.path, job)
 
 
 def _nameless(length: int) -> IO[bytes]:

@@ -28,7 +28,7 @@ def index(base: Storage, found: Mapping[str, Any]) -> Index:
     judge = _Judge(base)
     try:
         groups = _by_path([judge.group(entry) for entry in found["groups"]])
-        datasets = _by_path([judge.dataset(entry) for entry in found["datasets"]])
+        datasets = _by_path([judge.dataset(*each) for each in enumerate(found["datasets"])])
         if "" not in groups or groups.keys() & datasets.keys():
             raise ValueError("a group and a dataset have one name")
         same = {_text(name): _text(first) for name, first in found["same"]}
@@ -66,20 +66,30 @@ class _Judge:
                 _text(text)
         return Group(_text(entry["path"]), self._address(entry), entry["ordered"] is True, attributes)
 
-    def dataset(self, entry: Mapping[str, Any]) -> Dataset:
-        """Return a dataset; raise ValueError or TypeError if it cannot be, FormatError for its data."""
+    def dataset(self, number: int, entry: Mapping[str, Any]) -> Dataset:
+        """Return dataset `number` of the list; raise ValueError or TypeError if it cannot be.
+
+        Raise FormatError for its data.
+        """
         path, dtype = _text(entry["path"]), _text(entry["dtype"])
         shape = _sizes(entry["shape"])
         # Zeros are left out: one must not hide a size that cannot be.
         if dtype not in dtypes.BY_NAME or math.prod(n or 1 for n in shape) > _MOST:
             raise ValueError(dtype)
-        return Dataset(path, self._address(entry), dtype, shape, self._source(entry, path, dtype, shape))
+        if (dtype == "unknown") != ("unreadable" in entry):
+            raise ValueError(dtype)
+        address = self._address(entry)
+        if "unreadable" in entry:
+            why = f"dataset {path} holds {_text(entry['unreadable'])}"
+            return Dataset(path, address, dtype, shape, sources.Unreadable(self.base, why))
+        return Dataset(path, address, dtype, shape, self._source(number, entry, dtype, shape))
 
     def _address(self, entry: Mapping[str, Any]) -> int:
         self.addresses.append(_size(entry["address"]))
         return self.addresses[-1]
 
-    def _source(self, entry: Mapping[str, Any], path: str, dtype: str, shape: Shape) -> Source:
+    def _source(self, number: int, entry: Mapping[str, Any], dtype: str, shape: Shape) -> Source:
+        path = entry["path"]
         itemsize = dtypes.BY_NAME[dtype].itemsize
         nbytes = math.prod(shape) * itemsize
         if dtype == "string":
@@ -91,7 +101,7 @@ class _Judge:
         elif "fill" in entry:
             fill = _exactly(base64.b64decode(entry["fill"]), itemsize)
             chunked = "chunks" in entry
-            raw = self._chunked(entry, path, shape, fill) if chunked else Filled(self.base, fill, nbytes)
+            raw = self._chunked(number, entry, shape, fill) if chunked else Filled(self.base, fill, nbytes)
             # A larger one is judged by itself.
             self.expanded += nbytes if nbytes <= self.most.expanded_bytes else 0
         else:
@@ -103,7 +113,8 @@ class _Judge:
         width = dtypes.component_size(dtype)
         return Turned(raw, width) if entry["big"] is True and width > 1 else raw
 
-    def _chunked(self, entry: Mapping[str, Any], path: str, shape: Shape, fill: bytes) -> Source:
+    def _chunked(self, number: int, entry: Mapping[str, Any], shape: Shape, fill: bytes) -> Source:
+        path = entry["path"]
         filters = tuple(
             Filter(_size(code), _sizes(values), _text(name)) for code, values, name in entry["filters"]
         )
@@ -114,12 +125,14 @@ class _Judge:
         for one in chunks:
             if len(one.at) != len(shape) or any(at % step for at, step in zip(one.at, chunk, strict=True)):
                 raise ValueError(one.at)
+            if any(at >= extent for at, extent in zip(one.at, shape, strict=True)):
+                self._fail(f"dataset {path} has a chunk outside of its shape", one.offset)
             self._claim(one.offset, one.size, path)
         unknown = [each.name or str(each.code) for each in filters if each.code not in sources.KNOWN]
         if unknown:
             named = ", ".join(unknown)
             return sources.Unreadable(self.base, f"dataset {path} is packed by filter {named}")
-        return Chunked(self.base, shape, chunk, chunks, filters, fill)
+        return Chunked(self.base, number, shape, chunk, chunks, filters, fill)
 
     def _claim(self, offset: int, length: int, path: str) -> None:
         if offset + length > self.base.length:

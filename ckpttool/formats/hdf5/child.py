@@ -1,7 +1,7 @@
 """Lists an HDF5 file in a process of its own: where every dataset's bytes lie, as JSON on stdout.
 
-The HDF5 library crashes and hangs on damaged files, so nothing else runs here: no dataset with numbers is
-read, no link is followed to another file, no filter is loaded. process.py starts it.
+The HDF5 library crashes and hangs on damaged files, so nothing else runs here: no link is followed to another
+file, no filter is loaded. Asked for digests, it reads chunked datasets too. process.py starts it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import sys
 from typing import Any
 
 from ckpttool import limits
-from ckpttool.formats.hdf5.listing import Listing, Refused
+from ckpttool.formats.hdf5.listing import Digests, Listing, Refused
+
+# From this version of the superblock on, byte 11 has a flag for a writer and one for a writer with readers.
+_FLAGGED, _OPEN = 3, 0b101
 
 
 def limit(seconds: int) -> None:
@@ -54,30 +57,43 @@ class Window:
         return self.at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer; raise OSError if the window ends before."""
+        """Fill the buffer; raise OSError if the window or the file ends before.
+
+        h5py ignores the number that is returned: what is not filled would be whatever the memory held.
+        """
         view = memoryview(buffer).cast("B")
-        if self.at + len(view) > self.length:
+        data = self._bytes(len(view))
+        if len(data) != len(view):
             raise OSError("read beyond the end of the file")
-        data = os.pread(self.descriptor, len(view), self.offset + self.at)
-        view[: len(data)] = data
-        self.at += len(data)
+        view[:] = data
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
         """Return up to `size` bytes."""
-        size = max(0, min(self.length - self.at, size if size >= 0 else self.length))
-        data = os.pread(self.descriptor, size, self.offset + self.at)
-        self.at += len(data)
-        return data
+        return self._bytes(size if size >= 0 else self.length)
+
+    def _bytes(self, size: int) -> bytes:
+        left = max(0, min(self.length - self.at, size))
+        pieces = []
+        # One call returns at most 2 GiB on Linux.
+        while left > 0 and (piece := os.pread(self.descriptor, left, self.offset + self.at)):
+            pieces.append(piece)
+            self.at += len(piece)
+            left -= len(piece)
+        return b"".join(pieces)
 
 
-def answer(descriptor: int, offset: int, length: int) -> dict[str, Any]:
-    """Return the listing, or `{"refused": [kind, sentence]}`."""
+def answer(
+    descriptor: int, offset: int, length: int, digests: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Return the listing, the digests (listing.Digests), or `{"refused": [kind, sentence]}`."""
     import h5py  # type: ignore[import-untyped]
 
+    window = Window(descriptor, offset, length)
     try:
-        with h5py.File(Window(descriptor, offset, length), "r") as file:
-            return Listing(file).document()
+        with h5py.File(window, "r") as file:
+            _require_closed(window, file)
+            return (Listing(file) if digests is None else Digests(file, *digests)).document()
     except Refused as refused:
         return {"refused": list(refused.args)}
     except MemoryError:
@@ -86,6 +102,17 @@ def answer(descriptor: int, offset: int, length: int) -> dict[str, Any]:
         said = f"{error}".strip("'\"").splitlines() or [type(error).__name__]
         kind = "truncated" if "truncated file" in said[0] or "beyond the end" in said[0] else "format"
         return {"refused": [kind, f"HDF5 cannot read it: {said[0][:200]}"]}
+
+
+def _require_closed(window: Window, file: Any) -> None:
+    """Raise Refused if the superblock (version 3) says that the file was never closed after writing.
+
+    The library refuses such a file too, but not when it reads through a file object (H5Fint.c, H5F_open).
+    """
+    window.seek(file.id.get_create_plist().get_userblock())
+    head = window.read(12)
+    if head[8] >= _FLAGGED and head[11] & _OPEN:
+        raise Refused("format", "the file was not closed after writing: its contents may be incomplete")
 
 
 def rehearse() -> None:
@@ -100,32 +127,38 @@ def rehearse() -> None:
         file["layer/other"] = np.zeros(1, [("a", "i4")])
         file.attrs["name"] = "text"
         file.attrs["layer_names"] = np.array([b"layer"])
-        Listing(file).document()
+        file.create_dataset("layer/unset", (2,), "f4")
+        file.create_dataset("layer/chunked", (2,), "f4", chunks=(1,))
+        Digests(file, 0, 0).document()
         with contextlib.suppress(OSError):
             h5py.File(Window(-1, 0, 0), "r")
 
 
-def _said(descriptor: int, offset: int, length: int) -> str:
+def _said(descriptor: int, offset: int, length: int, digests: tuple[int, int] | None) -> str:
     try:
         rehearse()
     except ImportError as error:
         return json.dumps({"refused": ["missing", str(error)]})
     shut()
     try:
-        return json.dumps(answer(descriptor, offset, length))
+        return json.dumps(answer(descriptor, offset, length, digests))
     except MemoryError:
-        return json.dumps({"refused": ["limit", "listing it takes too much memory", "hdf5_memory"]})
+        return json.dumps({"refused": ["limit", "the HDF5 library takes too much memory", "hdf5_memory"]})
 
 
 def main(arguments: list[str]) -> int:
     """Print what an open file holds.
 
-    Given are descriptor, offset and number of its bytes, seconds, and the limits as a JSON object.
+    Args:
+        arguments: descriptor, offset and number of its bytes, seconds, the limits as a JSON object, and for
+            digests the first dataset's number and how many bytes to read.
+
     """
     descriptor, offset, length, seconds = map(int, arguments[:4])
     with limits.using(limits.Limits(**json.loads(arguments[4]))):
         limit(seconds)
-        sys.stdout.write(_said(descriptor, offset, length))
+        first, most = map(int, arguments[5:7]) if len(arguments) > 5 else (0, 0)
+        sys.stdout.write(_said(descriptor, offset, length, (first, most) if len(arguments) > 5 else None))
         sys.stdout.flush()
     # The library has nothing left to say: damaged files make it crash when it closes them.
     os._exit(0)

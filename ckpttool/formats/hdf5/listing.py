@@ -7,6 +7,7 @@ file, no filter is loaded.
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 from typing import Any
 
@@ -19,7 +20,7 @@ NOTES = 64
 # What Keras writes beside its weights (keras/src/legacy/saving/legacy_h5_format.py,
 # keras/src/saving/saving_lib.py); everything else in a file's attributes is left alone.
 _ATTRIBUTES = ("layer_names", "weight_names")
-_TEXTS = frozenset(("model_config", "training_config", "keras_version", "backend", "name"))
+_TEXTS = ("model_config", "training_config", "keras_version", "backend", "name")
 
 
 class Refused(Exception):  # noqa: N818  # it is an answer, not a fault
@@ -79,8 +80,10 @@ class Listing:
                 "attributes": self._attributes(group),
             }
         )
-        found = []
-        for raw, kind in self._links(group, tracked):
+        found, links = [], self._links(group, tracked)
+        if len({raw for raw, _ in links}) < len(links):
+            raise Refused("format", f"two members of group /{path} have the same name")
+        for raw, kind in links:
             if raw in (b"", b".", b"..") or b"/" in raw:
                 raise Refused("format", f"a member of group /{path} has a name that is none")
             name = f"{path}/{types.text(raw)}" if path else types.text(raw)
@@ -121,19 +124,33 @@ class Listing:
         return links
 
     def _attributes(self, group: Any) -> dict[str, Any]:
-        h5py = self.h5py
-        names: list[str] = []
-        h5py.h5a.iterate(group, lambda name, *_: names.append(types.text(name)))
         found: dict[str, Any] = {}
-        for name in names:
-            if name in _TEXTS or name.rstrip("0123456789") in _ATTRIBUTES:
-                opened = h5py.h5a.open(group, name.encode())
-                size = math.prod(opened.get_space().get_simple_extent_dims()) * opened.get_type().get_size()
-                if size > self.most.json_bytes:
-                    raise Refused("limit", f"attribute {name} is too large", "json_bytes", size)
-                value = h5py.Group(group).attrs[name]
-                found[name] = types.plain(value)
+        for name in _TEXTS:
+            if self.h5py.h5a.exists(group, name.encode()):
+                found[name] = types.plain(self._attribute(group, name))
+        # What is longer than an attribute may be is in pieces, numbered from 0. Keras looks for each by name.
+        for stem in _ATTRIBUTES:
+            if self.h5py.h5a.exists(group, stem.encode()):
+                found[stem] = self._names(group, stem)
+            number = 0
+            while self.h5py.h5a.exists(group, f"{stem}{number}".encode()):
+                found[f"{stem}{number}"] = self._names(group, f"{stem}{number}")
+                number += 1
         return found
+
+    def _names(self, group: Any, name: str) -> Any:
+        value = self._attribute(group, name)
+        if not types.is_utf8(value):
+            raise Refused("format", f"attribute {name} holds a name that is not UTF-8")
+        return types.plain(value)
+
+    def _attribute(self, group: Any, name: str) -> Any:
+        h5py = self.h5py
+        opened = h5py.h5a.open(group, name.encode())
+        size = math.prod(opened.get_space().get_simple_extent_dims()) * opened.get_type().get_size()
+        if size > self.most.json_bytes:
+            raise Refused("limit", f"attribute {name} is too large", "json_bytes", size)
+        return h5py.Group(group).attrs[name]
 
     def _dataset(self, dataset: Any, path: str, address: int) -> None:
         h5py = self.h5py
@@ -145,37 +162,54 @@ class Listing:
             raise Refused(
                 "unsupported", f"dataset {path} keeps its numbers in another file (external storage)"
             )
-        kind = types.dtype(h5py, dataset)
         if space.get_simple_extent_type() == h5py.h5s.NULL:
             self.notes.append(f"dataset {path} is empty (it has no shape)")
             return
+        shape = list(space.get_simple_extent_dims())
+        entry = {"path": path, "address": address, "shape": shape, "stored": dataset.get_storage_size()}
+        kind = types.dtype(h5py, dataset)
         if kind is None:
-            self.notes.append(f"dataset {path} has a type that is not listed: {types.described(dataset)}")
+            self._unnamed(dataset, entry)
             return
-        entry = {
-            "path": path,
-            "address": address,
-            "dtype": kind[0],
-            "big": kind[1],
-            "shape": list(space.get_simple_extent_dims()),
-            "stored": dataset.get_storage_size(),
-        }
+        entry["dtype"], entry["big"] = kind
         if kind[0] == "string":
             self._strings(dataset, entry)
             return
-        if layout == h5py.h5d.COMPACT:
-            declared = math.prod(entry["shape"]) * dataset.get_type().get_size()
+        declared = math.prod(shape) * dataset.get_type().get_size()
+        if not declared:
+            entry["inline"] = ""
+        elif layout == h5py.h5d.CHUNKED:
+            entry.update(self._chunked(dataset, plist))
+        elif layout == h5py.h5d.COMPACT:
             if declared != entry["stored"]:
                 stored = entry["stored"]
                 raise Refused("format", f"dataset {path} declares {declared:,} bytes and stores {stored:,}")
             entry["inline"] = base64.b64encode(types.raw(h5py, dataset)).decode()
-        elif layout == h5py.h5d.CHUNKED:
-            entry.update(self._chunked(dataset, plist))
         else:
-            # Of space that was never allocated the library gives an offset too: "none" and the user block.
-            entry["offset"] = dataset.get_offset() if entry["stored"] else None
-        if layout != h5py.h5d.COMPACT and entry.get("offset") is None:
-            entry["fill"] = base64.b64encode(types.fill(plist, dataset)).decode()
+            entry.update(self._contiguous(dataset))
+        self._list(dataset, entry)
+
+    def _unnamed(self, dataset: Any, entry: dict[str, Any]) -> None:
+        reason, path = types.unreadable(self.h5py, dataset), entry["path"]
+        if reason is None:
+            self.notes.append(f"dataset {path} has a type that is not listed: {types.described(dataset)}")
+        else:
+            self.datasets.append(entry | {"dtype": "unknown", "unreadable": reason})
+
+    def _contiguous(self, dataset: Any) -> dict[str, Any]:
+        offset = dataset.get_offset()
+        # Space that was never allocated has the address -1, to which the library adds the user block.
+        if offset not in (None, self.block - 1):
+            return {"offset": offset}
+        fill = types.unset(self.h5py, dataset)
+        if fill is None:
+            return {
+                "dtype": "unknown",
+                "unreadable": "numbers that were never written and have no fill value",
+            }
+        return {"fill": base64.b64encode(fill).decode()}
+
+    def _list(self, dataset: Any, entry: dict[str, Any]) -> None:  # noqa: ARG002  # for Digests
         self.datasets.append(entry)
 
     def _chunked(self, dataset: Any, plist: Any) -> dict[str, Any]:
@@ -198,6 +232,7 @@ class Listing:
             "chunk": list(plist.get_chunk()),
             "chunks": chunks,
             "filters": [[code, list(values), types.text(name)] for code, _, values, name in filters],
+            "fill": base64.b64encode(types.fill(plist, dataset)).decode(),
         }
 
     def _strings(self, dataset: Any, entry: dict[str, Any]) -> None:
@@ -216,3 +251,40 @@ class Listing:
             return
         entry["inline"] = base64.b64encode(data).decode()
         self.datasets.append(entry)
+
+
+class Enough(Exception):  # noqa: N818  # it ends a walk
+    """All digests are there that were wanted."""
+
+
+class Digests(Listing):
+    """A walk that reads chunked datasets as the library does, from dataset number `first` on.
+
+    It stops behind `most` bytes; the first is read whatever its size. `found` are the numbers and digests.
+    """
+
+    def __init__(self, file: Any, first: int, most: int) -> None:
+        super().__init__(file)
+        self.first, self.left = first, most
+        self.found: list[tuple[int, str]] = []
+
+    def document(self) -> dict[str, Any]:
+        """Return the digests; the first one's errors are raised, those of others end the walk."""
+        with contextlib.suppress(Enough):
+            super().document()
+        return {"digests": self.found}
+
+    def _list(self, dataset: Any, entry: dict[str, Any]) -> None:
+        number = len(self.datasets)
+        super()._list(dataset, entry)
+        if number < self.first or "chunks" not in entry:
+            return
+        self.left -= math.prod(entry["shape"]) * dataset.get_type().get_size()
+        if number > self.first and self.left < 0:
+            raise Enough
+        try:
+            self.found.append((number, types.digest(self.h5py, dataset, entry["chunk"])))
+        except (OSError, RuntimeError, ValueError, MemoryError) as error:
+            if number > self.first:
+                raise Enough from error
+            raise

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import asdict
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from ckpttool import limits
 from ckpttool.errors import CkpttoolError, FormatError, MissingExtraError, TruncatedError, UnsupportedError
@@ -50,18 +50,33 @@ def seconds(length: int) -> int:
     return min(max(_LONGEST, base), base + (length >> 20))
 
 
-def listing(descriptor: int, offset: int, length: int, file: str) -> dict[str, Any]:
+class Job(NamedTuple):
+    """What the process does: list the file, or give digests of its datasets (listing.Digests).
+
+    `declared` is how many bytes the first of these has.
+    """
+
+    first: int | None = None
+    most: int = 0
+    declared: int = 0
+
+
+LISTING = Job()
+
+
+def run(descriptor: int, offset: int, length: int, file: str, job: Job = LISTING) -> dict[str, Any]:
     """Return what child.py found in `length` bytes from `offset` of an open file; `file` is its name.
 
     Raise FormatError when the library refuses the file or crashes, LimitError when it takes too much time or
     memory, and UnsupportedError when the file leads to other files.
     """
-    allowed, most = seconds(length), limits.current()
+    allowed, most = seconds(length + max(job.most, job.declared)), limits.current()
     paths = [_PACKAGE, *(path for path in sys.path if os.path.isabs(path))]
     command = [sys.executable, "-I", "-B", "-c", _START, json.dumps(paths)]
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
+    digests = () if job.first is None else (str(job.first), str(job.most))
     with subprocess.Popen(  # noqa: S603  # our own module, run by our own interpreter
-        [*command, *map(str, (descriptor, offset, length, allowed)), json.dumps(asdict(most))],
+        [*command, *map(str, (descriptor, offset, length, allowed)), json.dumps(asdict(most)), *digests],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

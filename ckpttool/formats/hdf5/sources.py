@@ -7,6 +7,7 @@ pipeline) and of H5Zdeflate.c, H5Zshuffle.c, H5Zfletcher32.c.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import zlib
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import NamedTuple, NoReturn
 
 from ckpttool import limits
 from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.formats import hdf5
+from ckpttool.formats.hdf5 import process
 from ckpttool.source import Buffer, Deflated, Shape, Source, Span, Storage
 
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
@@ -21,6 +24,7 @@ KNOWN = frozenset((DEFLATE, SHUFFLE, FLETCHER32))
 _STEP = 1 << 20
 _KEPT = 64 << 20
 _WORDS = 1 << 20
+_AHEAD = 64 << 20
 
 
 def place(base: Storage) -> Span:
@@ -150,9 +154,15 @@ class Chunk(NamedTuple):
 
 
 class Chunked(NamedTuple):
-    """A dataset in chunks of `chunk` elements; what is not stored has the value `fill` (one element)."""
+    """A dataset in chunks of `chunk` elements; what is not stored has the value `fill` (one element).
+
+    `number` is its place in the listing. The library finds a chunk by search, the listing goes through them
+    all, and an index that contradicts itself gives each something else. So what is read here is compared with
+    what the library reads.
+    """
 
     base: Storage
+    number: int
     shape: Shape
     chunk: Shape
     chunks: tuple[Chunk, ...]
@@ -168,20 +178,28 @@ class Chunked(NamedTuple):
         _require_plausible(declared, sum(chunk.size for chunk in self.chunks), self.base)
         size = math.prod(self.chunk) * len(self.fill)
         large = size > limits.current().expanded_bytes
-        array = np.empty(self.shape, element)
-        if len(self.chunks) < math.prod(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True)):
+        # The listing has each place of the grid once at most.
+        missing = math.prod(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True)) - len(
+            self.chunks
+        )
+        array = np.zeros(self.shape, element)
+        if missing:
             array[...] = np.frombuffer(self.fill, element)[0]
         for chunk in self.chunks:
             if large:
                 _require_plausible(size, chunk.size, self.base)
             block = np.frombuffer(self._unfiltered(chunk, size), element).reshape(self.chunk)
-            place = tuple(
+            box = tuple(
                 slice(at, min(at + c, n)) for at, c, n in zip(chunk.at, self.chunk, self.shape, strict=True)
             )
-            if any(part.start >= part.stop for part in place):
-                continue  # a dataset that shrank keeps chunks beyond its end
-            array[place] = block[tuple(slice(0, part.stop - part.start) for part in place)]
-        return array.reshape(-1).view(np.uint8).data
+            array[box] = block[tuple(slice(0, part.stop - part.start) for part in box)]
+        found = array.reshape(-1).view(np.uint8).data
+        if hashlib.sha256(found).hexdigest() != _digest(self.base, self.number, declared):
+            raise FormatError(
+                "the index of a dataset's chunks contradicts itself: the HDF5 library reads other numbers",
+                file=place(self.base).file.path,
+            )
+        return found
 
     def _unfiltered(self, chunk: Chunk, size: int) -> bytes:
         data = bytes(run(self.base, chunk.offset, chunk.size).read())
@@ -240,6 +258,33 @@ class Chunked(NamedTuple):
             expected=expected,
             found=found,
         )
+
+
+def _digest(base: Storage, number: int, declared: int) -> str:
+    """Return the SHA-256 of chunked dataset `number` of the listing as the HDF5 library reads it.
+
+    The process that reads it goes on with those that follow, which are mostly read next.
+    """
+    known = _digests(base)
+    if number not in known:
+        try:
+            found = hdf5.run(base, process.Job(number, _AHEAD, declared))
+        except FormatError:
+            # One of the others may have ended it.
+            found = hdf5.run(base, process.Job(number, 0, declared))
+        try:
+            known.update((int(at), str(digest)) for at, digest in found["digests"])
+            return known[number]
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(
+                "the HDF5 library gave no answer that can be read", file=place(base).file.path
+            ) from error
+    return known[number]
+
+
+@functools.lru_cache(maxsize=8)
+def _digests(base: Storage) -> dict[int, str]:  # noqa: ARG001  # the key
+    return {}
 
 
 def _unshuffled(data: bytes, width: int) -> bytes:

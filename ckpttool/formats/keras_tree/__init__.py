@@ -94,8 +94,7 @@ def _modules(index: Index, config: Config, optimizer: Config) -> Model:
 
 def _legacy(index: Index) -> Model:
     top = index.groups[""].attributes
-    whole = "model_weights" in index.groups and "layer_names" not in top
-    about = index.groups["model_weights" if whole else ""].attributes
+    about = index.groups[legacy.top(index)].attributes
     text, training = top.get("model_config"), top.get("training_config")
     found, notes = parse(text if isinstance(text, str) else None, "model_config")
     trained, more = parse(training if isinstance(training, str) else None, "training_config")
@@ -117,7 +116,9 @@ def _legacy(index: Index) -> Model:
     for dataset in strays:
         leaves[tuple(map(attr, dataset.path.split("/")))] = modules.leaf(dataset, "other")
     leaves |= state
+    odd = [name for name in ("model_config", "training_config") if name in top and top[name] is None]
     notes = (*index.notes, *notes, *more, *lambdas(config))
+    notes = (*notes, *(f"attribute {name} is not a text: nothing is said about layers" for name in odd))
     if strays:
         notes = (*notes, f"datasets that no attribute names: {len(strays):,}")
     if not complete:

@@ -42,22 +42,37 @@ def _named(group: Group) -> bool:
 
 
 def names(group: Group, attribute: str) -> list[str]:
-    """Return a list of names; one longer than an HDF5 attribute may be is in pieces numbered from 0."""
-    whole = group.attributes.get(attribute)
-    if isinstance(whole, list):
-        return whole
+    """Return a list of names; one longer than an HDF5 attribute may be is in pieces numbered from 0.
+
+    Raise FormatError for an attribute that is something else: Keras would make other names of it.
+    """
+    if attribute in group.attributes:
+        return _list(group, attribute)
     found: list[str] = []
     number = 0
-    while isinstance(piece := group.attributes.get(f"{attribute}{number}"), list):
-        found += piece
+    while f"{attribute}{number}" in group.attributes:
+        found += _list(group, f"{attribute}{number}")
         number += 1
     return found
 
 
+def _list(group: Group, attribute: str) -> list[str]:
+    found = group.attributes[attribute]
+    if not isinstance(found, list):
+        raise FormatError(f"attribute {attribute} of group /{group.path[:200]} is not a list of names")
+    return found
+
+
+def top(index: Index) -> str:
+    """Return the path of the group that holds the layers ("" is the root), as Keras chooses it."""
+    below = "layer_names" not in index.groups[""].attributes and "model_weights" in index.groups
+    return "model_weights" if below else ""
+
+
 def weights(index: Index) -> Iterator[Weight]:
     """Go through the model's weights in the attributes' order; raise FormatError for one that is absent."""
-    prefix = "model_weights/" if "model_weights" in index.groups else ""
-    group = index.groups[prefix.rstrip("/")]
+    group = index.groups[top(index)]
+    prefix = f"{group.path}/" if group.path else ""
     listed = list(dict.fromkeys(names(group, "layer_names")))
     if TOP not in listed and prefix + TOP in index.groups:
         listed.append(TOP)
