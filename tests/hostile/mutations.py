@@ -44,7 +44,13 @@ def kinds(seed: Seed) -> tuple[str, ...]:
 
 def resignable(seed: Seed) -> bool:
     """Return whether a seed has checksums that can be corrected."""
-    return seed.covered or seed.name in ("torch DCP", "d3rlpy", "HDF5 fletcher32", "HDF5 latest")
+    return seed.covered or seed.name in (
+        "torch DCP",
+        "d3rlpy",
+        "HDF5 fletcher32",
+        "HDF5 latest",
+        "HDF5 indexes",
+    )
 
 
 def mutant(seed: Seed, kind: str, number: int) -> dict[str, bytes]:

@@ -387,9 +387,13 @@ def _datasets(file: Any) -> Form:
     import h5py
 
     form: Form = {}
+    seen = set()
 
     def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
+        # A second name of a dataset is an alias, whatever the dataset's count of names is.
+        address = h5py.h5o.get_info(item.id).addr
+        if isinstance(item, h5py.Dataset) and address not in seen:
+            seen.add(address)
             value = item[()]
             name = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
             form[name] = OPAQUE if isinstance(value, h5py.Empty) else _array(_numbers(value))
@@ -401,7 +405,8 @@ def _datasets(file: Any) -> Form:
 def _numbers(value: Any) -> Any:
     import numpy as np
 
-    return np.array(value, object) if isinstance(value, bytes | str) else np.asarray(value)
+    made = np.array(value, object) if isinstance(value, bytes | str) else np.asarray(value)
+    return made.astype(object) if made.dtype.kind == "S" else made
 
 
 def _h5py() -> Read:

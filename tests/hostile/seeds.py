@@ -67,6 +67,9 @@ SEEDS = (
     Seed("HDF5 gzip", "model.weights.h5", ("model.weights.h5",), False, "h5py", "h5_gzip"),
     Seed("HDF5 fletcher32", "model.weights.h5", ("model.weights.h5",), False, "h5py", "h5_fletcher"),
     Seed("HDF5 latest", "model.weights.h5", ("model.weights.h5",), False, "h5py", "h5_latest"),
+    Seed("HDF5 types", "model.h5", ("model.h5",), False, "h5py", "h5_types"),
+    Seed("HDF5 chunks", "model.h5", ("model.h5",), False, "h5py", "h5_chunks"),
+    Seed("HDF5 indexes", "model.h5", ("model.h5",), False, "h5py", "h5_indexes"),
     Seed("Keras .h5", "model.h5", ("model.h5",), False, "h5py", "h5_legacy"),
     Seed(".keras", "model.keras", ("model.keras",), True, "keras_zip", "keras"),
     Seed("SB3 zip", "agent.zip", ("agent.zip",), True, "sb3", "sb3"),
@@ -136,7 +139,7 @@ def _others(path: Path) -> None:
 
     arrays = _arrays()
     names = ("safetensors", "npz_stored", "npz_deflated", "npy", "h5_plain", "h5_gzip", "h5_fletcher")
-    for name in (*names, "h5_latest", "h5_legacy"):
+    for name in (*names, "h5_latest", "h5_legacy", "h5_types", "h5_chunks", "h5_indexes"):
         (path / name).mkdir()
     save_file(arrays, path / "safetensors" / "model.safetensors", {"format": "pt"})
     np.savez(path / "npz_stored" / "model.npz", **arrays)
@@ -161,7 +164,46 @@ def _others(path: Path) -> None:
         file.attrs["layer_names"] = [layer.encode() for layer in layers]
         file.attrs["backend"] = b"tensorflow"
         file.attrs["keras_version"] = b"2.15.0"
+    _storage(path, arrays["actor.0.weight"])
     _agents(path, arrays)
+
+
+def _storage(path: Path, array: Any) -> None:
+    """Write HDF5 files of every type, every layout, and every index of chunks that ckpttool reads."""
+    import h5py
+    import numpy as np
+
+    kinds = ("<f2", "<f8", ">f8", ">f4", "i1", "u2", ">i4", "u8", "?", "<c8", ">c16", "S3")
+    with h5py.File(path / "h5_types" / "model.h5", "w") as file:
+        for number, kind in enumerate(kinds):
+            file[f"{number}"] = np.arange(3 + number % 2).astype(kind)
+        file.create_dataset("unset", (4,), "f4", fillvalue=2.5)
+        file["none"], file["text"] = np.zeros((0, 3), "f4"), "text"
+        small = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        small.set_layout(h5py.h5d.COMPACT)
+        made = h5py.h5d.create(file.id, b"small", h5py.h5t.IEEE_F32BE, h5py.h5s.create_simple((2, 3)), small)
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, array[:2])
+    with h5py.File(path / "h5_chunks" / "model.h5", "w", userblock_size=512) as file:
+        file.create_dataset("whole", data=array, chunks=(3, 2))
+        file.create_dataset("packed", data=array, chunks=(3, 2), compression="gzip", shuffle=True)
+        part = file.create_dataset("part", (10,), ">f8", chunks=(3,), fillvalue=7.5, fletcher32=True)
+        part[4] = 3
+    with h5py.File(path / "h5_indexes" / "model.h5", "w", libver="latest") as file:
+        # One chunk; a fixed array; an extensible array; a B-tree of version 2.
+        for packed in (None, "gzip"):
+            for name, chunks, most in (
+                ("one", (8, 3), (8, 3)),
+                ("fixed", (3, 2), (8, 3)),
+                ("extensible", (3, 2), (None, 3)),
+                ("tree", (3, 2), (None, None)),
+            ):
+                options = {"chunks": chunks, "compression": packed, "maxshape": most}
+                file.create_dataset(f"{name} {packed}", data=array, **options)
+        early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        early.set_chunk((3, 2))
+        early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        made = h5py.h5d.create(file.id, b"all", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((8, 3)), early)
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, array)
 
 
 def _agents(path: Path, arrays: dict[str, Any]) -> None:

@@ -1,0 +1,174 @@
+"""`python -m tests.hostile.twice [--times N]`: every hostile file read by two processes, which must agree.
+
+What a reader returns of memory that it never filled depends on what was there before. So the two processes
+fill what they allocate and free with different bytes (malloc.perturb of glibc) and hash texts differently.
+Compared are the digests of all tensors and the notes, or the error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.hostile.mutations import kinds, mutant
+from tests.hostile.room import forked_children, room
+from tests.hostile.seeds import BY_NAME
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# Large blocks come from the heap too; fresh ones of the kernel's would be zeros.
+_HEAP = "glibc.malloc.mmap_threshold=268435456:glibc.malloc.trim_threshold=1073741824:glibc.malloc.perturb="
+_MEMORY = {
+    str(byte): {
+        "PYTHONHASHSEED": str(byte),
+        "PYTHONMALLOC": "malloc",
+        "MALLOC_PERTURB_": str(byte),
+        "GLIBC_TUNABLES": f"{_HEAP}{byte}",
+    }
+    for byte in (23, 170)
+}
+# Half of the time goes into these, which the tests leave out.
+SLOW = frozenset(
+    (
+        "safetensors-tensors-50000",
+        "torch-unpacked-again-and-again",
+        "torch-expanded-many-times",
+        "graph-50000-deep",
+        "safetensors-padding-of-100-MB",
+        "zip-70001-members",
+        "pickle-200,000-deep",
+    )
+)
+
+
+def differences(crafted: Mapping[str, Path], times: int, names: Sequence[str] = ()) -> tuple[int, list[str]]:
+    """Return how many files both processes read, and the names of those on which they do not agree.
+
+    Args:
+        crafted: files by name
+        times: mutants of each seed in each way
+        names: the seeds to damage, all without any
+    """
+    asked = {
+        "crafted": {name: str(path) for name, path in crafted.items()},
+        "times": times,
+        "seeds": list(names or BY_NAME),
+    }
+    command = [sys.executable, "-m", "tests.hostile.twice", "--read", "-"]
+    started = [
+        subprocess.Popen(
+            command, env={**os.environ, **memory}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+        )
+        for memory in _MEMORY.values()
+    ]
+    for each in started:
+        assert each.stdin is not None
+        each.stdin.write(json.dumps(asked).encode())
+        each.stdin.close()
+    found = []
+    for each in started:
+        assert each.stdout is not None
+        found.append(dict(map(json.loads, each.stdout)))
+        assert each.wait() == 0
+    one, other = found
+    return len(one), [
+        f"{name}: {one.get(name)} and {other.get(name)}"
+        for name in one | other
+        if one.get(name) != other.get(name)
+    ]
+
+
+def verdict(path: str) -> list[Any]:
+    """Return what is read at a path, in words that two readings can be compared by."""
+    from ckpttool.errors import CkpttoolError
+    from ckpttool.formats.resolve import open_checkpoint
+    from ckpttool.ops.digest import digest_of
+
+    try:
+        found = open_checkpoint(path)
+    except CkpttoolError as error:
+        return ["refused", type(error).__name__, error.message]
+    try:
+        return ["read", digest_of(found).sha256, list(found.notes)]
+    except CkpttoolError as error:
+        return ["listed", type(error).__name__, error.message, _tensors(found), list(found.notes)]
+
+
+def _tensors(found: Any) -> list[str]:
+    """Return the digest of every tensor that can be read, and the error of every other one."""
+    from ckpttool.errors import CkpttoolError
+    from ckpttool.ops.digest import sha256
+
+    each = []
+    for _, leaf in found.tree.tensors():
+        try:
+            each.append(sha256(leaf))
+        except CkpttoolError as error:
+            each.append(type(error).__name__)
+    return each
+
+
+def _read(asked: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    for name, path in asked["crafted"].items():
+        yield name, verdict(path)
+    with room() as place:
+        for seed in (BY_NAME[name] for name in asked["seeds"]):
+            for kind in kinds(seed):
+                for number in range(asked["times"]):
+                    place.fill(mutant(seed, kind, number))
+                    yield f"{seed.name}/{kind}/{number}", verdict(str(place.folder / seed.path))
+
+
+def make(folder: Path, *, whole: bool = True) -> dict[str, Path]:
+    """Write the crafted files, each into a folder of its own, with or without the slow ones."""
+    import importlib
+    import pkgutil
+
+    from tests import hostile
+    from tests.hostile.case import BAIT
+
+    made = {}
+    for found in pkgutil.iter_modules(hostile.__path__):
+        if not found.name.startswith("crafted_"):
+            continue
+        for case in importlib.import_module(f"tests.hostile.{found.name}").CASES:
+            if case.name in SLOW and not whole:
+                continue
+            home = folder / case.name / "case"
+            home.mkdir(parents=True)
+            (home.parent / BAIT).write_bytes(b"\x11" * 4096)
+            # A library that a case needs may be absent.
+            with contextlib.suppress(ImportError):
+                made[case.name] = case.make(home)
+    return made
+
+
+def main() -> None:
+    """Print the files on which two processes do not agree; the status says whether there are any."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile.twice")
+    parser.add_argument("--times", type=int, default=500, help="damaged copies of each seed, in each way")
+    parser.add_argument("--seed", action="append", default=[], choices=sorted(BY_NAME), help="repeatable")
+    parser.add_argument("--quick", action="store_true", help="leave out the slow crafted files")
+    parser.add_argument("--read", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.read:
+        with forked_children():
+            for each in _read(json.load(sys.stdin)):
+                sys.stdout.write(json.dumps(each) + "\n")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        count, wrong = differences(make(Path(folder), whole=not chosen.quick), chosen.times, chosen.seed)
+    sys.stdout.write("".join(f"{line}\n" for line in wrong))
+    sys.stdout.write(f"{count:,} files, {len(wrong):,} read differently\n")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
