@@ -384,21 +384,38 @@ def _numpy() -> Read:
 
 
 def _datasets(file: Any) -> Form:
+    """Return every dataset by its first name, the members of a group before what lies in its groups.
+
+    A second name is an alias, whatever the number of names is that the object records.
+    """
     import h5py
 
     form: Form = {}
-    seen = set()
-
-    def visit(name: str, item: Any) -> None:
-        # A second name of a dataset is an alias, whatever the dataset's count of names is.
-        address = h5py.h5o.get_info(item.id).addr
-        if isinstance(item, h5py.Dataset) and address not in seen:
+    root = h5py.h5g.open(file.id, b"/")
+    seen = {h5py.h5o.get_info(root).addr}
+    groups = [("", root)]
+    while groups:
+        path, group = groups.pop()
+        links: list[tuple[bytes, Any]] = []
+        below = []
+        tracked = group.get_create_plist().get_link_creation_order() & h5py.h5p.CRT_ORDER_TRACKED
+        order = h5py.h5.INDEX_CRT_ORDER if tracked else h5py.h5.INDEX_NAME
+        group.links.iterate(lambda *link, to=links: to.append(link), idx_type=order, info=True)
+        for raw, info in links:
+            if info.type != h5py.h5l.TYPE_HARD:
+                continue
+            item = h5py.h5o.open(group, raw)
+            address = h5py.h5o.get_info(item).addr
+            if address in seen:
+                continue
             seen.add(address)
-            value = item[()]
-            name = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
-            form[name] = OPAQUE if isinstance(value, h5py.Empty) else _array(_numbers(value))
-
-    file.visititems(visit)
+            name = path + raw.decode("utf-8", "backslashreplace")
+            if isinstance(item, h5py.h5g.GroupID):
+                below.append((f"{name}/", item))
+            elif isinstance(item, h5py.h5d.DatasetID):
+                value = h5py.Dataset(item)[()]
+                form[name] = OPAQUE if isinstance(value, h5py.Empty) else _array(_numbers(value))
+        groups += reversed(below)
     return form
 
 
