@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.hostile.mutations import kinds, mutant
 from tests.hostile.room import forked_children, room
@@ -34,6 +35,8 @@ _MEMORY = {
     }
     for byte in (23, 170)
 }
+# The HDF5 library takes seconds to fail on some of the mutants with lower numbers.
+_FIRST = 1020
 # Half of the time goes into these, which the tests leave out.
 SLOW = frozenset(
     (
@@ -121,7 +124,7 @@ def _read(asked: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
     with room() as place:
         for seed in (BY_NAME[name] for name in asked["seeds"]):
             for kind in kinds(seed):
-                for number in range(asked["times"]):
+                for number in range(_FIRST, _FIRST + asked["times"]):
                     place.fill(mutant(seed, kind, number))
                     yield f"{seed.name}/{kind}/{number}", verdict(str(place.folder / seed.path))
 
@@ -159,7 +162,11 @@ def main() -> None:
     parser.add_argument("--read", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.read:
-        with forked_children():
+        from ckpttool.formats.hdf5 import child
+
+        # Its imports are done once, here, and the forks have them.
+        child.rehearse()
+        with forked_children(), mock.patch.object(child, "rehearse"):
             for each in _read(json.load(sys.stdin)):
                 sys.stdout.write(json.dumps(each) + "\n")
         return
