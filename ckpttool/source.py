@@ -412,6 +412,18 @@ class Part(NamedTuple):
         return memoryview(self.read())[start:stop]
 
 
+class Covered(NamedTuple):
+    """A source inside a span whose own checksum covers it: an archive that is a member of an archive."""
+
+    base: Source
+    cover: Span
+
+    def read(self) -> Buffer:
+        """Return the bytes, after the span's checksum has been verified, once for all sources inside."""
+        _verify_once(self.cover)
+        return self.base.read()
+
+
 class Swapped(NamedTuple):
     """Big-endian data: every `width` bytes of `base` are turned around."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.errors import ChecksumError, FormatError, UnsupportedError
 from ckpttool.formats import pytorch, stable_baselines2, stable_baselines3
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import open_checkpoint
@@ -202,6 +202,20 @@ def test_damage_is_one_sentence(change: dict[str, bytes], message: str, tmp_path
     with pytest.raises(FormatError, match=message) as caught:
         open_checkpoint(path)
     assert caught.value.file == path
+
+
+@pytest.mark.parametrize("name", ["policy.pth", "actor.optimizer.pth"])
+def test_the_checksum_of_an_archive_in_the_archive_is_verified(name: str, tmp_path: Path) -> None:
+    path = Path(sb3.td3_agent(tmp_path / "a.zip"))
+    with zipfile.ZipFile(path) as archive:
+        right = archive.getinfo(name).CRC.to_bytes(4, "little")
+    # In both headers, so that only the data contradict it.
+    path.write_bytes(path.read_bytes().replace(right, bytes(byte ^ 1 for byte in right)))
+    with zipfile.ZipFile(path) as archive, pytest.raises(zipfile.BadZipFile):
+        archive.read(name)
+    with pytest.raises(ChecksumError) as caught:
+        digest_of(open_checkpoint(str(path)))
+    assert caught.value.file == str(path)
 
 
 def test_members_of_other_kinds_are_named(tmp_path: Path) -> None:

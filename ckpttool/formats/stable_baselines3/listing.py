@@ -7,6 +7,7 @@ stable_baselines3/common/utils.py (`get_system_info`), the `_get_torch_save_para
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckpttool import limits
@@ -19,8 +20,8 @@ from ckpttool.formats.pickled.walk import Use, Walk
 from ckpttool.formats.stable_baselines3 import owners
 from ckpttool.formats.stable_baselines3.members import Members
 from ckpttool.formats.torch_pickle import embedded
-from ckpttool.leaf import Key, Path, ValueLeaf, attr, key
-from ckpttool.source import File, Shape, Span, Storage
+from ckpttool.leaf import Key, Leaf, Path, ValueLeaf, attr, key
+from ckpttool.source import Covered, File, Shape, Span, Storage
 from ckpttool.tree import Container, Tree
 from ckpttool.wire.asked import Asked, merged, standing
 from ckpttool.wire.pickle_reader import Global, Object
@@ -91,9 +92,18 @@ def _state(name: str, source: Storage) -> Listed:
             hint="unpack the file and name the folder, or pack it again without compression (zip -0)",
         )
     try:
-        return embedded.listed(source.file, source.offset, source.length)
+        found = embedded.listed(source.file, source.offset, source.length)
     except CkpttoolError as error:
         raise error.located(path=name) from error.__cause__
+    # zipfile, by which the library opens the member, compares the checksum of all of it.
+    tree = found.tree
+    leaves = {
+        path: replace(leaf, source=Covered(leaf.source, source)) if isinstance(leaf, Leaf) else leaf
+        for path, leaf in tree.leaves.items()
+    }
+    if not any(isinstance(leaf, Leaf) for leaf in leaves.values()):
+        source.read()
+    return replace(found, tree=Tree(leaves, tree.aliases, tree.containers))
 
 
 def _native(step: Key, name: str) -> str:
