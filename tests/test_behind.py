@@ -227,7 +227,8 @@ def test_a_source_is_read_once_for_the_target_and_for_its_own_digest(
     monkeypatch.setattr(File, "read", counted(small))
     monkeypatch.setattr(File, "read_large", counted(large))
     convert(str(source), str(target))
-    assert read[0] == os.stat(data).st_size
+    # Beside that, the first bytes are looked at each time that the file is listed.
+    assert 0 <= read[0] - os.stat(data).st_size <= 4096
     assert told(target) == digest(str(source)).sha256
 
 

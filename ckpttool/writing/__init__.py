@@ -89,15 +89,17 @@ def _name(files: list[Written], *, force: bool, sync: bool, replaced: Callable[[
             sets.replace(own, force=force, sync=sync)
         else:
             publishing.publish(own, force=force, sync=sync, replaced=replaced)
-        publishing.flush_names(own, sync=sync)
         for file in shared:
             with behind.Lane() as disk:
                 file.fill(disk if sync else None)
             file.name(force=True)
+        if not shared:
+            publishing.flush_names(own, sync=sync)
     except BaseException:
         # A state file that has its name lists the checkpoint, which then stays.
         if not force and not any(file.stands() for file in shared):
             for file in reversed(own):
                 file.take_back()
         raise
-    publishing.flush_names(shared, sync=sync)
+    if shared:
+        publishing.flush_names(files, sync=sync)

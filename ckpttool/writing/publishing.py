@@ -54,7 +54,7 @@ def _commit(main: Sequence[Written], followers: Sequence[Written], *, force: boo
     try:
         for file in parts:
             file.name(force=force)
-        flush_names(main, sync=sync)
+        flush_names([*parts, *followers], sync=sync)
         last.name(force=force)
     except BaseException:
         if not last.stands():

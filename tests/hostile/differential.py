@@ -47,6 +47,9 @@ _TORCH = {
     "UnicodeDecodeError": "torch logs an id of the file, which must be text",
     "TorchScript archives|legacy .tar format": "torch reads this form without weights_only alone",
 }
+_ZIP_VERSION = {
+    "zip file version": "zipfile refuses by the version that a member asks for, ckpttool by what it uses"
+}
 REASONS: Mapping[str, Mapping[str, str]] = {
     "torch": _TORCH,
     "sb3": _TORCH,
@@ -60,9 +63,8 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     "safetensors": {
         "unknown variant": "a tensor of a type that the library does not have is listed, and not read",
     },
-    "numpy": {
-        "zip file version": "zipfile refuses by the version that a member asks for, ckpttool by what it uses",
-    },
+    "numpy": _ZIP_VERSION,
+    "keras_zip": _ZIP_VERSION,
 }
 _BROKEN = "the reference crashes, hangs or runs out of memory"
 _CHANGING = "the reference gives other numbers each time: it returns memory that it never wrote"
