@@ -192,7 +192,7 @@ def test_pickles_that_do_not_name_their_protocol_are_recognised_whatever_their_n
 ) -> None:
     (tmp_path / name).write_bytes(text.encode() + (b"\n." if text == "(dp0" else b""))
     claimed = pickle_file.claims(Probe(str(tmp_path / name)))
-    # Bytes that begin like a pickle and hold no more than a name are taken for one if the file's name says so.
+    # A name and no more is a pickle only where the file's name ends like one.
     named = "." in name and not name.endswith(".txt")
     assert (claimed is not None) == (OLD[text] and (named or not text.startswith("c")))
 

@@ -110,7 +110,7 @@ def check(paths: Sequence[str], wanted: Wanted | None = None, progress: Progress
     collected = candidates.collect(paths)
     ordered = collected.ordered()
     found: list[tuple[Candidate, Checked]] = []
-    taken = _Taken()
+    taken = _JudgedFiles()
     for number, each in enumerate(ordered):
         if not taken.has(each.path):
             found.append((each, _checked(each, wanted, taken)))
@@ -125,7 +125,7 @@ def check(paths: Sequence[str], wanted: Wanted | None = None, progress: Progress
     return Check(tuple(checked for _, checked in found), tuple(skipped))
 
 
-class _Taken:
+class _JudgedFiles:
     """The files that were judged with a checkpoint, so that none of them gets a second verdict."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ def _unused(path: str, asks: Sequence[Asked], error: CkpttoolError | None) -> Ch
     return Checked(urls.spelled(path), findings=_acting(asks), error=error, file=path)
 
 
-def _checked(each: Candidate, wanted: Wanted, taken: _Taken) -> Checked:
+def _checked(each: Candidate, wanted: Wanted, taken: _JudgedFiles) -> Checked:
     name = urls.spelled(each.path)
     if each.error is not None or each.found is None:
         return Checked(name, findings=_acting(each.asks), error=each.error, file=each.path)

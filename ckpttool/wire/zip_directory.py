@@ -154,7 +154,7 @@ def _entry(file: File, data: bytes, at: int, base: int) -> tuple[Entry, int]:
             size, stored, header = widened(file, rest, (size, stored, header), base + at)
     elif FULL32 in (stored, size, header):
         widened(file, b"", (FULL32,), base + at)
-    if disk not in (0, FULL16):
+    if disk:  # miniz, and so torch, refuses 0xFFFF too
         fail(file, "the archive is split over several disks", base + at)
     if method == STORED and stored != size:
         fail(file, f"member {shown(text)} is stored as it is, yet has two sizes", base + at)

@@ -38,13 +38,16 @@ FAULTS = OUTCOMES[3:]
 
 # Why ckpttool reads what a reference reader does not: a pattern of the reference's error, by reader.
 _CLASSES = "the reference refuses classes and opcodes outside its allow list, ckpttool lists inert records"
+_CALLS = "the reference fails in a call that ckpttool lists as an inert record"
 _RECORDS = "torch reads records that hold no values (version, alignment, serialization id) as well"
 _TORCH = {
-    r"Unsupported|WeightsUnpickler error|safe_globals": _CLASSES,
+    r"Unsupported|WeightsUnpickler error|safe_globals|Weights only load failed": _CLASSES,
+    r"not callable|positional argument|invalid combination|has no attribute|is not iterable": _CALLS,
     r"invalid literal for int|parse the version|hasRecord|with version": _RECORDS,
     "not in a subdirectory": "members of other folders are named, and not read",
     "dictionary update sequence": "weights_only takes no attributes with slots for an OrderedDict",
     "UnicodeDecodeError": "torch logs an id of the file, which must be text",
+    "unsupported multidisk": "torch needs a zip64 locator that counts one disk, ckpttool does not use it",
     "TorchScript archives|legacy .tar format": "torch reads this form without weights_only alone",
 }
 _ZIP_VERSION = {
@@ -52,9 +55,15 @@ _ZIP_VERSION = {
 }
 REASONS: Mapping[str, Mapping[str, str]] = {
     "torch": _TORCH,
-    "sb3": _TORCH,
-    "torch_tar": {"class outside the allow list": _CLASSES},
-    "pickle": {"class outside the allow list": _CLASSES},
+    "sb3": _TORCH | _ZIP_VERSION,
+    "torch_tar": {
+        "class outside the allow list": _CLASSES,
+        "Can't get attribute|KeyError": "a class or device that decides no number must exist in torch",
+    },
+    "pickle": {
+        "class outside the allow list": _CLASSES,
+        r"data type .* not understood|\(\) argument|sub-type of ndarray|integer is required": _CALLS,
+    },
     "tensorflow": {
         "UnicodeDecodeError": "TensorFlow's Python interface cannot name a tensor that is not UTF-8",
         "Failed to find the saved tensor slices": "TensorFlow refuses a name that is not UTF-8",
@@ -62,6 +71,13 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     },
     "safetensors": {
         "unknown variant": "a tensor of a type that the library does not have is listed, and not read",
+    },
+    "h5py": {
+        "temporary file space": "the HDF5 library refuses by its path what it reads as an open file",
+    },
+    "torch_dcp": {
+        "Missing key in checkpoint|MetadataIndex": "torch refuses the whole where the metadata lists parts",
+        "metadata is None": _CALLS,
     },
     "numpy": _ZIP_VERSION,
     "keras_zip": _ZIP_VERSION,
@@ -149,6 +165,7 @@ def difference(mine: Form, theirs: Form) -> tuple[str, str]:
     below it.
     """
     refused = ""
+    mine, theirs = _without_labels(mine, theirs)
     opaque = tuple(name for name, value in mine.items() if value == OPAQUE)
     for name in sorted({*mine, *theirs}):
         one, other = mine.get(name), theirs.get(name)
@@ -161,6 +178,23 @@ def difference(mine: Form, theirs: Form) -> tuple[str, str]:
             continue
         return f"{name}: ckpttool {one}, reference {other}", refused
     return "", refused
+
+
+# How a reader names an entry of a dict whose key is a tuple, a class, a tensor or bytes.
+_LABEL = re.compile(r"""\[["']+(?:[(<]|tensor\()""")
+
+
+def _without_labels(mine: Form, theirs: Form) -> tuple[Form, Form]:
+    """Return the forms without the entries whose keys are no text, if both give these the same values.
+
+    The readers spell such keys in different ways.
+    """
+    own = {name: value for name, value in mine.items() if name not in theirs}
+    other = {name: value for name, value in theirs.items() if name not in mine}
+    if not other or not all(map(_LABEL.search, other)) or sorted(own.values()) != sorted(other.values()):
+        return mine, theirs
+    both = mine.keys() & theirs.keys()
+    return {name: mine[name] for name in both}, {name: theirs[name] for name in both}
 
 
 class Workplace:

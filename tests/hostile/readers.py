@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -58,6 +59,10 @@ def ours(path: str) -> Form:
 _NAMED = ("tensor_bundle", "tensorflow_v1", "saved_model", "keras_h5", "keras_zip", "safetensors", "npz")
 
 
+# A dataset that a note names, and that is not read.
+_NOTED = re.compile(r"dataset (.+) holds [\d,]+ (?:strings|bytes of text), which are not listed")
+
+
 def _ours(found: Any) -> Form:
     from ckpttool.leaf import Leaf
 
@@ -72,6 +77,9 @@ def _ours(found: Any) -> Form:
             form[name] = tensor(leaf.dtype, leaf.shape, bytes(leaf.read()))
         else:
             form[name] = _plain(leaf.value)
+    for note in found.notes:
+        if (named_only := _NOTED.fullmatch(note)) is not None:
+            form[named_only[1]] = OPAQUE
     return form
 
 

@@ -15,7 +15,7 @@ from ckpttool.errors import UnsupportedError
 from ckpttool.formats.torch_pickle import views
 from ckpttool.formats.torch_pickle.views import (
     RANK,
-    Stated,
+    StatefulTensor,
     Storage,
     Tensor,
     bad,
@@ -32,7 +32,7 @@ from ckpttool.wire.pickle_reader import Builder, Global
 
 
 @dataclass(eq=False, slots=True)
-class Parts(Stated):
+class Parts(StatefulTensor):
     """A tensor that is put together from several.
 
     `kind` is what torch calls the layout or the scheme, `main` the part that has the elements: it is named as
@@ -53,7 +53,7 @@ class Parts(Stated):
 
 
 @dataclass(eq=False, slots=True)
-class Backed(Stated):
+class Backed(StatefulTensor):
     """A tensor whose elements came through a numpy array; it is read as `dtype`."""
 
     array: Array

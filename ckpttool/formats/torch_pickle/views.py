@@ -60,7 +60,7 @@ _OWN_NAMES = frozenset(
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Stated(Stateful):
+class StatefulTensor(Stateful):
     """What torch makes a tensor of; `state` is what the pickle sets on it."""
 
     state: object = None
@@ -107,7 +107,7 @@ def check_attributes(state: Any) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Tensor(Stated):
+class Tensor(StatefulTensor):
     """A view of a storage; offset and strides count elements."""
 
     storage: Storage
