@@ -13,15 +13,15 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckpttool import limits, places
+from ckpttool import dtypes, limits, places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.pickled import owner
-from ckpttool.source import File, Span, Storage
+from ckpttool.source import File, Part, Span, Storage
 from ckpttool.wire import zip as archives
 from ckpttool.wire.asked import CODE, Asked, merged, standing
 
@@ -85,8 +85,9 @@ def beside(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     asks, unjudged = [], list(checkpoint.unjudged)
     known = {each.name for each in checkpoint.asks if each.verdict == CODE}
+    arrays = _arrays(checkpoint)
     for file in checkpoint.files:
-        found = scan(file, pickle=checkpoint.format not in _PICKLED)
+        found = scan(file, pickle=checkpoint.format not in _PICKLED, arrays=arrays)
         name = "" if len(checkpoint.files) == 1 else os.path.basename(file.path)
         asks += [
             each for each in (standing(found.asks, name) if name else found.asks) if each.name not in known
@@ -97,6 +98,12 @@ def beside(checkpoint: Checkpoint) -> Checkpoint:
     if not asks and not unjudged:
         return checkpoint
     return replace(checkpoint, asks=merged(checkpoint.asks, asks), unjudged=tuple(unjudged))
+
+
+def _arrays(checkpoint: Checkpoint) -> frozenset[Storage]:
+    """Return the storages whose header the format has read as that of an array of numbers: no pickle."""
+    sources = (leaf.source for _, leaf in checkpoint.tree.tensors() if leaf.dtype in dtypes.BY_NAME)
+    return frozenset(source.base for source in sources if isinstance(source, Part))
 
 
 def _is_zip(file: File) -> bool:
@@ -117,9 +124,9 @@ def _tail(file: File) -> bytes:
     return file.read(file.size - length, length)
 
 
-def scan(file: File, *, pickle: bool = True) -> Scanned:
-    """Look for code in the file; without `pickle` not in one that stands at its start."""
-    found = _Scan()
+def scan(file: File, *, pickle: bool = True, arrays: Set[Storage] = frozenset()) -> Scanned:
+    """Look for code in the file; without `pickle` not in one that stands at its start, nor in `arrays`."""
+    found = _Scan(arrays)
     with found.reasons("the file"):
         found.content(_within(file, 0, file.size), "", 0, pickle=pickle)
     return Scanned(tuple(found.asks), tuple(dict.fromkeys(found.unread)))
@@ -128,7 +135,8 @@ def scan(file: File, *, pickle: bool = True) -> Scanned:
 class _Scan:
     """One walk through a file; `room` is how many bytes may still be held in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, arrays: Set[Storage]) -> None:
+        self.arrays = arrays
         self.asks: list[Asked] = []
         self.unread: list[str] = []
         self.room = limits.current().unpacked_bytes
@@ -200,9 +208,12 @@ class _Scan:
         for name in archive.members:
             if name.endswith("/") or (torch and _STORAGE.fullmatch(name)):
                 continue
+            source = archive.source(name)
+            if source in self.arrays:
+                continue
             at = _inside(where, name)
             with self.reasons(at):
-                self.content(_stored(archive.source(name)), at, depth)
+                self.content(_stored(source), at, depth)
 
     def _held_zip(self, content: _Content, where: str, depth: int) -> None:
         import zipfile

@@ -13,7 +13,6 @@ interrupted program stay until a person removes them.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -152,6 +151,8 @@ def _complete(base: str) -> list[tuple[int, str]]:
 
 def _tag(base: str, random: str, status: Mapping[str, os.stat_result]) -> str:
     """Return the random digits and the digest of what identifies all files of a backup."""
+    import hashlib  # not at the top: every command that reads imports this module
+
     files = [(suffix, s.st_uid, s.st_ino, s.st_size, s.st_mtime_ns) for suffix, s in sorted(status.items())]
     digest = hashlib.sha256(repr((os.path.basename(base), random, files)).encode(errors="surrogateescape"))
     return random + digest.hexdigest()[:_DIGEST_DIGITS]

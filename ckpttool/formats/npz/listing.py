@@ -33,11 +33,11 @@ def read(location: str) -> Checkpoint:
         else:
             archive = zip.read(file)
             # NumPy goes by a member's first bytes, whatever its name.
-            wanted = [
+            wanted = dict.fromkeys(
                 name for name in archive.members if name.endswith(npy.SUFFIX) or npy.begins(archive, name)
-            ]
-            others = tuple(name for name in archive.members if name not in set(wanted))
+            )
             arrays = dict(npy.members(archive, wanted))
+            others = tuple(name for name in archive.members if name not in wanted)
             integrity = "crc32" if archive.recorded else "none"
         found = _Found(arrays)
         tree = found.tree()
