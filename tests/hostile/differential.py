@@ -61,6 +61,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "Can't get attribute|KeyError": "a class or device that decides no number must exist in torch",
     },
     "pickle": {
+        "too deep, or has too many parts": "the value contains itself, which ckpttool lists as such",
         "class outside the allow list": _CLASSES,
         r"data type .* not understood|\(\) argument|sub-type of ndarray|integer is required": _CALLS,
     },
@@ -71,9 +72,11 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     },
     "safetensors": {
         "unknown variant": "a tensor of a type that the library does not have is listed, and not read",
+        "header too large": "the file has another format, which ckpttool recognises by its bytes",
     },
     "h5py": {
         "temporary file space": "the HDF5 library refuses by its path what it reads as an open file",
+        "too many links": "h5py ends at a loop of links, which ckpttool notes",
     },
     "torch_dcp": {
         "Missing key in checkpoint|MetadataIndex": "torch refuses the whole where the metadata lists parts",

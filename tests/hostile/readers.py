@@ -133,7 +133,7 @@ def _walked(value: Any, name: str = "", depth: int = 0, form: Form | None = None
         raise RecursionError("the value is too deep, or has too many parts")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        form[name] = _torch_tensor(torch, value)
+        form.update(_torch_tensors(torch, name, value))
     elif isinstance(value, np.ndarray | np.generic):
         form[name] = _array(np.asarray(value))
     elif isinstance(value, Mapping):
@@ -146,6 +146,17 @@ def _walked(value: Any, name: str = "", depth: int = 0, form: Form | None = None
     else:
         form[name] = _plain(value)
     return form
+
+
+def _torch_tensors(torch: Any, name: str, value: Any) -> Form:
+    """Return a tensor; of one quantised with one scale the parts, as ckpttool lists them."""
+    if not value.is_quantized or value.qscheme() != torch.per_tensor_affine:
+        return {name: _torch_tensor(torch, value)}
+    return {
+        f"{name}.int_repr": _torch_tensor(torch, value),
+        f"{name}.scale": repr(value.q_scale()),
+        f"{name}.zero_point": repr(value.q_zero_point()),
+    }
 
 
 def _torch_tensor(torch: Any, value: Any) -> str:
