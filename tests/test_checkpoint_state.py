@@ -154,6 +154,7 @@ def exchange(folder: Path) -> None:
     )
 
 
+@pytest.mark.tensorflow
 @pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs tensorflow")
 def test_tensorflow_agrees(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):

@@ -366,6 +366,7 @@ def _meta_graph(graph: Any) -> object:
     ]  # fmt: skip
 
 
+@pytest.mark.tensorflow
 def test_messages_mean_what_they_mean_to_tensorflow(tmp_path: Path) -> None:
     tensorflow_child.require("tensorflow")
     given = messages(1200)
