@@ -100,13 +100,18 @@ class Verdict:
 
 @dataclass
 class Tally:
-    """The outcomes of the files of one format; `faults` are the first of them."""
+    """The outcomes of the files of one format; `faults` are the first of them.
+
+    `broken` counts the files on which the reference crashed, hung or ran out of memory, `misread` those of
+    which it returned other numbers than a checksum in the file protects.
+    """
 
     name: str
     files: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     broken: int = 0
+    misread: int = 0
     seconds: float = 0.0
     faults: list[str] = field(default_factory=list)
 
@@ -117,6 +122,7 @@ class Tally:
             "files": self.files,
             **{outcome: self.counts[outcome] for outcome in OUTCOMES},
             "reference_broken": self.broken,
+            "reference_misread": self.misread,
             "reasons": dict(self.reasons.most_common()),
             "seconds": round(self.seconds, 1),
             "faults": self.faults,
@@ -243,7 +249,7 @@ def compare(seed: Seed, mutants: int, first: int, keep: Path | None) -> Tally:
                 found = verdict(seed.peer, mine[at], theirs[at], held)
                 if found.outcome == "different" and _changing(seed, paths[at], theirs[at], place):
                     found = Verdict("explained", _CHANGING)
-                _count(tally, found, theirs[at])
+                _count(tally, found, theirs[at], held)
                 if found.outcome in FAULTS:
                     _keep(tally, found, f"{kind}-{number}", place.folder / f"{at}" / "case", keep)
     tally.seconds = time.monotonic() - began
@@ -275,10 +281,12 @@ def _truth(seed: Seed, place: Workplace, tally: Tally) -> Form:
     return mine[2]
 
 
-def _count(tally: Tally, found: Verdict, theirs: Answer | None) -> None:
+def _count(tally: Tally, found: Verdict, theirs: Answer | None, held: Form | None = None) -> None:
     tally.files += 1
     tally.counts[found.outcome] += 1
     tally.broken += theirs is not None and theirs[0] in ("crash", "hang", "memory")
+    if held is not None and theirs is not None and theirs[0] == "read":
+        tally.misread += bool(difference(held, theirs[2])[0])
     if found.outcome == "explained":
         tally.reasons[found.why] += 1
 
@@ -345,7 +353,8 @@ def crafted(keep: Path | None) -> Tally:
 # The table of docs/security.md.
 
 _HEAD = (
-    "| format | mutants | refused | equal | only the reference refuses | silent differences | other faults |"
+    "| format | mutants | refused | equal | only the reference refuses | silent differences | other faults"
+    " | reference: crash, hang, memory | reference: damage read |"
 )
 _MARK = "differential"
 
@@ -354,6 +363,7 @@ def _row(tally: Mapping[str, Any]) -> str:
     name = BY_SLUG[tally["format"]].name if tally["format"] in BY_SLUG else "crafted files"
     other = sum(tally[outcome] for outcome in FAULTS[1:])
     counts = (tally["files"], tally["refused"], tally["equal"], tally["explained"], tally["different"], other)
+    counts = (*counts, tally["reference_broken"], tally["reference_misread"])
     return f"| {name} | " + " | ".join(f"{count:,}" for count in counts) + " |"
 
 
@@ -366,7 +376,7 @@ def document(tallies: Iterable[Mapping[str, Any]], page: Path = _PAGE) -> None:
     rows |= {row.split("|")[1].strip(): row for row in map(_row, tallies)}
     order = [*(seed.name for seed in SEEDS), "crafted files"]
     body = [rows[name] for name in order if name in rows]
-    made = "\n".join([f"<!-- {_MARK} -->", _HEAD, "|---|" + "---:|" * 6, *body, ""])
+    made = "\n".join([f"<!-- {_MARK} -->", _HEAD, "|---|" + "---:|" * 8, *body, ""])
     page.write_text(text[:start] + made + text[stop:], encoding="utf-8")
 
 
