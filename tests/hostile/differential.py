@@ -151,8 +151,7 @@ def verdict(reader: str | None, mine: Answer, theirs: Answer | None, truth: Form
     word, detail, other = theirs
     if word == "read":
         if reader == "sb3":
-            # The reference reads the parameters, and not the settings beside them.
-            form = {name: value for name, value in form.items() if name.startswith("[")}
+            form = _parameters(form)
         found, refused = difference(form, other)
         if found or not refused:
             return Verdict("different", found) if found else Verdict("equal")
@@ -286,9 +285,22 @@ def _count(tally: Tally, found: Verdict, theirs: Answer | None, held: Form | Non
     tally.counts[found.outcome] += 1
     tally.broken += theirs is not None and theirs[0] in ("crash", "hang", "memory")
     if held is not None and theirs is not None and theirs[0] == "read":
-        tally.misread += bool(difference(held, theirs[2])[0])
+        tally.misread += _is_misread(tally.name, held, theirs[2])
     if found.outcome == "explained":
         tally.reasons[found.why] += 1
+
+
+def _is_misread(name: str, truth: Form, theirs: Form) -> bool:
+    """Return whether the reference gave other names or numbers, and no error for any of them."""
+    if name.startswith("sb3"):
+        truth = _parameters(truth)
+    unread = any(value.startswith(UNREADABLE) for value in theirs.values())
+    return not unread and bool(difference(truth, theirs)[0])
+
+
+def _parameters(form: Form) -> Form:
+    """Return the parameters alone, which is what the reference for Stable-Baselines3 reads."""
+    return {name: value for name, value in form.items() if name.startswith("[")}
 
 
 def _keep(tally: Tally, found: Verdict, name: str, home: Path, keep: Path | None) -> None:
