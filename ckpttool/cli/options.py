@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ckpttool import search_paths
 from ckpttool.cli import completing
 from ckpttool.errors import UsageError
 
@@ -116,13 +115,9 @@ def importable(env: str | None) -> str | None:
     """Return the environment's id; let the module of `module:Env-v0` be found in the working directory."""
     module, colon, _ = (env or "").partition(":")
     if colon and all(part.isidentifier() for part in module.split(".")):
-        other = search_paths.user_module(module)
-        if other is not None:
-            raise UsageError(
-                f"two modules are called {module}: one is installed, the other is in the working directory",
-                file=other,
-                hint="rename the file, or name its folder in PYTHONPATH if it is the one that is meant",
-            )
+        from ckpttool.agents.skeleton.factory import find_user_module  # not needed by most commands
+
+        find_user_module(module)
     return env
 
 

@@ -19,10 +19,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckpttool import behind
 from ckpttool.errors import TargetExistsError
 from ckpttool.writing import names
 from ckpttool.writing.names import Written
+from ckpttool.writing.publishing import flush_names
 
 _RANDOM_BYTES = 6
 _DIGEST_DIGITS = 16
@@ -54,17 +54,17 @@ def replace(files: Sequence[Written], *, force: bool, sync: bool) -> None:
     with contextlib.ExitStack() as undo:
         undo.callback(backup.remove)
         backup.make()
-        _flush(first, sync=sync)
+        flush_names([first], sync=sync)
         undo.callback(backup.restore)
         backup.take_names()
-        _flush(first, sync=sync)
+        flush_names([first], sync=sync)
         for file in files:
             undo.callback(file.take_back)
         for file in rest:
             file.name(force=False)
-        _flush(first, sync=sync)
+        flush_names([first], sync=sync)
         first.name(force=False)
-        _flush(first, sync=sync)
+        flush_names([first], sync=sync)
         undo.pop_all()
     backup.remove()
 
@@ -164,8 +164,3 @@ def _is(file: str, status: os.stat_result) -> bool:
         found = os.lstat(file)
         return os.path.samestat(found, status) and found.st_mtime_ns == status.st_mtime_ns
     return False
-
-
-def _flush(file: Written, *, sync: bool) -> None:
-    if sync:
-        behind.sync(file.folder)

@@ -42,17 +42,22 @@ def made(name: str, arguments: Any) -> Any:
         raise UsageError(f"{name} raises {last_line(error)}") from error
 
 
+def find_user_module(name: str) -> None:
+    """Let imports find a user's module in the working directory; raise UsageError if one is installed too."""
+    other = search_paths.user_module(name)
+    if other is not None:
+        raise UsageError(
+            f"two modules are called {name}: one is installed, the other is in the working directory",
+            file=other,
+            hint="rename the file, or name its folder in PYTHONPATH if it is the one that is meant",
+        )
+
+
 def _module(where: str, name: str) -> Any:
     if where.endswith(".py") or os.sep in where:
         hint = "--like {}".format(name.replace(".py:", ":").replace(os.sep, "."))
         raise UsageError("--like takes the name of a module, not of a file", found=where, hint=hint)
-    other = search_paths.user_module(where)
-    if other is not None:
-        raise UsageError(
-            f"two modules are called {where}: one is installed, the other is in the working directory",
-            file=other,
-            hint="rename the file, or name its folder in PYTHONPATH if it is the one that is meant",
-        )
+    find_user_module(where)
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:
