@@ -16,7 +16,8 @@ CkpttoolError                 anything the caller must hear about; the command e
 |-- TargetExistsError         a target is in the way and --force was not given
 |-- MissingExtraError         the job needs a library that is not installed
 |-- EnvironmentMismatchError  the environment and the agent do not fit together
-`-- WorkerError               a framework's own process failed
+|-- WorkerError               a framework's own process failed
+`-- DeviceError               a GPU cannot be used, or the memory of a device is too small
 """
 
 from __future__ import annotations
@@ -176,6 +177,12 @@ class WorkerError(CkpttoolError):
     """A framework's own process failed."""
 
     kind = "worker"
+
+
+class DeviceError(CkpttoolError):
+    """A GPU cannot be used, or the memory of a device is too small."""
+
+    kind = "device"
 
 
 # What the system's refusal of a resource is called, by errno; and the words by which libraries pass one on.

@@ -398,6 +398,7 @@ class TestTorch(BackendContract):
             backend.build(ACTOR, "cuda")
 
 
+@pytest.mark.gpu
 @pytest.mark.torch
 @needs("torch")
 class TestTorchCuda(BackendContract):

@@ -219,6 +219,7 @@ def test_the_command_computes_in_float64() -> None:
     assert "float16" in refused(in_process("eval", TORCH_SAMPLE, "--dtype", "float16"))
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("graphs", [True, False])
 def test_cuda_plays_what_the_cpu_plays(graphs: bool) -> None:
     if cuda_is_missing():

@@ -91,6 +91,7 @@ def frameworks_are_named_by_their_backends_only(file: Path) -> None:
         "agents/backends/torch.py": {"torch"},
         "agents/backends/tensorflow.py": {"tensorflow"},
         "agents/backends/torch_cuda.py": {"torch"},
+        "agents/backends/torch_errors.py": {"torch"},
         "agents/backends/torch_rollout.py": {"torch"},
         # Types alone: a tensor program computes with the methods of the tensors that it is given.
         "agents/envs/tensors.py": {"torch"},

@@ -164,6 +164,7 @@ def test_what_has_no_value_is_said_when_it_is_read() -> None:
     assert all(isinstance(leaf, ValueLeaf) for leaf in lazy.values())
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_tensor_on_a_gpu_is_read() -> None:
     net = nn.Linear(2, 3).cuda()

@@ -217,6 +217,7 @@ def test_a_tensor_that_cannot_change_gives_the_others_back(tmp_path: Path) -> No
     assert unchanged(model, before)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_model_on_a_gpu_stays_there() -> None:
     model = net(*ACTOR).cuda()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import reduce
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckpttool.agents.execute import Feeds, assemble, choose
+from ckpttool.agents.backends.torch_errors import device_error, free_bytes, is_out_of_memory, missing_device
+from ckpttool.agents.execute import Feeds, assemble, choose, is_chain, shapes
 from ckpttool.agents.network import (
     Activation,
     Add,
@@ -30,7 +35,7 @@ from ckpttool.agents.network import (
 from ckpttool.agents.policy import Observation, State
 from ckpttool.agents.training.learner import Learner
 from ckpttool.agents.training.td3 import Engine
-from ckpttool.errors import UsageError
+from ckpttool.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +63,8 @@ def build(network: Network, device: str = "cpu", *, graphs: bool = True, tf32: b
     """Put the network on "cpu", "cuda", "cuda:N" or "auto" (CUDA if there is any).
 
     On a GPU, `graphs` False launches every kernel by itself, and `tf32` lets float32 products round their
-    factors to 10 bits.
+    factors to 10 bits. PyTorch's precision settings belong to the whole process: while a step runs, threads
+    of the caller that multiply matrices use the policy's.
     """
     return TorchPolicy(network, _place(device), graphs=graphs, tf32=tf32)
 
@@ -77,19 +83,29 @@ class TorchPolicy:
         self, network: Network, place: torch.device, *, graphs: bool = True, tf32: bool = False
     ) -> None:
         self.device = str(place)
-        self._graphs = graphs
+        self._place, self._graphs = place, graphs
         self._feeds = Feeds(network)
-        self._run = assemble(network, _lowering(place))
-        self._precision = "high" if tf32 else "highest"
-        self._on_host = _on_cuda(self._run, place, graphs) if place.type == "cuda" else _on_cpu(self._run)
+        self._products = Float32Products(place.type, tf32=tf32)
+        try:
+            self._run = _exactly(assemble(network, _lowering(place)), self._products)
+            self._on_host = _on_cuda(self._run, place, graphs) if place.type == "cuda" else _on_cpu(self._run)
+        except (RuntimeError, MemoryError) as error:
+            failure = self._failure(error)
+        else:
+            self._row_bytes = _row_bytes(network)
+            return
+        raise failure
 
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
         """Return the output [batch, n] and the next state, both in the host's memory."""
-        import torch
-
         given = self._feeds(obs, state)
-        with torch.inference_mode(), _products(self._precision):
+        try:
             action, *after = self._on_host(given)
+        except (RuntimeError, MemoryError) as error:
+            failure = self._failure(error)
+        else:
+            return self._feeds.joined(action), tuple(after)
+        action, *after = self._again(given, failure)
         return self._feeds.joined(action), tuple(after)
 
     def act(self, obs: torch.Tensor) -> torch.Tensor:
@@ -101,8 +117,7 @@ class TorchPolicy:
 
         given = obs.to(getattr(torch, self._feeds.dtype.name))
         members = self._feeds.members
-        with torch.inference_mode(), _products(self._precision):
-            found = self._run([given if members == 1 else given.reshape(members, -1, given.shape[-1])])[0]
+        found = self._run([given if members == 1 else given.reshape(members, -1, given.shape[-1])])[0]
         return found if members == 1 else found.reshape(-1, found.shape[-1])
 
     def play(self, envs: DeviceVector, play: Play, members: int, progress: Progress) -> tuple[Rollout, ...]:
@@ -111,13 +126,115 @@ class TorchPolicy:
         On the CPU with one thread: a step is many small pieces, and on busy cores threads that wait for
         each other at every piece made it twenty times slower.
         """
-        import torch
-
         from ckpttool.agents.backends.torch_rollout import play_all
 
-        place = torch.device(self.device)
-        with self.threads(1):
-            return play_all(self.act, place, envs, play, members, progress, graphs=self._graphs)
+        try:
+            with self.threads(1):
+                return play_all(self.act, self._place, envs, play, members, progress, graphs=self._graphs)
+        except (RuntimeError, MemoryError) as error:
+            failure = self._failure(error)
+            if is_out_of_memory(error) and envs.num_envs > members:
+                failure.message += f" for {envs.num_envs // members:,} environments"
+                failure.hint = f"--num-envs {max(1, envs.num_envs // members // 2)}"
+        raise failure
+
+    def product_bits(self) -> int:
+        """Measure how many bits of its factors' fractions a float32 product on the device keeps.
+
+        23: all; 10: TF32; 7: bfloat16.
+        """
+        import torch
+
+        # 256 rows of every width from 1 to 23 bits: enough for tensor cores, and one times a row is the row.
+        bits = torch.arange(256) % 23 + 1
+        rows = (1 + torch.exp2(-bits.float()))[:, None].expand(256, 256).contiguous().to(self._place)
+        products = _exactly(lambda given: [given[0] @ given[1]], self._products)
+        kept = (products([rows, torch.eye(256, device=self._place)])[0] == rows).all(1).cpu()
+        return int(next((bit - 1 for bit, exact in zip(bits[:23], kept[:23], strict=True) if not exact), 23))
+
+    def _failure(self, error: Exception) -> DeviceError:
+        """Return the error's sentence; raise the error if no device is to blame for it.
+
+        Frees what the failed call holds: its frames, and with them its tensors, live as long as the error.
+        """
+        failure = device_error(error, self.device)
+        if failure is None:
+            raise error
+        traceback.clear_frames(error.__traceback__)
+        if is_out_of_memory(error):
+            with suppress(RuntimeError):
+                failure.found = f"{free_bytes(self._place) / 2**20:,.0f} MiB free"
+        return failure
+
+    def _again(self, given: Sequence[np.ndarray], failure: DeviceError) -> list[np.ndarray]:
+        """Return the step's results, computed once more without the memory of other batch shapes.
+
+        Raise the error otherwise, with the number of rows that fit.
+        """
+        import torch
+
+        if not is_out_of_memory(failure):
+            raise failure
+        rows = given[0].shape[0] * (given[0].shape[1] if self._feeds.members > 1 else 1)
+        if self._place.type == "cuda":
+            self._on_host.clear()  # type: ignore[attr-defined]  # a CudaRun
+            torch.cuda.empty_cache()
+            try:
+                return self._on_host(given)
+            except (RuntimeError, MemoryError) as error:
+                failure = self._failure(error)
+            torch.cuda.empty_cache()
+        most = self.fitting_rows(rows)
+        failure.message += f" for {rows:,} rows"
+        failure.expected = f"at most {most:,} rows" if most else None
+        failure.hint = (
+            f"--num-envs {most // self._feeds.members}" if most else "free memory, or use --device cpu"
+        )
+        raise failure
+
+    def fitting_rows(self, rows: int) -> int:
+        """Return the largest number of rows, at most `rows` and a multiple of the members, that fits now.
+
+        On a GPU measured: by halving until a step succeeds, then four steps of bisection. On the CPU
+        estimated from the free memory, because a system that promises more than it has ends the process.
+        """
+        members = self._feeds.members
+        most = rows // members
+        if self._place.type != "cuda":
+            return members * min(most, free_bytes(self._place) // 2 // self._row_bytes // members)
+        low, high = 0, most
+        while low == 0 and high > 1:
+            middle = high // 2
+            low, high = (middle, high) if self._fits(middle) else (0, middle)
+        for _ in range(4):
+            middle = (low + high) // 2
+            if low < middle < high:
+                low, high = (middle, high) if self._fits(middle) else (low, middle)
+        return members * low
+
+    def _fits(self, rows: int) -> bool:
+        """Return whether a step of that many rows per member succeeds."""
+        import torch
+
+        members = () if self._feeds.members == 1 else (self._feeds.members,)
+        dtype = getattr(torch, self._feeds.dtype.name)
+        fits = True
+        try:
+            with torch.inference_mode():
+                given = [
+                    torch.zeros((*members, rows, *shape), dtype=dtype, device=self._place)
+                    for shape in self._feeds.shapes
+                ]
+                self._run(given)
+                torch.cuda.synchronize(self._place)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+            fits = False
+        given = []
+        torch.cuda.empty_cache()
+        return fits
 
     @contextmanager
     def threads(self, count: int) -> Iterator[None]:
@@ -138,33 +255,169 @@ class TorchPolicy:
 def _place(device: str) -> torch.device:
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    with warnings.catch_warnings():
+        # PyTorch warns about a driver that is too old, and about CUDA_VISIBLE_DEVICES; the refusal has both.
+        warnings.simplefilter("ignore")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     offered = {"cpu": "cpu", "auto": "cuda:0" if count else "cpu"}
     offered |= {"cuda": "cuda:0"} if count else {}
     offered |= {f"cuda:{n}": f"cuda:{n}" for n in range(count)}
     if device not in offered:
-        why = "no CUDA device is seen" if torch.version.cuda else "this PyTorch was built without CUDA"
         raise UsageError(
             f"torch {torch.__version__} has no device {device!r} here",
-            hint=f"there are {', '.join(offered)}" + ("" if count else f"; {why}"),
+            hint=f"there are {', '.join(offered)}" + ("" if count else f"; {_why_no_cuda()}"),
         )
     return torch.device(offered[device])
 
 
-@contextmanager
-def _products(precision: str) -> Iterator[None]:
-    """Multiply float32 in that precision ("highest": no TF32, no bfloat16); restore the caller's setting."""
+def _why_no_cuda() -> str:
     import torch
 
-    before = torch.get_float32_matmul_precision()
-    if before == precision:
-        yield
-        return
-    torch.set_float32_matmul_precision(precision)
+    if not torch.version.cuda:
+        return "this PyTorch was built without CUDA"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
+        return f"CUDA_VISIBLE_DEVICES is {os.environ['CUDA_VISIBLE_DEVICES']!r}, which hides every GPU"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return missing_device(error) or "no CUDA device is available"
+    return "no CUDA device is available"
+
+
+class Float32Products:
+    """Sets how float32 matrix products and convolutions are computed on a device, and restores the settings.
+
+    Without TF32 and bfloat16, and on a GPU by cuDNN's deterministic algorithms. PyTorch has two sets of
+    settings since 2.9, raises where they disagree, and warns where the older one is read.
+    """
+
+    def __init__(self, kind: str, *, tf32: bool = False) -> None:
+        self._cuda, self._tf32 = kind == "cuda", tf32 and kind == "cuda"
+        backend = "cuda" if self._cuda else "mkldnn"
+        self._wanted = {(backend, "matmul"): "tf32" if self._tf32 else "ieee", (backend, "conv"): "ieee"}
+
+    def in_force(self) -> bool:
+        """Return whether PyTorch would compute as wanted now."""
+        import torch
+
+        get = getattr(torch._C, "_get_fp32_precision_getter", None)
+        if get is None:
+            return False
+        # "none" inherits from settings that are "none" themselves: full precision.
+        exact = all(
+            get(*key) in {value, "none" if value == "ieee" else value} for key, value in self._wanted.items()
+        )
+        return exact and (
+            not self._cuda or (torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark)
+        )
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Enforce the settings inside the block."""
+        import torch
+
+        cudnn = torch.backends.cudnn
+        # Not by torch.backends.cudnn.flags, which switches cuDNN off by default and reads the older settings.
+        before = cudnn.deterministic, cudnn.benchmark
+        with _new_settings(self._wanted) if hasattr(torch._C, "_get_fp32_precision_getter") else self._old():
+            try:
+                if self._cuda:
+                    cudnn.deterministic, cudnn.benchmark = True, False
+                yield
+            finally:
+                if self._cuda:
+                    cudnn.deterministic, cudnn.benchmark = before
+
+    @contextmanager
+    def _old(self) -> Iterator[None]:
+        """Enforce them in PyTorch before 2.9."""
+        import torch
+
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("high" if self._tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextmanager
+def _new_settings(wanted: Mapping[tuple[str, str], str]) -> Iterator[None]:
+    import torch
+
+    put = torch._C._set_fp32_precision_setter
+    before = _own_precisions()
+    for key, value in wanted.items():
+        put(*key, value)
+    # The older setting must agree with the new one: parts of PyTorch compare them.
+    legacy = _swap_legacy("high" if "tf32" in wanted.values() else "highest")
+    for key, value in wanted.items():
+        put(*key, value)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if legacy is not None:
+            _swap_legacy(legacy)
+        for key, value in before.items():
+            put(*key, value)
+
+
+def _own_precisions() -> dict[tuple[str, str], str]:
+    """Return the settings of single operations, "none" where they inherit; reading one resolves that."""
+    import torch
+
+    get, put = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+    above = dict.fromkeys((("generic", "all"), ("cuda", "all"), ("mkldnn", "all")), "none")
+    try:
+        for key in above:
+            above[key] = get(*key)
+            put(*key, "none")
+        return {
+            (backend, op): get(backend, op) for backend in ("cuda", "mkldnn") for op in ("matmul", "conv")
+        }
+    finally:
+        for key, value in above.items():
+            put(*key, value)
+
+
+def _swap_legacy(precision: str) -> str | None:
+    """Set the older setting of matrix products; return what it was, None if that needs no restoring."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.9 to 2.12: "please use the new API"
+        try:
+            before = torch.get_float32_matmul_precision()
+        except RuntimeError:
+            return None  # the caller uses the new settings, which the older one cannot express
+        if before == precision:
+            return None
+        torch.set_float32_matmul_precision(precision)
+    return before
+
+
+def _exactly(run: Run, products: Float32Products) -> Run:
+    """Return the function computed without autograd and with the wanted products."""
+    import torch
+
+    def exact(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            if products.in_force():
+                return run(given)
+            with products():
+                return run(given)
+
+    return exact
+
+
+def _row_bytes(network: Network) -> int:
+    """Return how much memory one row's values take at the widest place of the network."""
+    widths = [int(np.prod(shape, dtype=np.int64)) for shape in shapes(network)]
+    pairs = [before + after for before, after in pairwise(widths)] or widths
+    itemsize = Feeds(network).dtype.itemsize
+    return max(1, (max(pairs) if is_chain(network) else sum(widths)) * itemsize)
 
 
 def _on_cuda(run: Run, place: torch.device, graphs: bool) -> OnHost:
@@ -174,10 +427,11 @@ def _on_cuda(run: Run, place: torch.device, graphs: bool) -> OnHost:
 
 
 def _on_cpu(run: Run) -> OnHost:
-    return lambda given: [value.numpy() for value in run([_share(array) for array in given])]
+    return lambda given: [value.numpy() for value in run([as_tensor(array) for array in given])]
 
 
-def _share(array: np.ndarray) -> torch.Tensor:
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """Return a tensor over the array's memory where PyTorch takes it, else over a copy in C order."""
     import torch
 
     # PyTorch warns about memory that it may not write, and refuses negative strides.
@@ -251,10 +505,7 @@ def _convolution(layer: Convolution, put: Put) -> Function:
 
     def convolution(x: torch.Tensor) -> torch.Tensor:
         first = torch.nn.functional.pad(x.permute(0, 3, 1, 2), (left, right, above, below))
-        # cuDNN has switches of its own: for TF32, and for kernels that add in any order.
-        with torch.backends.cudnn.flags(allow_tf32=False, deterministic=True):
-            found = torch.nn.functional.conv2d(first, weight, bias, layer.strides)
-        return found.permute(0, 2, 3, 1)
+        return torch.nn.functional.conv2d(first, weight, bias, layer.strides).permute(0, 2, 3, 1)
 
     return convolution
 
@@ -306,7 +557,7 @@ LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
     Affine: _affine,
     Clip: _clip,
     Transpose: _transpose,
-    Slice: lambda layer, _put: lambda x: x[..., layer.start : layer.stop],
+    Slice: lambda layer, _put: lambda x: x.narrow(-1, layer.start, layer.stop - layer.start),
     Add: _all_by(operator.add),
     Multiply: _all_by(operator.mul),
     Convolution: _convolution,
