@@ -13,6 +13,11 @@ FUZZ ?=
 # Mutants of each format that `make fuzz` gives to ckpttool and to the format's own reader.
 FUZZ_MUTANTS ?= 20000
 
+# Options of `make gpu` and of `make gpu-bundle`, and the folder that the second fills.
+GPU_ARGS ?=
+GPU_BUNDLE ?= gpu_bundle
+GPU_BUNDLE_ARGS ?= --python 3.12
+
 # What `make quick` tests: modules that take seconds. `make test` runs all.
 QUICK := algorithms behind check checkpoint_state cli comparison convert decorations diff documents drawing \
 	format_npz format_sharded format_tensor_bundle forms hdf5_answer house inspect knowledge layers layouts \
@@ -21,7 +26,7 @@ QUICK := algorithms behind check checkpoint_state cli comparison convert decorat
 	training_curve undo variables wire_npy wire_pickle wire_protobuf wire_sstable wire_writers wire_zip \
 	writing
 
-.PHONY: demo test quick lint types tests bench fuzz docs site dist clean
+.PHONY: demo test quick lint types tests bench gpu gpu-bundle fuzz docs site dist clean
 
 # The demo needs no framework to look and convert; it plays and verifies with both.
 demo: $(VENV)/.installed
@@ -46,6 +51,19 @@ tests: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
+
+# All checks and measurements on one device; needs no preparation: make gpu GPU_ARGS='--device cpu'
+# Where the folder $(GPU_BUNDLE) exists, whatever this machine's Python lacks is installed from it, without a network.
+gpu:
+	@if [ -f "$(GPU_BUNDLE)/manifest.json" ]; then \
+		$(PYTHON) -m benchmarks.gpu.bundle "$(GPU_BUNDLE)" --install build/gpu_site && \
+		PYTHONPATH="$(CURDIR):$(CURDIR)/build/gpu_site" $(PYTHON) -m benchmarks.gpu $(GPU_ARGS); \
+	elif [ -x $(BIN)/python ]; then $(BIN)/python -m benchmarks.gpu $(GPU_ARGS); \
+	else $(PYTHON) -m benchmarks.gpu $(GPU_ARGS); fi
+
+# Collects that folder: make gpu-bundle GPU_BUNDLE_ARGS='--python 3.12 --platform manylinux_2_28_x86_64'
+gpu-bundle: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.gpu.bundle "$(GPU_BUNDLE)" $(GPU_BUNDLE_ARGS)
 
 fuzz: $(VENV)/.installed
 	$(PIP) install --constraint constraints.txt --editable '.[fuzz]'
