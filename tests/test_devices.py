@@ -380,10 +380,16 @@ class TestOnAGpu:
         def refused(*_: object, **__: object) -> None:
             raise next(errors)
 
-        errors = iter([UnsupportedError("x"), torch.OutOfMemoryError("CUDA out of memory. ")])
+        errors = iter(
+            [
+                UnsupportedError("x"),
+                torch.OutOfMemoryError("CUDA out of memory. "),
+                RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+            ]
+        )
         monkeypatch.setattr(torch_cuda, "captured", refused)
         policy, plain = build(ACTOR), build(ACTOR, graphs=False)
-        for batch in (3, 4):
+        for batch in (3, 4, 5):
             for number in range(3):
                 x = normal(batch, 17)
                 with pytest.warns(RuntimeWarning) if number == 1 else nullcontext():
@@ -803,6 +809,20 @@ class TestFloat32Products:
             pass
         assert precision_settings() == after
 
+    def test_steps_of_dense_layers_change_no_setting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The defaults serve for them: a step costs two readings."""
+        import torch
+
+        from ckpttool.agents.backends.torch import Float32Products
+
+        set_precision("cuda", "conv", "tf32")()  # PyTorch's default
+        for kind in ("cpu", "cuda"):
+            assert Float32Products(kind, convolutions=False).in_force()
+        assert not Float32Products("cuda").in_force()
+        monkeypatch.setattr(torch._C, "_set_fp32_precision_setter", None)
+        module: Any = plugins.find("backends", "torch").load()
+        assert module.build(ACTOR).step(normal(2, 17))[0].shape == (2, 6)
+
     @pytest.mark.parametrize(
         "setting", ["generic.all=tf32", "cuda.matmul=tf32", "cuda.conv=ieee", "mkldnn.conv=bf16"]
     )
@@ -849,6 +869,10 @@ CUDA_ERRORS = {
 }
 
 
+def raise_(error: Exception) -> None:
+    raise error
+
+
 @pytest.mark.torch
 @needs("torch")
 class TestDeviceErrors:
@@ -886,6 +910,26 @@ class TestDeviceErrors:
         monkeypatch.setattr(backend, "_lowering", fails)
         with pytest.raises(DeviceError):
             backend.build(ACTOR)
+
+    def test_a_rollout_on_the_device_raises_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch
+
+        from ckpttool.agents.backends import torch_rollout
+
+        def fails(*_: object, **__: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        policy: Any = plugins.find("backends", "torch").load().build(ACTOR)
+        monkeypatch.setattr(torch_rollout, "play_all", fails)
+        before = torch.get_num_threads()
+        with pytest.raises(DeviceError) as refusal:
+            policy.play(SimpleNamespace(num_envs=64), None, 2, None)
+        assert refusal.value.hint == "--num-envs 16"
+        assert torch.get_num_threads() == before
+        for error in (KeyError("x"), RuntimeError("shapes")):
+            monkeypatch.setattr(torch_rollout, "play_all", lambda *_, error=error, **__: raise_(error))
+            with pytest.raises(type(error)):
+                policy.play(SimpleNamespace(num_envs=64), None, 2, None)
 
     @pytest.mark.parametrize(
         ("visible", "error", "words"),
@@ -931,8 +975,9 @@ class TestDeviceErrors:
             pytest.skip("the size of a process is read on Linux")
         before = resource.getrlimit(resource.RLIMIT_AS)
         used = int(sizes.read_text().split()[0]) * resource.getpagesize()
-        x = normal(100_000, 3)
-        resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), before[1]))
+        x = np.ones((600_000, 3), np.float32)
+        # Threads that start reserve a part of it: 128 MiB for each one's heap.
+        resource.setrlimit(resource.RLIMIT_AS, (used + (600 << 20), before[1]))
         try:
             with pytest.raises(DeviceError) as refusal:
                 policy.step(x)
@@ -940,8 +985,8 @@ class TestDeviceErrors:
             assert policy.step(x[:most])[0].shape == (most, 2)
         finally:
             resource.setrlimit(resource.RLIMIT_AS, before)
-        assert 1_000 < most < 100_000
-        assert policy.step(x)[0].shape == (100_000, 2)
+        assert 10_000 < most < 600_000
+        assert policy.step(x[:10])[0].shape == (10, 2)
 
 
 @pytest.mark.torch

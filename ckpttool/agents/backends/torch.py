@@ -85,7 +85,8 @@ class TorchPolicy:
         self.device = str(place)
         self._place, self._graphs = place, graphs
         self._feeds = Feeds(network)
-        self._products = Float32Products(place.type, tf32=tf32)
+        convolutions = any(isinstance(node.layer, Convolution) for node in network.nodes)
+        self._products = Float32Products(place.type, tf32=tf32, convolutions=convolutions)
         try:
             self._run = _exactly(assemble(network, _lowering(place)), self._products)
             self._on_host = _on_cuda(self._run, place, graphs) if place.type == "cuda" else _on_cpu(self._run)
@@ -287,29 +288,37 @@ def _why_no_cuda() -> str:
 class Float32Products:
     """Sets how float32 matrix products and convolutions are computed on a device, and restores the settings.
 
-    Without TF32 and bfloat16, and on a GPU by cuDNN's deterministic algorithms. PyTorch has two sets of
-    settings since 2.9, raises where they disagree, and warns where the older one is read.
+    Without TF32 and bfloat16, and convolutions on a GPU by cuDNN's deterministic algorithms. PyTorch has two
+    sets of settings since 2.9, raises errors where they disagree, and warns where the older one is read.
     """
 
-    def __init__(self, kind: str, *, tf32: bool = False) -> None:
-        self._cuda, self._tf32 = kind == "cuda", tf32 and kind == "cuda"
-        backend = "cuda" if self._cuda else "mkldnn"
-        self._wanted = {(backend, "matmul"): "tf32" if self._tf32 else "ieee", (backend, "conv"): "ieee"}
+    def __init__(self, kind: str, *, tf32: bool = False, convolutions: bool = True) -> None:
+        self._tf32 = tf32 and kind == "cuda"
+        self._cudnn = convolutions and kind == "cuda"
+        backend = "cuda" if kind == "cuda" else "mkldnn"
+        self._wanted = {(backend, "matmul"): "tf32" if self._tf32 else "ieee"}
+        if convolutions:
+            self._wanted[backend, "conv"] = "ieee"
 
     def in_force(self) -> bool:
         """Return whether PyTorch would compute as wanted now."""
         import torch
 
-        get = getattr(torch._C, "_get_fp32_precision_getter", None)
-        if get is None:
+        if self._cudnn and (not torch.backends.cudnn.deterministic or torch.backends.cudnn.benchmark):
             return False
+        return hasattr(torch._C, "_get_fp32_precision_getter") and not self._unlike()
+
+    def _unlike(self) -> dict[tuple[str, str], str]:
+        """Return the settings to change, from PyTorch 2.9 on."""
+        import torch
+
+        get = torch._C._get_fp32_precision_getter
         # "none" inherits from settings that are "none" themselves: full precision.
-        exact = all(
-            get(*key) in {value, "none" if value == "ieee" else value} for key, value in self._wanted.items()
-        )
-        return exact and (
-            not self._cuda or (torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark)
-        )
+        return {
+            key: value
+            for key, value in self._wanted.items()
+            if (now := get(*key)) != value and (value, now) != ("ieee", "none")
+        }
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -319,13 +328,14 @@ class Float32Products:
         cudnn = torch.backends.cudnn
         # Not by torch.backends.cudnn.flags, which switches cuDNN off by default and reads the older settings.
         before = cudnn.deterministic, cudnn.benchmark
-        with _new_settings(self._wanted) if hasattr(torch._C, "_get_fp32_precision_getter") else self._old():
+        new = hasattr(torch._C, "_get_fp32_precision_getter")
+        with _new_settings(self._unlike()) if new else self._old():
             try:
-                if self._cuda:
+                if self._cudnn:
                     cudnn.deterministic, cudnn.benchmark = True, False
                 yield
             finally:
-                if self._cuda:
+                if self._cudnn:
                     cudnn.deterministic, cudnn.benchmark = before
 
     @contextmanager
@@ -351,10 +361,13 @@ def _new_settings(wanted: Mapping[tuple[str, str], str]) -> Iterator[None]:
     before = _own_precisions()
     for key, value in wanted.items():
         put(*key, value)
-    # The older setting must agree with the new one: parts of PyTorch compare them.
-    legacy = _swap_legacy("high" if "tf32" in wanted.values() else "highest")
-    for key, value in wanted.items():
-        put(*key, value)
+    products = [value for (_, operation), value in wanted.items() if operation == "matmul"]
+    legacy = None
+    if products:
+        # The older setting must agree with the new one: parts of PyTorch compare them.
+        legacy = _swap_legacy("high" if "tf32" in products else "highest")
+        for key, value in wanted.items():
+            put(*key, value)
     try:
         yield
     finally:

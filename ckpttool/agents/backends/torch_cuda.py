@@ -147,9 +147,8 @@ class _Shape:
             with torch.inference_mode():
                 self.graph, _ = captured(self._device_part, self._place, pool=pool, warm_ups=1)
         except (UnsupportedError, RuntimeError) as error:
-            if not isinstance(error, UnsupportedError) and not is_out_of_memory(error):
-                raise
-            reason = error.message if isinstance(error, UnsupportedError) else "its memory does not fit"
+            # Where the device itself has failed, the kernels that follow raise the error.
+            reason = "its memory does not fit" if is_out_of_memory(error) else first_line(error)
             warnings.warn(f"running without a CUDA graph: {reason}", RuntimeWarning, stacklevel=4)
             traceback.clear_frames(error.__traceback__)
             return
