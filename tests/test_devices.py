@@ -654,7 +654,7 @@ class TestCapture:
         for failure in (ValueError("x"), RuntimeError("y"), torch.OutOfMemoryError("z"), KeyboardInterrupt()):
             with pytest.raises(type(failure)):
                 torch_cuda.captured(fails, place)
-            assert (cuda.stream, cuda.pools, cuda.calls) == ("caller's", [], [])
+            assert (cuda.stream, cuda.pools, cuda.calls, gc.isenabled()) == ("caller's", [], [], True)
 
 
 def rows_of_layers() -> dict[str, Network]:

@@ -6,6 +6,7 @@ Launching a small network's kernels one by one takes longer than running them; a
 
 from __future__ import annotations
 
+import gc
 import threading
 import traceback
 import warnings
@@ -49,7 +50,7 @@ class CudaRun:
 
     def __init__(self, run: Run, place: torch.device, *, graphs: bool) -> None:
         self._run, self._place, self._graphs = run, place, graphs
-        self._lock = _device_locks.setdefault(place, threading.RLock())
+        self._lock = _device_lock(place)
         # The most recently used shape is the last; None stands for a shape that has run once.
         self._shapes: dict[tuple[tuple[int, ...], ...], _Shape | None] = {}
         self._last: tuple[tuple[int, ...], ...] = ()
@@ -227,6 +228,10 @@ def _is_locked(tensor: torch.Tensor) -> bool:
     return tensor.is_pinned() or not tensor.numel()
 
 
+def _device_lock(place: torch.device) -> threading.RLock:
+    return _device_locks.setdefault(place, threading.RLock())
+
+
 def captured(
     body: Callable[[], Result], place: torch.device, *, pool: Any = None, warm_ups: int = WARM_UPS
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
@@ -243,7 +248,7 @@ def captured(
 
     """
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
-    with _capture_lock, torch.cuda.device(place):
+    with _device_lock(place), _capture_lock, torch.cuda.device(place):
         if place not in _streams:
             _streams[place] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]  # unannotated
         stream, here = _streams[place], torch.cuda.current_stream(place)
@@ -267,6 +272,9 @@ def _capture(
     torch.cuda.empty_cache()
     graph = torch.cuda.CUDAGraph()
     failure: BaseException | None = None
+    # Collected cycles may free page-locked memory, which records an event on the stream of the capture.
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         # Operations of other threads neither enter the graph nor break it ("thread_local").
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -280,6 +288,7 @@ def _capture(
         reason = first_line(failure or error)
         for each in (failure, error):
             traceback.clear_frames(None if each is None else each.__traceback__)
+        failure = None
         if is_out_of_memory(error):
             raise
     else:
@@ -289,6 +298,9 @@ def _capture(
             raise failure
         finally:
             failure = None  # which refers to this frame
+    finally:
+        if collecting:
+            gc.enable()
     raise UnsupportedError(
         f"an operation cannot be captured in a CUDA graph: {reason}",
         hint="compute without reading values on the host, or build the policy with graphs=False",
