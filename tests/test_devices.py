@@ -911,6 +911,17 @@ class TestDeviceErrors:
         with pytest.raises(DeviceError):
             backend.build(ACTOR)
 
+    def test_weights_that_do_not_fit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from ckpttool.agents.backends import torch as backend
+
+        def fails(*_: object) -> None:
+            raise RuntimeError(CUDA_ERRORS["out of memory"])
+
+        monkeypatch.setattr(backend, "_lowering", fails)
+        with pytest.raises(DeviceError) as refusal:
+            backend.build(ACTOR)
+        assert "--num-envs" not in refusal.value.hint
+
     def test_a_rollout_on_the_device_raises_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch
 

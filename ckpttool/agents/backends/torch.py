@@ -92,6 +92,9 @@ class TorchPolicy:
             self._on_host = _on_cuda(self._run, place, graphs) if place.type == "cuda" else _on_cpu(self._run)
         except (RuntimeError, MemoryError) as error:
             failure = self._failure(error)
+            if is_out_of_memory(error):
+                failure.message += " for the network's weights"
+                failure.hint = "free memory, or use --device cpu"
         else:
             self._row_bytes = _row_bytes(network)
             return
@@ -202,7 +205,7 @@ class TorchPolicy:
         members = self._feeds.members
         most = rows // members
         if self._place.type != "cuda":
-            return members * min(most, free_bytes(self._place) // 2 // self._row_bytes // members)
+            return members * min(most // 2, free_bytes(self._place) // 2 // self._row_bytes // members)
         low, high = 0, most
         while low == 0 and high > 1:
             middle = high // 2
