@@ -25,6 +25,9 @@ NUMERICAL = [
 ]
 # These wait for seconds, or play thousands of steps that shorter tests play as well.
 LEFT_OUT = "not ctrl_c and not whole_episodes and not never_makes_code_run and not threads_change_nothing"
+# Of devices these compare no numbers: errors, settings, captures, tensors without memory.
+LEFT_OUT += " and not DeviceErrors and not Float32Products and not TestCapture and not DevicePrograms"
+LEFT_OUT += " and not memory_is_returned"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
