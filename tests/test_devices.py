@@ -238,6 +238,7 @@ class TestOnAGpu:
         rows = 3 * network.members
         policy, plain = build(network), build(network, graphs=False)
         cpu = plugins.find("backends", "torch").load().build(network)
+        near = 1e-5 if name != "images" else 5e-5  # cuDNN may convolve by transforms
         ours: Any = ()
         theirs: Any = ()
         for _ in range(4):  # kernel by kernel, captured, replayed
@@ -246,10 +247,10 @@ class TestOnAGpu:
             found, ours_next = policy.step(x, ours)
             same, theirs = plain.step(x, theirs)
             assert_same(build, found, same)
-            for mine, other, near in zip(ours_next, theirs, expected[1], strict=True):
+            for mine, other, third in zip(ours_next, theirs, expected[1], strict=True):
                 assert_same(build, mine, other)
-                np.testing.assert_allclose(mine, near, rtol=1e-5, atol=1e-5)
-            np.testing.assert_allclose(found, expected[0], rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(mine, third, rtol=near, atol=near)
+            np.testing.assert_allclose(found, expected[0], rtol=near, atol=near)
             ours = ours_next
         assert policy._on_host.captured_shapes == 1
         assert plain._on_host.captured_shapes == 0
