@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,15 +57,15 @@ def test_every_step_is_gymnasiums_to_rounding() -> None:
     with envs.make("Pendulum-v1", 1, engine="device") as vector:
         assert isinstance(vector, DeviceVector)
         seeds = np.array([0, 3, 12345, 2**32 - 1])
-        starts = vector.program.starts(seeds)
+        starts = vector.task.starts(seeds)
         state = tuple(torch.from_numpy(start) for start in starts)
         singles: list[Any] = [gymnasium.make("Pendulum-v1") for _ in seeds]
         seen = np.stack([one.reset(seed=int(seed))[0] for one, seed in zip(singles, seeds, strict=True)])
         np.testing.assert_array_equal(np.stack(starts, 1), [one.unwrapped.state for one in singles])
         for number in range(200):
-            np.testing.assert_allclose(vector.program.observe(state).numpy(), seen, rtol=0, atol=2e-7)
+            np.testing.assert_allclose(vector.task.observe(state).numpy(), seen, rtol=0, atol=2e-7)
             actions = (3 * np.sin(number + np.arange(4)[:, None])).astype(np.float32)
-            state, rewards, terminated = vector.program.step(state, torch.from_numpy(actions))
+            state, rewards, terminated = vector.task.step(state, torch.from_numpy(actions))
             theirs = [one.step(action) for one, action in zip(singles, actions, strict=True)]
             seen = np.stack([each[0] for each in theirs])
             # 200 steps grow the last bit of a float64, 2e-16, by a few hundred times and no more.
@@ -71,7 +73,7 @@ def test_every_step_is_gymnasiums_to_rounding() -> None:
             np.testing.assert_allclose(torch.stack(state, 1).numpy(), states, rtol=1e-12, atol=1e-12)
             # The torque's square is a float32, and its share of the reward below 0.004.
             np.testing.assert_allclose(rewards.numpy(), [each[1] for each in theirs], rtol=1e-12, atol=1e-9)
-            assert not terminated.any()
+            assert terminated is None
         for one in singles:
             one.close()
 
@@ -175,7 +177,7 @@ def test_its_agreement_with_gymnasium_is_measured_where_it_plays() -> None:
 def test_another_task_is_refused_before_it_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     with envs.make("Pendulum-v1", 2, engine="device") as vector:
         assert isinstance(vector, DeviceVector)
-        program: Any = vector.program
+        program: Any = vector.task
         monkeypatch.setattr(program, "_law", program._law._replace(pull=program._law.pull * 1.001))
         with pytest.raises(UnsupportedError) as refusal:
             rollouts(torch_policy(), vector, Play(2))
@@ -191,7 +193,7 @@ def test_auto_never_takes_it() -> None:
     ("refusal", "sentence"),
     [
         (lambda: envs.make("CartPole-v1", 2, engine="device"), "device engine does not know CartPole-v1"),
-        (lambda: play(POLICY, "device", 2, Play(2, noise=Noise(0.1))), "without exploration noise"),
+        (lambda: play(POLICY, "device", 2, Play(2, record=True)), "without recordings"),
         (lambda: envs.make("Pendulum-v1", 0, engine="device"), "0 environments"),
     ],
 )
@@ -230,3 +232,320 @@ def test_cuda_plays_what_the_cpu_plays(graphs: bool) -> None:
         (cpu,) = rollouts(torch_policy(network), vector, Play(100, 3))
     np.testing.assert_array_equal(gpu.lengths, cpu.lengths)
     np.testing.assert_allclose(gpu.returns.mean(), cpu.returns.mean(), rtol=0.01)
+
+
+GOAL = chain(2, Dense(np.array([[0.0], [60.0]], np.float32)), Activation("tanh"))
+"""Pushes the car in the direction in which it goes: it reaches the goal in about 100 steps."""
+WALL = chain(2, Dense(np.zeros((2, 1), np.float32), np.array([-1.5], np.float32)))
+"""Holds the car against the left wall, with a force beyond the bounds."""
+WEAK = chain(2, Dense(np.array([[0.3], [5.0]], np.float32), np.array([-0.2], np.float32)), Activation("tanh"))
+OTHER = chain(3, Dense(-SWING.kernel), *[node.layer for node in POLICY.nodes[1:]])
+
+
+@pytest.mark.parametrize(
+    ("env", "network", "reaches"),
+    [
+        ("Pendulum-v1", POLICY, 0),
+        ("Pendulum-v1", OTHER, 0),
+        ("MountainCarContinuous-v0", GOAL, 50),
+        ("MountainCarContinuous-v0", WALL, 0),
+        ("MountainCarContinuous-v0", WEAK, 0),
+    ],
+)
+def test_fifty_episodes_have_gymnasiums_returns_lengths_and_ends(
+    env: str, network: Network, reaches: int
+) -> None:
+    found = []
+    for engine in ("device", "gymnasium"):
+        with envs.make(env, 50, engine=engine) as vector:
+            found.append(rollouts(torch_policy(network), vector, Play(50, 7))[0])
+    ours, theirs = found
+    assert ours.terminated.sum() == reaches
+    np.testing.assert_allclose(ours.returns, theirs.returns, rtol=0, atol=1e-6)
+    for name in ("lengths", "terminated", "truncated", "seeds"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    assert (ours.steps, ours.clipped) == (theirs.steps, theirs.clipped)
+
+
+def test_every_step_of_the_car_is_gymnasiums() -> None:
+    import gymnasium
+    import torch
+
+    with envs.make("MountainCarContinuous-v0", 1, engine="device") as vector:
+        assert isinstance(vector, DeviceVector)
+        program: Any = vector.task
+        seeds, random = np.array([0, 3, 12345, 2**32 - 1]), np.random.default_rng(1)
+        state = tuple(map(torch.from_numpy, program.starts(seeds)))
+        singles: list[Any] = [gymnasium.make("MountainCarContinuous-v0").unwrapped for _ in seeds]
+        for one, seed in zip(singles, seeds.tolist(), strict=True):
+            one.reset(seed=seed)
+        stopped = 0
+        # Force in the direction of the velocity leads to the wall and to the goal.
+        for _ in range(300):
+            velocity = np.array([one.state[1] for one in singles], np.float32)
+            actions = np.where(velocity < 0, -1, 1) * random.uniform(0.5, 1, 4)
+            actions[-1] = -1
+            given = actions[:, None].astype(np.float32)
+            state, rewards, terminated = program.step(state, torch.from_numpy(given))
+            theirs = [one.step(action) for one, action in zip(singles, given, strict=True)]
+            seen = np.stack([each[0] for each in theirs])
+            np.testing.assert_allclose(program.observe(state).numpy(), seen, rtol=0, atol=3e-7)
+            np.testing.assert_allclose(rewards.numpy(), [each[1] for each in theirs], rtol=1e-12)
+            np.testing.assert_array_equal(terminated.numpy(), [each[2] for each in theirs])
+            stopped += (seen == [np.float32(-1.2), 0]).all(1).sum()
+        assert terminated.any()
+        assert stopped
+
+
+@pytest.mark.parametrize(("env", "network"), [("Pendulum-v1", POLICY), ("MountainCarContinuous-v0", GOAL)])
+def test_without_gymnasium_the_device_plays_the_same(
+    env: str, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played, specs = [], []
+    for present in (True, False):
+        monkeypatch.setattr(envs.registry, "installed", lambda present=present: present)
+        with envs.make(env, 4, engine="device") as vector:
+            specs.append(vector.spec)
+            played.append(rollouts(torch_policy(network), vector, Play(6, 3))[0])
+            assert bool(vector.notes) is not present
+    for field in ("id", "observation", "action_low", "action_high", "max_episode_steps", "render_fps"):
+        assert getattr(specs[0], field) == getattr(specs[1], field)
+    np.testing.assert_array_equal(played[0].returns, played[1].returns)
+    assert played[1].agreement is None
+
+
+@pytest.mark.parametrize("name", ["power", "goal_position", "max_speed"])
+def test_another_car_is_refused_before_it_is_played(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with envs.make("MountainCarContinuous-v0", 2, engine="device") as vector:
+        assert isinstance(vector, DeviceVector)
+        task: Any = vector.task
+        changed = getattr(task.constants, name) * 0.99
+        monkeypatch.setattr(task, "constants", task.constants._replace(**{name: changed}))
+        with pytest.raises(UnsupportedError):
+            rollouts(torch_policy(GOAL), vector, Play(2))
+
+
+@pytest.mark.parametrize(("env", "network"), [("Pendulum-v1", POLICY), ("MountainCarContinuous-v0", GOAL)])
+def test_noise_is_that_of_every_engine(env: str, network: Network) -> None:
+    what, found = Play(5, 11, noise=Noise(0.3)), []
+    for engine, rows in (("device", 2), ("gymnasium", 5)):
+        with envs.make(env, rows, engine=engine) as vector:
+            found.append(rollouts(torch_policy(network), vector, what)[0])
+    np.testing.assert_allclose(found[0].returns, found[1].returns, atol=1e-3)
+    np.testing.assert_array_equal(found[0].lengths, found[1].lengths)
+    assert found[0].clipped == found[1].clipped == 0
+
+
+def test_noise_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.agents.backends import torch_rollout
+
+    monkeypatch.setattr(torch_rollout, "MOST_NOISE_BYTES", 1000)
+    with pytest.raises(UsageError) as refusal:
+        play(POLICY, "device", 2, Play(9, noise=Noise(0.1)))
+    assert refusal.value.hint == "fewer --episodes"
+
+
+class Exchange:
+    """Exchanges its two tensors in every step, and pays the first."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.spec = replace(spec, max_episode_steps=3)
+        self.notes = ()
+
+    def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
+        return seeds.astype(np.float64), 100.0 + seeds
+
+    def observe(self, state: Any) -> Any:
+        return state[0].float()[:, None].expand(-1, 3)
+
+    def step(self, state: Any, _actions: Any) -> Any:
+        return (state[1], state[0]), state[0], None
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_program_may_return_the_tensors_that_it_was_given() -> None:
+    with envs.make("Pendulum-v1", 1) as one:
+        vector = DeviceVector(Exchange(one.spec), 2)  # type: ignore[arg-type]  # it compares nothing
+    (found,) = rollouts(torch_policy(), vector, Play(5, 1))
+    np.testing.assert_array_equal(found.returns, [3 * seed + 100 for seed in range(1, 6)])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_first_action_that_is_not_finite_is_named(bad: float) -> None:
+    """The action of episode e is `bad` from step 7 - e of its row's second episode on."""
+    import torch
+
+    def act(obs: Any) -> Any:
+        # Countdown shows the seed and the steps that are left.
+        seed, left = obs[:, 0], obs[:, 1]
+        return torch.where((seed == 7) & (left == 2), bad, 0.5)[:, None]
+
+    with envs.make("Pendulum-v1", 1) as one:
+        vector = DeviceVector(Countdown(one.spec), 3)
+    policy = torch_policy()
+    policy.act = act
+    with pytest.raises(CkpttoolError, match="not finite in episode 7, step 2"):
+        rollouts(policy, vector, Play(12))
+    # An idle row's actions count for nothing.
+    policy.act = lambda obs: torch.where(obs[:, 0] >= 5, bad, 0.5)[:, None]
+    (found,) = rollouts(policy, vector, Play(5))
+    assert len(found.returns) == 5
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", "MountainCarContinuous-v0"])
+def test_a_rollout_is_read_once_in_a_hundred_steps(env: str) -> None:
+    import torch
+
+    from ckpttool.agents.backends.torch_rollout import STEPS_BETWEEN_LOOKS, count_transfers
+
+    network = chain(3 if env == "Pendulum-v1" else 2, dense(3 if env == "Pendulum-v1" else 2, 1))
+    with envs.make(env, 8, engine="device") as vector:
+        found = count_transfers(torch_policy(network).act, torch.device("cpu"), vector, Play(99), looks=3)
+    assert (found.steps, found.host_reads, found.uploads) == (3 * STEPS_BETWEEN_LOOKS, 3, 0)
+    # The device's share of a step: a number that a change should not raise unnoticed.
+    assert found.launches_per_step < 55
+
+
+def test_a_step_that_reads_the_device_is_counted() -> None:
+    import torch
+
+    from ckpttool.agents.backends.torch_rollout import count_transfers
+
+    def act(obs: Any) -> Any:
+        return obs[:, :1] * float(obs[0, 0])
+
+    with envs.make("Pendulum-v1", 2, engine="device") as vector:
+        found = count_transfers(act, torch.device("cpu"), vector, Play(9), looks=1)
+    assert found.host_reads == 101
+
+
+def test_cuda_is_read_once_in_a_hundred_steps() -> None:
+    if cuda_is_missing():
+        pytest.skip("PyTorch sees no CUDA device")
+    import torch
+
+    from ckpttool.agents.backends.torch_rollout import count_transfers
+
+    policy = torch_policy(device="cuda")
+    with envs.make("Pendulum-v1", 64, engine="device") as vector:
+        found = count_transfers(policy.act, torch.device(policy.device), vector, Play(999), looks=3)
+    assert (found.host_reads, found.uploads) == (3, 0)
+
+
+class Fakes:
+    """Counts what crosses devices, and indexes fake tensors of CUDA as a PyTorch without CUDA cannot."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch.overrides import TorchFunctionMode
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        crossed = self.crossed = []
+
+        def indexed(tensor: Any, index: Any) -> Any:
+            dim = 0
+            for each in index if isinstance(index, tuple) else (index,):
+                if each is None:
+                    tensor = tensor.unsqueeze(dim)
+                elif isinstance(each, slice):
+                    tensor = torch.ops.aten.slice(tensor, dim, each.start, each.stop)
+                elif isinstance(each, int):
+                    tensor, dim = tensor.select(dim, each), dim - 1
+                else:
+                    return torch.ops.aten.index(tensor, list(index) if isinstance(index, tuple) else [index])
+                dim += 1
+            return tensor
+
+        class Indexing(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func is torch.Tensor.__getitem__:
+                    return indexed(*args)
+                if func is torch.Tensor.__setitem__:
+                    return torch.ops.aten.copy_(indexed(*args[:2]), args[2])
+                if func is torch.Tensor.copy_:
+                    return torch.ops.aten.copy_(*args)
+                return func(*args, **(kwargs or {}))
+
+        class Crossing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                result = func(*args, **(kwargs or {}))
+                tensors = [each for each in (*args, result) if isinstance(each, torch.Tensor)]
+                if len({each.device.type for each in tensors}) > 1:
+                    crossed.append(str(func))
+                return result
+
+        self.modes = (Indexing(), Crossing())  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", "MountainCarContinuous-v0"])
+@pytest.mark.parametrize(("members", "noise"), [(1, None), (3, None), (1, Noise(0.1))])
+def test_a_step_on_fake_cuda_stays_there(env: str, members: int, noise: Noise | None) -> None:
+    """Fake tensors raise for devices that are mixed and for values that the host would read."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ckpttool.agents.backends.torch import TorchPolicy
+    from ckpttool.agents.backends.torch_rollout import Game
+
+    width = 3 if env == "Pendulum-v1" else 2
+    network = chain(width, dense(width, 8), Activation("relu"), Dense(normal(8, 1)), Activation("tanh"))
+    place, fakes = torch.device("cuda:0"), Fakes()
+    indexing, crossing = fakes.modes
+    with envs.make(env, 4 * members, engine="device") as vector, FakeTensorMode(), torch.no_grad(), indexing:
+        assert isinstance(vector, DeviceVector)
+        # Without what PyTorch's inference mode does to constants, which fake tensors do not know.
+        policy = TorchPolicy(stack([network] * members), place)
+        game = Game(
+            lambda obs: policy._run([obs.reshape(*([members] * (members > 1)), -1, width)])[0].reshape(-1, 1),
+            place,
+            vector,
+            Play(10, noise=noise),
+            members,
+        )
+        with crossing:
+            for _ in range(3):
+                game.tick()
+        held = [value for value in vars(game).values() if isinstance(value, torch.Tensor)]
+        assert held
+        assert {each.device for each in (*held, *game.task.state, *game.ended.values())} == {place}
+    assert not fakes.crossed
+
+
+def test_the_weights_of_a_sweep_are_uploaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.agents.backends import torch as backend
+    from ckpttool.ops import sweep
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for number in range(20):
+        shutil.copy(TORCH_SAMPLE, folder / f"ckpt-{number}.pt")
+    built, build = [], backend.build
+    monkeypatch.setattr(backend, "build", lambda *a, **k: (built.append(1), build(*a, **k))[1])
+    how = Protocol(2, num_envs=2, backend="torch", engine="device")
+    found = sweep.sweep([str(folder)], "Pendulum-v1", how)
+    assert [each.stacked for each in found.evaluations] == [20] * 20
+    assert len(built) == 1
+
+
+def test_the_starts_of_many_seeds_are_those_of_one_by_one() -> None:
+    from ckpttool.agents.envs import gym_draws
+
+    random = np.random.default_rng(0)
+    seeds = np.concatenate([random.integers(0, 2**32, 500), np.arange(200), [2**32 - 1], np.arange(3)])
+    low, high = np.array([-1.5, 0.0, 2.0]), np.array([1.5, 7.0, 2.5])
+    drawn: list[int] = []
+
+    def draw(seed: int) -> np.ndarray:
+        drawn.append(seed)
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).uniform(low, high)
+
+    found = gym_draws.starts(seeds, low, high, draw)
+    assert len(drawn) < 50
+    np.testing.assert_array_equal(found, [draw(int(seed)) for seed in seeds])
+    # What draws otherwise is asked for every seed; so is what NumPy seeds with two words.
+    other = gym_draws.starts(seeds, low, high, lambda seed: np.array([seed, 0.0, 1.0]))
+    np.testing.assert_array_equal(other[:, 0], seeds)
+    wide = seeds + 2**32
+    np.testing.assert_array_equal(gym_draws.starts(wide, low, high, draw), [draw(int(seed)) for seed in wide])

@@ -93,9 +93,11 @@ def frameworks_are_named_by_their_backends_only(file: Path) -> None:
         "agents/backends/torch_cuda.py": {"torch"},
         "agents/backends/torch_errors.py": {"torch"},
         "agents/backends/torch_rollout.py": {"torch"},
-        # Types alone: a tensor program computes with the methods of the tensors that it is given.
+        # Tasks that run on the policy's device, imported there when they are played.
         "agents/envs/tensors.py": {"torch"},
+        "agents/envs/simulators.py": {"torch"},
         "agents/envs/pendulum_tensors.py": {"torch"},
+        "agents/envs/mountain_car_tensors.py": {"torch"},
         "agents/backends/torch_training.py": {"torch"},
         "agents/backends/tensorflow_training.py": {"tensorflow", "keras"},
         # The library that writes its own files, in a process of its own.

@@ -55,6 +55,16 @@ class Limits:
             for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
                 self._draws[row] = np.random.default_rng([seed, 1])
 
+    def draws(self, seeds: np.ndarray, steps: int) -> np.ndarray:
+        """Return the noise of the first steps of whole episodes: float64 [len(seeds), steps, action_dim]."""
+        if self._reach is None:
+            raise UsageError("there is no noise to draw")
+        shape = (steps, len(self._reach))
+        found = np.empty((len(seeds), *shape))
+        for place, seed in enumerate(seeds.tolist()):
+            np.random.default_rng([seed, 1]).standard_normal(out=found[place])
+        return self._reach * found
+
     def apply(
         self, actions: np.ndarray, rows: np.ndarray, episodes: np.ndarray, lengths: np.ndarray
     ) -> np.ndarray:

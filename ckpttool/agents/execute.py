@@ -117,6 +117,11 @@ class Feeds:
         given = self._rows(obs, state)
         return given if self.members == 1 else self._blocks(given)
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether a policy has a memory, or more than one input."""
+        return bool(self._states) or len(self._names) > 1
+
     def joined(self, output: np.ndarray) -> np.ndarray:
         """Return a stacked network's output with its rows in the order of the observations'."""
         return output if self.members == 1 else output.reshape(-1, output.shape[-1])

@@ -47,7 +47,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="ID",
-            help="Gymnasium environment. Default: the sidecar's.",
+            help="Gymnasium environment, or module:factory (see --engine device). Default: the sidecar's.",
             autocompletion=completing.environments,
         ),
     ] = None,

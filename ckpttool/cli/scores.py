@@ -104,9 +104,16 @@ def _report(one: Evaluation) -> list[str]:
         f"{int(played.truncated.sum())} truncated",
         f"speed    {played.steps_per_s:,.0f} steps/s ({count(played.steps, 'step')}, "
         f"{one.protocol.backend} on {one.device}, {played.num_envs} at once)",
-        f"seeds    {played.seeds[0]} to {played.seeds[-1]}, {_played_how(one)}",
+        f"seeds    {_seeds(one)}, {_played_how(one)}",
     ]
     return [*lines, cut.strip()] if (cut := _cut_short(one)) else lines
+
+
+def _seeds(one: Evaluation) -> str:
+    played = one.rollout.seeds
+    if not len(played):
+        return f"{one.protocol.seed} for the simulator, none for its episodes"
+    return f"{played[0]} to {played[-1]}"
 
 
 def _played_how(one: Evaluation) -> str:

@@ -37,9 +37,9 @@ class Run:
     path: str
     scored: tuple[Scored, ...]
     seeds: np.ndarray
-    """int64 [n]: what all its checkpoints have finished"""
+    """int64 [n]: what all its checkpoints have finished; empty for episodes without seeds"""
     returns: np.ndarray
-    """float64 [n]: for each seed, the mean over the checkpoints"""
+    """float64 [n]: for each seed, the mean over the checkpoints; without seeds, every episode's"""
 
     @property
     def score(self) -> float:
@@ -165,9 +165,12 @@ def compare(a: Algorithm, b: Algorithm) -> Comparison:
     if len(a.runs) == len(b.runs) == 1:
         (one,), (two,) = a.runs, b.runs
         _, mine, theirs = np.intersect1d(one.seeds, two.seeds, return_indices=True)
+        seeded = len(one.seeds) or len(two.seeds)
         return Comparison(
             EPISODES,
-            paired_interval(one.returns[mine], two.returns[theirs]),
+            paired_interval(one.returns[mine], two.returns[theirs])
+            if seeded
+            else comparison.difference_of_means(one.returns, two.returns),
             comparison.probability_of_improvement(one.returns, two.returns),
         )
     left, right = [run.score for run in a.runs], [run.score for run in b.runs]
@@ -191,8 +194,14 @@ def _suspicious(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _run(path: str, scored: Sequence[Scored]) -> Run | None:
-    """Return a run over the seeds that all its checkpoints have finished; None if there are none."""
+    """Return a run over the seeds that all its checkpoints have finished; None if there are none.
+
+    Episodes without seeds, of a simulator that starts them by itself, all count.
+    """
     played = [each.evaluation.rollout for each in scored]
+    if not any(len(each.seeds) for each in played):
+        every = np.concatenate([each.returns for each in played])
+        return Run(path, tuple(scored), np.zeros(0, np.int64), every) if len(every) else None
     seeds = reduce(np.intersect1d, [each.seeds for each in played])
     if not len(seeds):
         return None

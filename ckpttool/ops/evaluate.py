@@ -13,6 +13,8 @@ from ckpttool.agents.components import policy_network, widths
 from ckpttool.agents.encoders import Shapes, fits
 from ckpttool.agents.envs import OBS, EnvSpec, VectorEnv
 from ckpttool.agents.envs.drift import suggestion
+from ckpttool.agents.envs.tensors import ENGINE as DEVICE
+from ckpttool.agents.envs.tensors import HINT
 from ckpttool.agents.network import Network
 from ckpttool.agents.policy import Backend
 from ckpttool.agents.rollout import Play, Rollout, Watch, rollouts
@@ -38,7 +40,9 @@ class Place:
     obs_dim: int
     adapter: str | None = None
 
-    def make(self, num_envs: int, engine: str = "auto", *, pictures: bool = False) -> VectorEnv:
+    def make(
+        self, num_envs: int, engine: str = "auto", *, device: str = "cpu", pictures: bool = False
+    ) -> VectorEnv:
         """Return that many environments; an id from a file may not import or name anything."""
         return envs.make(
             self.env,
@@ -47,6 +51,7 @@ class Place:
             obs_dim=self.obs_dim,
             adapter=self.adapter,
             engine=engine,
+            device=device,
             pictures=pictures,
         )
 
@@ -79,11 +84,18 @@ def evaluate(
     sizes are not the environment's.
     """
     how = protocol or Protocol()
+    require_backend(how)
     agent = restore(path, layout)
     place = place_of(agent, env, how)
-    with place.make(how.at_once, how.engine) as vector:
+    with place.make(how.at_once, how.engine, device=how.device) as vector:
         entrant = enter(agent, place, how, vector.spec)
         return play((entrant,), how, vector, progress)[0]
+
+
+def require_backend(how: Protocol) -> None:
+    """Raise UsageError where the backend cannot play on a device: before a simulator is started."""
+    if how.engine == DEVICE and not hasattr(plugins.find("backends", how.backend).load(), "device_of"):
+        raise UsageError(f"the {DEVICE} engine needs a policy on tensors", found=how.backend, hint=HINT)
 
 
 def place_of(agent: Agent, asked: str | None, how: Protocol) -> Place:
@@ -151,7 +163,7 @@ def play(
             result,
             summarise(result.returns),
             entrant.assumed,
-            (*entrant.notes, *vector.notes, *_rounded(result), *_clipped(result)),
+            (*entrant.notes, *vector.notes, *_rounded(result), *_clipped(result), *_unseeded(result, how)),
             stacked=len(entrants),
             surroundings=surroundings(vector.spec, result.engine),
         )
@@ -230,6 +242,14 @@ def _drift(agent: Agent, spec: EnvSpec) -> tuple[str, ...]:
 
 def _rounded(played: Rollout) -> tuple[str, ...]:
     return () if played.agreement is None else played.agreement.note(played.engine)
+
+
+def _unseeded(played: Rollout, how: Protocol) -> tuple[str, ...]:
+    if len(played.seeds):
+        return ()
+    return (
+        f"the simulator starts its episodes by itself, from seed {how.seed} of its reset: none has a seed",
+    )
 
 
 def _clipped(played: Rollout) -> tuple[str, ...]:

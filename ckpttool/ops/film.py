@@ -13,6 +13,8 @@ import numpy as np
 from ckpttool import urls
 from ckpttool.agents import film_files
 from ckpttool.agents.envs import VectorEnv
+from ckpttool.agents.envs.simulators import is_factory
+from ckpttool.agents.envs.tensors import ENGINE as DEVICE
 from ckpttool.agents.filming import Camera, CutError, Show
 from ckpttool.agents.rollout import Rollout
 from ckpttool.errors import CkpttoolError, UsageError
@@ -107,6 +109,7 @@ def require(
     for word in wanted:
         _require_episode(word, how.episodes)
     film_files.require(_suffix(target))
+    _require_gymnasium(env, how)
     for entry in entries(paths):
         with suppress(CkpttoolError):
             place = place_of(restore(entry.path, layout), env, how)
@@ -136,6 +139,7 @@ def film(
     """
     require_new(target, hint="take another name")
     how = scored.protocol
+    _require_gymnasium(env, how)
     agent = restore(scored.checkpoint, layout)
     place = place_of(agent, env, how)
     chosen = _chosen(wanted, scored.rollout)
@@ -152,6 +156,13 @@ def film(
 
         write_atomically((Output(target, write),))
     return Film(target, scored.checkpoint, fps, *counted.size, tuple(takes))
+
+
+def _require_gymnasium(env: str | None, how: Protocol) -> None:
+    if how.engine == DEVICE and env is not None and is_factory(env):
+        raise UsageError(
+            f"the simulator {env} cannot be filmed", hint="--video films environments of Gymnasium"
+        )
 
 
 def _require_episode(word: str, episodes: int) -> None:

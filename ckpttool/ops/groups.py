@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ckpttool.agents.envs import VectorEnv
+from ckpttool.agents.envs.tensors import ENGINE as DEVICE
 from ckpttool.errors import CkpttoolError
 from ckpttool.ops.evaluate import Entrant, Place, play
 from ckpttool.ops.evaluation import Evaluation, Protocol
@@ -16,6 +17,9 @@ from ckpttool.ops.progress import Progress
 # leave work for more processes.
 ROWS = 320
 MEMBERS = 16
+# On a device, where weights stay for the whole play, nothing is gained by smaller groups.
+DEVICE_ROWS = 1 << 18
+DEVICE_MEMBERS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +45,8 @@ def size(how: Protocol) -> int:
 
     The batch's shape decides how products round, so it must not depend on who plays where.
     """
-    return max(1, min(MEMBERS, ROWS // how.at_once))
+    members, rows = (DEVICE_MEMBERS, DEVICE_ROWS) if how.engine == DEVICE else (MEMBERS, ROWS)
+    return max(1, min(members, rows // how.at_once))
 
 
 def here(groups: Iterable[Group], progress: Progress) -> Iterator[tuple[Group, Outcome]]:
@@ -55,7 +60,7 @@ class Room:
     """Environments that are kept from group to group; left by `with`."""
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[Place, int, str], VectorEnv] | None = None
+        self._kept: tuple[tuple[Place, int, str, str], VectorEnv] | None = None
 
     def __enter__(self) -> Room:
         return self
@@ -65,15 +70,15 @@ class Room:
             self._kept[1].close()
             self._kept = None
 
-    def of(self, place: Place, rows: int, engine: str) -> VectorEnv:
+    def of(self, place: Place, rows: int, engine: str, device: str = "cpu") -> VectorEnv:
         """Return that many environments: those of the last time if they are the same.
 
         What they had to say is said of every group that they play, so those that spoke are not kept.
         """
-        wanted = (place, rows, engine)
+        wanted = (place, rows, engine, device)
         if self._kept is None or self._kept[0] != wanted or self._kept[1].notes:
             self.__exit__(None, None, None)
-            self._kept = (wanted, place.make(rows, engine))
+            self._kept = (wanted, place.make(rows, engine, device=device))
         return self._kept[1]
 
 
@@ -94,5 +99,5 @@ def played(group: Group, room: Room, progress: Progress) -> Outcome:
 
 def _together(entrants: tuple[Entrant, ...], how: Protocol, room: Room, progress: Progress) -> Outcome:
     place = entrants[0].place
-    vector = room.of(place, len(entrants) * how.at_once, how.engine)
+    vector = room.of(place, len(entrants) * how.at_once, how.engine, how.device)
     return {each.checkpoint: each for each in play(entrants, how, vector, progress)}

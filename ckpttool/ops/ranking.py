@@ -147,17 +147,28 @@ def episodes_needed(others: int) -> int:
 def _behind(one: Evaluation, best: Evaluation, others: int) -> tuple[Estimate | None, float]:
     """Return the difference of means over the seeds that both finished, and how high it may be.
 
-    None if they have no seed in common; the upper end is infinite where the episodes are too few.
+    None if they have no seed in common; the upper end is infinite where the episodes are too few. Episodes
+    without seeds, of a simulator that starts them by itself, are two independent samples.
     """
+    if not (len(one.rollout.seeds) or len(best.rollout.seeds)):
+        ours, highest = np.sort(one.rollout.returns), np.sort(best.rollout.returns)
+        difference, fewest = float(ours.mean() - highest.mean()), min(len(ours), len(highest))
+        if fewest < 2:
+            return Estimate(difference, None), np.inf
+        return _judged(difference, resampled_means(ours) - resampled_means(highest, seed=1), fewest, others)
     _, mine, theirs = np.intersect1d(one.rollout.seeds, best.rollout.seeds, return_indices=True)
     if not len(mine):
         return None, np.inf
     differences = np.sort(one.rollout.returns[mine] - best.rollout.returns[theirs])
     if len(differences) < 2:
         return Estimate(float(differences.mean()), None), np.inf
-    means = resampled_means(differences)
-    estimate = Estimate(float(differences.mean()), percentiles(means, LEVEL))
+    return _judged(float(differences.mean()), resampled_means(differences), len(differences), others)
+
+
+def _judged(difference: float, means: np.ndarray, episodes: int, others: int) -> tuple[Estimate, float]:
+    """Return a difference with its interval, from its resampled values, and how high it may be."""
+    estimate = Estimate(difference, percentiles(means, LEVEL))
     # Each of the others may be told from the best by chance: they share the 5 % (Bonferroni).
     level = 1 - (1 - LEVEL) / others
-    enough = len(differences) >= episodes_needed(others)
+    enough = episodes >= episodes_needed(others)
     return estimate, percentiles(means, level)[1] if enough else np.inf

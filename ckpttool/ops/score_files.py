@@ -41,7 +41,7 @@ def table(scored: Sequence[Scored]) -> str:
         one, played = each.evaluation, each.evaluation.rollout
         checkpoint, env = clean(urls.spelled(one.checkpoint)), clean(one.env)
         for seed, value, length, terminated, truncated in zip(
-            played.seeds.tolist(),
+            played.seeds.tolist() or [None] * len(played.returns),
             played.returns.tolist(),
             played.lengths.tolist(),
             played.terminated.tolist(),

@@ -15,7 +15,7 @@ from ckpttool.errors import CkpttoolError, MissingExtraError, UsageError
 from ckpttool.layouts.recognise import recognised
 from ckpttool.ops import results, training_step
 from ckpttool.ops.entries import Entry
-from ckpttool.ops.evaluate import Entrant, Place, enter, place_of, versions_of
+from ckpttool.ops.evaluate import Entrant, Place, enter, place_of, require_backend, versions_of
 from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.restore import Agent, agent_of, no_agent, own_sidecar
 
@@ -52,6 +52,7 @@ class Seating:
     """Restores checkpoints for one request, and remembers what they have in common."""
 
     def __init__(self, env: str | None, how: Protocol, layout: str | None) -> None:
+        require_backend(how)
         self._env, self._how, self._layout = env, how, layout
         self._backend = cast(Backend, plugins.find("backends", how.backend).load())
         self._specs: dict[Place, EnvSpec] = {}
@@ -93,7 +94,7 @@ class Seating:
         """Return what an agent must fit there."""
         if place not in self._specs:
             try:
-                with place.make(1, self._how.engine) as one:
+                with place.make(1, self._how.engine, device=self._how.device) as one:
                     self._specs[place] = one.spec
             except (UsageError, MissingExtraError) as error:
                 if place.trusted:

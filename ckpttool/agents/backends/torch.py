@@ -35,7 +35,7 @@ from ckpttool.agents.network import (
 from ckpttool.agents.policy import Observation, State
 from ckpttool.agents.training.learner import Learner
 from ckpttool.agents.training.td3 import Engine
-from ckpttool.errors import DeviceError, UsageError
+from ckpttool.errors import DeviceError, EnvironmentMismatchError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +57,11 @@ def versions() -> dict[str, str]:
 
     found = {"torch": str(torch.__version__)}
     return found | ({"cuda": str(torch.version.cuda)} if torch.version.cuda else {})
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device "cpu", "cuda", "cuda:N" or "auto"; raise UsageError if there is none of that name."""
+    return _place(name)
 
 
 def build(network: Network, device: str = "cpu", *, graphs: bool = True, tf32: bool = False) -> TorchPolicy:
@@ -132,6 +137,17 @@ class TorchPolicy:
         """
         from ckpttool.agents.backends.torch_rollout import play_all
 
+        if self._feeds.is_joint:
+            raise UsageError(
+                "the device engine plays policies of one input and without memory",
+                hint="--engine auto plays others",
+            )
+        if self._feeds.shapes != [(envs.spec.obs_dim,)]:
+            raise EnvironmentMismatchError(
+                f"the policy does not take the observations of {envs.spec.id}",
+                expected=f"[batch, {envs.spec.obs_dim}]",
+                found=", ".join(str(["batch", *shape]) for shape in self._feeds.shapes).replace("'", ""),
+            )
         try:
             with self.threads(1):
                 return play_all(self.act, self._place, envs, play, members, progress, graphs=self._graphs)

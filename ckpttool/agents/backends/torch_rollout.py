@@ -1,54 +1,84 @@
-"""Whole episodes on one device: a tensor program and a policy in one loop, with no transfer inside it.
+"""Whole episodes on one device: a task and a policy in one loop, with no transfer inside it.
 
-Rows take their member's next episode by arithmetic, as agents.rollout's do, so that the host need not look;
-every hundred steps it asks how many episodes are finished. On a GPU a step is one captured graph.
+Row r of a member plays its episodes r, r + n, r + 2n, ... (n rows per member): every episode is played once,
+whichever ends first. All tables have one column per row and one line per round of episodes. The host looks at
+one small tensor every hundred steps. On a GPU ten steps are one captured graph.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ckpttool.agents.actions import Limits
-from ckpttool.agents.envs.tensors import DeviceVector, Tensors
+from ckpttool.agents.envs.simulators import UserProgram, UserSimulator
+from ckpttool.agents.envs.tensors import DeviceVector, Simulator, TensorProgram, Tensors
 from ckpttool.agents.rollout import Play, Progress, Rollout
-from ckpttool.errors import CkpttoolError, UsageError
+from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 
 Act = Callable[[torch.Tensor], torch.Tensor]
 
 STEPS_BETWEEN_LOOKS = 100
+STEPS_PER_GRAPH = 10
+# The draws of exploration noise of all episodes are on the device before the first step.
+MOST_NOISE_BYTES = 1 << 31
 _NEVER = torch.iinfo(torch.int64).max
-TERMINATED, TRUNCATED = 1, 2
 
 
-class Board(NamedTuple):
-    """All that changes from step to step; R rows are divided among M members, who have E episodes each."""
+class Look(NamedTuple):
+    """What the host reads at once: finished episodes, steps taken, and three signs of trouble."""
 
-    number: torch.Tensor
-    """[R], member * E + episode; M * E for an idle row"""
-    length: torch.Tensor
-    """[R], steps of the episode so far"""
-    paid: torch.Tensor
-    """float64 [R], its return so far"""
-    begun: torch.Tensor
-    """[M], how many episodes each member has begun"""
-    steps: torch.Tensor
-    """[M]"""
-    clipped: torch.Tensor
-    """[M]"""
-    returns: torch.Tensor
-    """float64 [M * E + 1], of finished episodes; the last place is for what is of none"""
-    lengths: torch.Tensor
-    """[M * E + 1]"""
-    ended: torch.Tensor
-    """[M * E + 1], 0 or a sum of TERMINATED and TRUNCATED"""
-    strayed: torch.Tensor
-    """[1], episode and step of the first action that was no number, as one number"""
+    finished: int
+    steps: int
+    unsound: int
+    """rows that have had an action (or observation) that is not finite"""
+    unpaid: int
+    """returns that are not finite"""
+    longest: int
+    """the longest running episode, in steps"""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Copies between host and device in a part of a rollout, and the kernels or operators of a step."""
+
+    steps: int
+    looks: int
+    host_reads: int
+    """reads of device memory by the host"""
+    uploads: int
+    """copies from the host to the device"""
+    launches_per_step: float
+    """kernels on CUDA, operators of PyTorch on the CPU"""
+
+
+class _Rows(Protocol):
+    """The state of all rows: advanced by every step, held in one place between graphs."""
+
     state: Tensors
+    ends: tuple[str, ...]
+    """the flags that its steps return: "terminated", "truncated" or both"""
+
+    def begin(self) -> Tensors:
+        """Return the state in which every row's first episode starts."""
+        ...
+
+    def observe(self) -> torch.Tensor: ...
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Advance all rows; return rewards, terminated and truncated, None for what never is."""
+        ...
+
+    def restart(self, over: torch.Tensor, episode: torch.Tensor) -> None:
+        """Start the episodes of these numbers in the rows that are over."""
+        ...
 
 
 def play_all(
@@ -62,159 +92,436 @@ def play_all(
     graphs: bool,
 ) -> tuple[Rollout, ...]:
     """Play every member's episodes; see agents.rollout.rollouts, whose results these are to rounding."""
-    if play.noise is not None or play.record or play.watch is not None:
-        raise UsageError(
-            "the device engine plays without exploration noise, recordings and pictures",
-            hint="--engine auto has them",
-        )
     interrupted = False
-    with torch.inference_mode():
+    with _mode(envs):
         envs.require_agreement(place)
         start = time.perf_counter()
-        game = _Game(act, place, envs, play, members)
-        tick = game.graph() if place.type == "cuda" and graphs else game.tick
+        game = Game(act, place, envs, play, members)
+        advance = game.advance(graphs=graphs)
+        finished, total = 0, members * play.episodes
         try:
-            while game.look() < members * play.episodes:
-                for _ in range(STEPS_BETWEEN_LOOKS):
-                    tick()
-                progress(game.look(), members * play.episodes, int(game.board.steps.sum()))
+            while finished < total:
+                advance()
+                finished, steps, *_ = game.look()
+                progress(finished, total, steps)
         except KeyboardInterrupt:
-            if not game.look():
+            if not game.look().finished:
                 raise
             interrupted = True
         seconds = time.perf_counter() - start
         return tuple(game.result(member, seconds, interrupted) for member in range(members))
 
 
-class _Game:
-    """The board, what does not change, and one step of all rows."""
+def count_transfers(
+    act: Act,
+    place: torch.device,
+    envs: DeviceVector,
+    play: Play,
+    members: int = 1,
+    *,
+    graphs: bool = True,
+    looks: int = 2,
+) -> Transfers:
+    """Play `looks` times STEPS_BETWEEN_LOOKS steps with a look after each; count transfers and launches.
+
+    On CUDA the profiler counts copies between host and device; on the CPU, where nothing is copied, the calls
+    that would read a tensor on the host are counted. What precedes the loop (uploads, the capture of the
+    graph, the first hundred steps) is left out.
+    """
+    with _mode(envs):
+        envs.require_agreement(place)
+        game = Game(act, place, envs, play, members)
+        advance = game.advance(graphs=graphs)
+        advance()
+        game.look()
+        steps = looks * STEPS_BETWEEN_LOOKS
+
+        def part() -> None:
+            for _ in range(looks):
+                advance()
+                game.look()
+
+        if place.type != "cuda":
+            with _HostReads() as reads, _Operators() as operators:
+                part()
+            return Transfers(steps, looks, reads.found, 0, operators.found / steps)
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profile:
+            part()
+            torch.cuda.synchronize(place)
+        events = profile.events() or ()
+        on_device = [e.name for e in events if str(e.device_type).endswith("CUDA")]
+        to_host = sum("DtoH" in name for name in on_device)
+        to_device = sum("HtoD" in name for name in on_device)
+        kernels = sum(not name.startswith(("Memcpy", "Memset")) for name in on_device)
+        return Transfers(steps, looks, to_host, to_device, kernels / steps)
+
+
+class Game:
+    """One rollout: the task's rows, what has been played, and one step of all of them."""
 
     def __init__(self, act: Act, place: torch.device, envs: DeviceVector, play: Play, members: int) -> None:
+        if play.record or play.watch is not None:
+            raise UsageError(
+                "the device engine plays without recordings and pictures", hint="--engine auto has them"
+            )
         self.act, self.place, self.envs, self.play, self.members = act, place, envs, play, members
-        self.rows, self.idle = envs.num_envs // members, members * play.episodes
-        spec, limits = envs.spec, Limits(envs)
+        self.rows = envs.num_envs // members
+        rounds = -(-play.episodes // self.rows)
+        limits = Limits(envs)
         self.low, self.high, self.slack = map(self._put, (limits.low, limits.high, limits.slack))
-        self.limit = spec.max_episode_steps or _NEVER
-        self.first = self._put(np.arange(members)[:, None] * play.episodes)
-        self.seeds = play.seed + np.arange(play.episodes)
-        self.starts = tuple(map(self._put, envs.program.starts(self.seeds)))
-        self.board = self._opening()
+        order = np.tile(np.arange(self.rows), members)
+        # Per row: how many episodes it plays, and the number of its first one.
+        self.quota = self._put((play.episodes - order + self.rows - 1) // self.rows)
+        self.first = self._put(order)
+        self.counted = torch.arange(rounds + 1, device=place)[:, None] < self.quota
+        # Per row, changed in place: the round, the number of its episode, its steps and return so far; over
+        # all rounds: limited actions, steps before the first action that is not finite, and NaN after it.
+        self.round, self.episode, self.length = (self._none(len(order)) for _ in range(3))
+        self.paid = self._none(len(order), dtype=torch.float64)
+        self.clipped, self.sound = self._none(len(order)), self._none(len(order))
+        self.stain = self._none(len(order), dtype=torch.float32)
+        # Per round and row. An idle row plays on, into the first line that is not counted of it.
+        table = (rounds + 1, len(order))
+        self.returns = self._none(*table, dtype=torch.float64)
+        self.lengths, self.limited = self._none(*table), self._none(*table)
+        self.ended: dict[str, torch.Tensor] = {}
+        simulator = is_simulator(envs)
+        self.task: _Rows = _Simulation(self) if simulator else _Program(self, rounds)
+        for name in self.task.ends:
+            self.ended[name] = self._none(*table, dtype=torch.bool)
+        # A simulator ends its episodes by itself.
+        self.limit = (None if simulator else envs.spec.max_episode_steps) or _NEVER
+        # What users wrote may give observations that are not finite.
+        self.doubted = isinstance(envs.task, UserProgram | UserSimulator)
+        self.seen_sound, self.seen_stain = self._none(len(order)), self._none(len(order), dtype=torch.float32)
+        self.noise = None if play.noise is None else self._draws(Limits(envs, play.noise), rounds)
+        self.begin()
+
+    def put_columns(self, arrays: tuple[np.ndarray, ...], rounds: int) -> Tensors:
+        """Return arrays [episodes, ...] on the device, with lines for the rounds that idle rows play."""
+        lines = np.minimum(np.arange((rounds + 1) * self.rows), self.play.episodes - 1)
+        return tuple(self._put(array[lines]) for array in arrays)
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.place)
+        return torch.tensor(array, device=self.place)
 
-    def _opening(self) -> Board:
-        episodes, rows = self.play.episodes, self.rows
-        order = torch.arange(rows, device=self.place).repeat(self.members)
-        number = (self.first + order[:rows]).view(-1).masked_fill(order >= episodes, self.idle)
+    def _none(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.place)
 
-        def none(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self.place)
+    def _draws(self, limits: Limits, rounds: int) -> torch.Tensor:
+        """Return the noise of every episode and step: float64 [(rounds + 1) * rows, steps, action_dim]."""
+        if is_simulator(self.envs) or self.limit == _NEVER:
+            raise UsageError(
+                f"noise on the device needs episodes of known seeds and length; {self.envs.spec.id} has none",
+                hint="the noise of an action is a function of the episode's seed and step",
+            )
+        size = (rounds + 1) * self.rows * self.limit * self.envs.spec.action_dim * 8
+        if size > MOST_NOISE_BYTES:
+            raise UsageError(
+                "the noise of so many episodes does not fit on the device",
+                expected=f"at most {MOST_NOISE_BYTES >> 20:,} MiB",
+                found=f"{size >> 20:,} MiB",
+                hint="fewer --episodes",
+            )
+        seeds = self.play.seed + np.arange(self.play.episodes)
+        return self.put_columns((limits.draws(seeds, self.limit),), rounds)[0]
 
-        all_rows, places = len(number), self.idle + 1
-        return Board(
-            number,
-            none(all_rows),
-            none(all_rows, dtype=torch.float64),
-            none(self.members) + min(rows, episodes),
-            none(self.members),
-            none(self.members),
-            none(places, dtype=torch.float64),
-            none(places),
-            none(places),
-            none(1) + _NEVER,
-            tuple(table[order.clamp(max=episodes - 1)] for table in self.starts),
-        )
+    def begin(self) -> None:
+        """Put everything to where the first step begins."""
+        changed = (self.round, self.length, self.paid, self.clipped, self.sound, self.stain)
+        tables = (self.returns, self.lengths, self.limited, *self.ended.values())
+        for tensor in (*changed, *tables, self.seen_sound, self.seen_stain):
+            tensor.zero_()
+        self.episode.copy_(self.first)
+        self.task.state = self.task.begin()
+        self.steps = 0
 
-    def tick(self) -> None:
-        """Advance every row by one step."""
-        self.board = self._next(self.board)
+    def advance(self, *, graphs: bool) -> Callable[[], None]:
+        """Return a function that plays STEPS_BETWEEN_LOOKS steps."""
+        may = not is_simulator(self.envs) or cast(Simulator, self.envs.task).capturable
+        if graphs and may and self.place.type == "cuda":
+            tick, steps = self._graph(), STEPS_PER_GRAPH
+        else:
+            tick, steps = self.tick, 1
 
-    def graph(self) -> Callable[[], None]:
-        """Return what advances every row in one launch."""
+        def play() -> None:
+            for _ in range(STEPS_BETWEEN_LOOKS // steps):
+                tick()
+            self.steps += STEPS_BETWEEN_LOOKS
+
+        return play
+
+    def _graph(self) -> Callable[[], None]:
+        """Return a launch of STEPS_PER_GRAPH steps."""
         from ckpttool.agents.backends.torch_cuda import captured
 
-        held = self.board
+        expected = self._played(self.tick, 2 * STEPS_PER_GRAPH) if is_simulator(self.envs) else None
+        held = self.task.state = tuple(tensor.clone() for tensor in self.task.state)
 
         def body() -> None:
-            for old, new in zip(_flat(held), _flat(self._next(held)), strict=True):
+            for _ in range(STEPS_PER_GRAPH):
+                self.tick()
+            # All are computed before the first is written: a task may exchange two of its tensors.
+            for old, new in zip(held, self.task.state, strict=True):
                 old.copy_(new)
+            self.task.state = held
 
-        opening = [tensor.clone() for tensor in _flat(held)]
         with torch.cuda.device(self.place):
             replayed, _ = captured(body, self.place)
-        for old, first in zip(_flat(held), opening, strict=True):
-            old.copy_(first)  # the calls before the capture have played
+        # The calls before the capture have played.
+        self._begin_in(held)
+        if expected is not None:
+            self._require_replayed(expected, replayed.replay)
+            self._begin_in(held)
         return replayed.replay
 
-    def _next(self, at: Board) -> Board:
-        playing = at.number < self.idle
-        actions = self.act(self.envs.program.observe(at.state))
-        limited = torch.minimum(torch.maximum(actions, self.low), self.high)
-        outside = playing & ((actions - limited).abs() > self.slack).any(1)
-        sound = ~playing | actions.isfinite().all(1)
-        # Numbers of Python are arguments of masked_fill's kernel; torch.where copies them to the device, and
-        # a capture may not wait for a copy (aten/src/ATen/native/TensorCompare.cpp).
-        strayed = (at.length * (self.idle + 1) + at.number).masked_fill(sound, _NEVER).min()
-        state, rewards, terminated = self.envs.program.step(at.state, limited.to(self.low.dtype))
-        length = at.length + playing
-        paid = torch.where(playing, at.paid + rewards, at.paid)
-        truncated = length >= self.limit
-        over = playing & (terminated | truncated)
-        place = at.number.masked_fill(~over, self.idle)
-        how = (terminated * TERMINATED + truncated * TRUNCATED).masked_fill(~over, 0)
-        # A row that is done takes its member's next episode: rows that end together take them in order.
-        by_member = over.view(self.members, -1)
-        order = by_member.cumsum(1) - 1 + at.begun[:, None]
-        fresh = (self.first + order).masked_fill(order >= self.play.episodes, self.idle).view(-1)
-        start = order.clamp(0, self.play.episodes - 1).view(-1)
-        return Board(
-            torch.where(over, fresh, at.number),
-            length.masked_fill(over, 0),
-            paid.masked_fill(over, 0.0),
-            at.begun + by_member.sum(1),
-            at.steps + playing.view(self.members, -1).sum(1),
-            at.clipped + outside.view(self.members, -1).sum(1),
-            at.returns.scatter(0, place, paid),
-            at.lengths.scatter(0, place, length),
-            at.ended.scatter(0, place, how),
-            torch.where(at.strayed == _NEVER, strayed, at.strayed),
-            tuple(
-                torch.where(over.view(-1, *[1] * (new.ndim - 1)), table[start], new)
-                for new, table in zip(state, self.starts, strict=True)
-            ),
-        )
+    def _begin_in(self, held: Tensors) -> None:
+        """Put everything to where the first step begins, the task's state into these tensors."""
+        self.begin()
+        for old, new in zip(held, self.task.state, strict=True):
+            old.copy_(new)
+        self.task.state = held
 
-    def look(self) -> int:
-        """Return how many episodes are finished; raise if an action was no number."""
-        if (strayed := int(self.board.strayed)) != _NEVER:
-            step, number = divmod(strayed, self.idle + 1)
-            raise CkpttoolError(
-                f"the policy's action is not finite in episode {number % self.play.episodes}, step {step}"
+    def _played(self, tick: Callable[[], None], ticks: int) -> Tensors:
+        """Return the observations, returns and lengths after the first ticks."""
+        for _ in range(ticks):
+            tick()
+        found = (self.task.observe(), self.paid, self.length, self.round)
+        return tuple(tensor.clone() for tensor in found)
+
+    def _require_replayed(self, expected: Tensors, replay: Callable[[], None]) -> None:
+        """Raise UnsupportedError where two replays are not what the simulator does without a graph."""
+        found = self._played(replay, 2)
+        alike = all(
+            torch.allclose(one, other, 1e-3, 1e-3) for one, other in zip(found, expected, strict=True)
+        )
+        if not alike:
+            raise UnsupportedError(
+                f"a CUDA graph of {self.envs.spec.id} does not replay what its step does",
+                hint="without `capturable`, steps are not captured",
             )
-        return int((self.board.ended[: self.idle] > 0).sum())
+
+    def tick(self) -> None:
+        """Advance every row by one step: operators on the device alone, in-place where a table is large."""
+        obs = self.task.observe()
+        actions = self.act(obs)
+        if self.doubted:
+            self.seen_sound.add_(self.seen_stain.add_((obs - obs).sum(1)).isfinite())
+        limited = actions.clamp(self.low, self.high)
+        excess = actions - limited
+        # 0 times what is not finite is NaN, and stays in the sum.
+        self.stain.add_(_per_row(excess, torch.sum), alpha=0)
+        self.sound.add_(self.stain == self.stain)
+        if self.noise is None:
+            self.clipped.add_(_per_row(excess.abs() > self.slack, torch.any))
+        else:
+            limited = (limited + self.noise[self.episode, self.length]).clamp(self.low, self.high)
+        rewards, terminated, truncated = self.task.step(limited.to(self.low.dtype))
+        self.paid.add_(rewards)
+        self.length.add_(1)
+        line = self.round[None]
+        self.returns.scatter_(0, line, self.paid[None])
+        self.lengths.scatter_(0, line, self.length[None])
+        self.limited.scatter_(0, line, self.clipped[None])
+        over = self.length >= self.limit
+        for name, flags in (("terminated", terminated), ("truncated", truncated)):
+            if flags is not None:
+                self.ended[name].scatter_(0, line, flags[None])
+                over |= flags
+        torch.minimum(self.round + over, self.quota, out=self.round)
+        torch.add(self.first, self.round, alpha=self.rows, out=self.episode)
+        self.paid.masked_fill_(over, 0.0)
+        self.length.masked_fill_(over, 0)
+        self.task.restart(over, self.episode)
+
+    def look(self) -> Look:
+        """Return how far the rollout is, in one transfer; raise if a number in it is not finite."""
+        facts = torch.stack(
+            [
+                self.round.sum(),
+                (self.lengths * self.counted).sum(),
+                (self.sound < self.steps).sum(),
+                (~self.returns.isfinite()).sum(),
+                self.length.max(),
+            ]
+        )
+        found = Look(*map(int, facts.tolist()))
+        if found.unsound or found.unpaid:
+            self._require_finite()
+        longest = self.envs.spec.max_episode_steps
+        if longest is not None and found.longest > longest:
+            raise UnsupportedError(
+                f"{self.envs.spec.id} does not end an episode after max_episode_steps",
+                expected=f"at most {longest} steps",
+                found=str(found.longest),
+            )
+        return found
+
+    def _require_finite(self) -> None:
+        """Raise CkpttoolError for the first number of a counted episode that is not finite."""
+        lengths, counted = (t.cpu().numpy() for t in (self.lengths, self.counted))
+        ends = (lengths * counted).cumsum(0)
+        found: list[tuple[int, int, int, str]] = []
+        sources = [(self.sound, "the policy's action is")]
+        if self.doubted:
+            sources.insert(0, (self.seen_sound, f"an observation of {self.envs.spec.id} is"))
+        for rank, (tensor, what) in enumerate(sources):
+            sound = tensor.cpu().numpy()
+            for row in np.flatnonzero(sound < ends[-1]).tolist():
+                line = int(np.searchsorted(ends[:, row], sound[row], side="right"))
+                step = int(sound[row] - (ends[line - 1, row] if line else 0))
+                episode = line * self.rows + row % self.rows
+                where = f"in episode {episode}, step {step}"
+                found.append((int(sound[row]), episode, rank, f"{what} not finite {where}"))
+        if found:
+            raise CkpttoolError(min(found)[-1])
+        unpaid = counted & ~np.isfinite(self.returns.cpu().numpy())
+        for line, row in np.argwhere(unpaid).tolist():
+            episode = line * self.rows + row % self.rows
+            raise CkpttoolError(f"a reward of {self.envs.spec.id} is not finite in episode {episode}")
 
     def result(self, member: int, seconds: float, interrupted: bool) -> Rollout:
-        board, episodes = self.board, self.play.episodes
-        mine = slice(member * episodes, (member + 1) * episodes)
-        ended, returns, lengths = (t[mine].cpu().numpy() for t in (board.ended, board.returns, board.lengths))
-        done = ended > 0
+        """Return a member's finished episodes in the order of their numbers."""
+        episodes = self.play.episodes
+        mine = slice(member * self.rows, (member + 1) * self.rows)
+        rounds = len(self.returns) - 1
+
+        def flat(table: torch.Tensor) -> np.ndarray:
+            return table[:rounds, mine].cpu().numpy().reshape(-1)[:episodes]
+
+        lengths, counted = flat(self.lengths), self.counted[:, mine]
+        done = np.arange(rounds)[:, None] < self.round[mine].cpu().numpy()
+        done = done.reshape(-1)[:episodes]
+        none = np.zeros(episodes, np.bool_)
+        ends = {name: flat(table) for name, table in self.ended.items()}
+        if self.limit != _NEVER:
+            ends["truncated"] = lengths >= self.limit
+        seeds = self.play.seed + np.arange(episodes)
         return Rollout(
-            returns=returns[done],
+            returns=flat(self.returns)[done],
             lengths=lengths[done],
-            terminated=(ended[done] & TERMINATED) > 0,
-            truncated=(ended[done] & TRUNCATED) > 0,
-            seeds=self.seeds[done],
+            terminated=ends.get("terminated", none)[done],
+            truncated=ends.get("truncated", none)[done],
+            # A simulator starts its episodes as it likes.
+            seeds=seeds[:0] if is_simulator(self.envs) else seeds[done],
             episodes=episodes,
             num_envs=self.rows,
-            steps=int(board.steps[member]),
+            steps=int(lengths.sum()),
             seconds=seconds,
-            clipped=int(board.clipped[member]),
+            # They are counted over all rounds.
+            clipped=int((self.limited[:, mine] * counted).amax(0).sum()),
             engine=self.envs.engine,
             agreement=self.envs.agreement,
             interrupted=interrupted,
         )
 
 
-def _flat(board: Board) -> list[torch.Tensor]:
-    return [*board[:-1], *board.state]
+class _Program:
+    """Rows of a tensor program, whose episodes start from seeds."""
+
+    def __init__(self, game: Game, rounds: int) -> None:
+        self._program = cast(TensorProgram, game.envs.task)
+        self._first = game.first
+        seeds = game.play.seed + np.arange(game.play.episodes)
+        self._starts = game.put_columns(self._program.starts(seeds), rounds)
+        self.state: Tensors = ()
+        # A program has no memory: one step more changes nothing.
+        actions = game.low.expand(len(game.first), -1)
+        _, _, terminated = self._program.step(self.begin(), actions)
+        self.ends: tuple[str, ...] = () if terminated is None else ("terminated",)
+
+    def begin(self) -> Tensors:
+        return tuple(table[self._first] for table in self._starts)
+
+    def observe(self) -> torch.Tensor:
+        return self._program.observe(self.state)
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        self.state, rewards, terminated = self._program.step(self.state, actions)
+        return rewards, terminated, None
+
+    def restart(self, over: torch.Tensor, episode: torch.Tensor) -> None:
+        self.state = tuple(
+            torch.where(over.view(-1, *[1] * (now.ndim - 1)), starts.index_select(0, episode), now)
+            for now, starts in zip(self.state, self._starts, strict=True)
+        )
+
+
+class _Simulation:
+    """Rows of a simulator, which restarts them by itself; the state is their observations."""
+
+    ends: tuple[str, ...] = ("terminated", "truncated")
+
+    def __init__(self, game: Game) -> None:
+        self._simulator = cast(Simulator, game.envs.task)
+        self._seed = game.play.seed
+        if self._simulator.device != game.place:
+            raise UsageError(
+                f"{game.envs.spec.id} and the policy are on different devices",
+                expected=str(game.place),
+                found=str(self._simulator.device),
+                hint="--device names the one for both",
+            )
+        self.state: Tensors = ()
+
+    def begin(self) -> Tensors:
+        return (self._simulator.reset(self._seed),)
+
+    def observe(self) -> torch.Tensor:
+        return self.state[0]
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        obs, rewards, terminated, truncated = self._simulator.step(actions)
+        self.state = (obs,)
+        return rewards, terminated, truncated
+
+    def restart(self, over: torch.Tensor, episode: torch.Tensor) -> None:
+        pass
+
+
+class _HostReads(TorchFunctionMode):
+    """Counts the calls by which a program reads a tensor's values on the host."""
+
+    READS = ("item", "tolist", "cpu", "numpy", "nonzero")
+    CASTS = ("__bool__", "__int__", "__float__", "__index__", "__array__")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found += getattr(func, "__name__", "") in (*self.READS, *self.CASTS)
+        return func(*args, **(kwargs or {}))
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
+    """Counts PyTorch's operators that compute, each of which is about one kernel on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = [each.alias_info for each in func._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in returned)
+        self.found += not (is_view or "empty" in func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def is_simulator(envs: DeviceVector) -> bool:
+    """Return whether the task is a simulator with a state of its own, and no tensor program."""
+    return not hasattr(envs.task, "starts")
+
+
+def _mode(envs: DeviceVector) -> torch.no_grad | torch.inference_mode:
+    """Return the context of a rollout without gradients.
+
+    A simulator keeps tensors that it makes inside and may write them outside, which inference mode forbids.
+    """
+    return torch.no_grad() if is_simulator(envs) else torch.inference_mode()
+
+
+def _per_row(values: torch.Tensor, reduce: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Return [rows] of [rows, action_dim]; one action needs no kernel."""
+    return values[:, 0] if values.shape[1] == 1 else reduce(values, 1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.agents.envs import engines, pendulum_alone, registry
+from ckpttool.agents.envs import engines, registry, simulators
 from ckpttool.agents.envs.adapters import ADAPTERS, adapted
 from ckpttool.agents.envs.engines import ENGINES
 from ckpttool.agents.envs.gym_vector import GymVector
 from ckpttool.agents.envs.mujoco_vector import MujocoVector
-from ckpttool.agents.envs.pendulum_batch import PendulumBatch
 from ckpttool.agents.envs.pictures import drawable
 from ckpttool.agents.envs.spec import OBS, EnvSpec, Outcome, VectorEnv
+from ckpttool.agents.envs.tensors import ENGINE as DEVICE
 from ckpttool.errors import UsageError, choice
 
 __all__ = [
@@ -37,10 +37,14 @@ def make(
     obs_dim: int | None = None,
     adapter: str | None = None,
     engine: str = "auto",
+    device: str = "cpu",
     pictures: bool = False,
     threads: int | None = None,
 ) -> VectorEnv:
     """Return `num_envs` environments of a Gymnasium id, stepped by the fastest engine that knows it.
+
+    With the engine "device", `module:factory` is a user's simulator (see simulators), made on `device` with
+    `kwargs`; its rows live there.
 
     `obs_dim` is what the policy takes: another version's observations are adapted to it where that is known
     to be right, and a note says so; what sizes cannot decide, `adapter` asks for. `pictures` makes frame()
@@ -57,10 +61,14 @@ def make(
         raise UsageError(f"no engine is called {engine!r}", hint=choice(engine, ENGINES))
     if adapter is not None and adapter not in ADAPTERS:
         raise UsageError(f"no adapter is called {adapter!r}", hint=choice(adapter, ADAPTERS))
-    in_arrays = env_id == pendulum_alone.ID and engine in (engines.AUTO, PendulumBatch.engine)
-    if in_arrays and not (kwargs or pictures or registry.installed()):
-        alone = PendulumBatch(pendulum_alone.PendulumAlone, num_envs)
-        return adapted(alone, obs_dim, adapter, lambda _: alone)
+    if engine == DEVICE and simulators.is_factory(env_id):
+        own = simulators.load(env_id, num_envs, device, kwargs)
+        return adapted(own, obs_dim, adapter, lambda _: own)
+    if env_id in engines.ALONE and not (kwargs or pictures or registry.installed()):
+        make_alone, builders = engines.ALONE[env_id]
+        if engine in builders:
+            alone = builders[engine](make_alone, num_envs, threads)
+            return adapted(alone, obs_dim, adapter, lambda _: alone)
     gymnasium = registry.gymnasium()
     given = {**(kwargs or {}), **({"render_mode": "rgb_array"} if pictures else {})}
 

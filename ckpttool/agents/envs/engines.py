@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.agents.envs import pendulum_batch, tensors
+from ckpttool.agents.envs import pendulum_alone, pendulum_batch, tensors
 from ckpttool.agents.envs.gym_vector import GymVector, heard, redirect_mujoco
+from ckpttool.agents.envs.mountain_car_tensors import ID as MOUNTAIN_CAR
+from ckpttool.agents.envs.mountain_car_tensors import MountainCarAlone, MountainCarTensors
 from ckpttool.agents.envs.mujoco_tasks import TASKS
 from ckpttool.agents.envs.mujoco_vector import MujocoVector
 from ckpttool.agents.envs.pendulum_tensors import PendulumTensors
@@ -16,20 +18,20 @@ from ckpttool.errors import UnsupportedError, UsageError
 
 AUTO = "auto"
 MakeOne = Callable[[], Any]
+Build = Callable[[MakeOne, int, int | None], VectorEnv]
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
     """An engine that plays some of Gymnasium's environments as Gymnasium does, only faster.
 
-    `build` gets what makes one environment, how many are wanted and how many threads may be used (None:
-    all cores), and raises UnsupportedError where this environment is not as the engine knows it.
+    A task's builder gets what makes one environment, how many are wanted and how many threads may be used
+    (None: all cores), and raises UnsupportedError where this environment is not as the engine knows it.
     """
 
     name: str
-    entry_points: frozenset[str]
-    """of the classes in Gymnasium's registry"""
-    build: Callable[[MakeOne, int, int | None], VectorEnv]
+    tasks: Mapping[str, Build]
+    """by the entry point of the environment's class in Gymnasium's registry"""
     on_request: bool = False
     """only for who names it: `auto` leaves it out"""
 
@@ -41,25 +43,49 @@ class Engine:
     @property
     def plays(self) -> str:
         """The names of the environments, for a sentence."""
-        names = {entry.partition(":")[2].removesuffix("Env") for entry in self.entry_points}
-        return ", ".join(sorted(names))
+        names = {entry.partition(":")[2].removesuffix("Env") for entry in self.tasks}
+        return ", ".join(sorted(_TITLES.get(name, name) for name in names))
 
 
-_PENDULUM = frozenset({"gymnasium.envs.classic_control.pendulum:PendulumEnv"})
+_TITLES = {"Continuous_MountainCar": MOUNTAIN_CAR.partition("-")[0]}
+_PENDULUM = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
+_MOUNTAIN_CAR = "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv"
+
+
+def _pendulum_batch(make_one: MakeOne, num_envs: int, _: int | None) -> VectorEnv:
+    return pendulum_batch.PendulumBatch(make_one, num_envs)
+
+
+def _pendulum_tensors(make_one: MakeOne, num_envs: int, _: int | None) -> VectorEnv:
+    return tensors.DeviceVector(PendulumTensors(make_one), num_envs)
+
+
+def _mountain_car_tensors(make_one: MakeOne, num_envs: int, _: int | None) -> VectorEnv:
+    return tensors.DeviceVector(MountainCarTensors(make_one), num_envs)
+
+
 FAST = (
-    Engine(MujocoVector.engine, frozenset(TASKS), MujocoVector),
-    Engine(
-        pendulum_batch.ENGINE,
-        _PENDULUM,
-        lambda make_one, num_envs, _: pendulum_batch.PendulumBatch(make_one, num_envs),
-    ),
+    Engine(MujocoVector.engine, dict.fromkeys(TASKS, MujocoVector)),
+    Engine(pendulum_batch.ENGINE, {_PENDULUM: _pendulum_batch}),
     Engine(
         tensors.ENGINE,
-        _PENDULUM,
-        lambda make_one, num_envs, _: tensors.DeviceVector(PendulumTensors(make_one), num_envs),
+        {_PENDULUM: _pendulum_tensors, _MOUNTAIN_CAR: _mountain_car_tensors},
         on_request=True,
     ),
 )
+ALONE: Mapping[str, tuple[MakeOne, Mapping[str, Build]]] = {
+    pendulum_alone.ID: (
+        pendulum_alone.PendulumAlone,
+        {
+            AUTO: _pendulum_batch,
+            pendulum_batch.ENGINE: _pendulum_batch,
+            tensors.ENGINE: _pendulum_tensors,
+        },
+    ),
+    MOUNTAIN_CAR: (MountainCarAlone, {tensors.ENGINE: _mountain_car_tensors}),
+}
+"""The environments that are played where Gymnasium is not installed: what makes one, and its engines."""
+
 ENGINES = (AUTO, GymVector.engine, *(engine.name for engine in FAST))
 
 
@@ -73,9 +99,9 @@ def build(
     if asked != GymVector.engine:
         entry_point = _entry_point(env_id, make_one, known)
         for engine in FAST:
-            if asked in engine.answers_to and entry_point in engine.entry_points:
+            if asked in engine.answers_to and entry_point in engine.tasks:
                 try:
-                    return engine.build(make_one, num_envs, threads)
+                    return engine.tasks[entry_point](make_one, num_envs, threads)
                 except UnsupportedError as error:
                     if asked != AUTO:
                         raise UsageError(

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ckpttool.agents.envs import gym_draws
 from ckpttool.agents.envs.gym_vector import describe, heard
 from ckpttool.agents.envs.pendulum_alone import ID, NOTE, PendulumAlone
 from ckpttool.agents.envs.spec import Agreement, EnvSpec, Outcome, deviation
@@ -98,12 +99,13 @@ class PendulumBatch:
 
     def starts(self, seeds: np.ndarray) -> np.ndarray:
         """Return the angle and the speed with which the episode of each seed starts: [len(seeds), 2]."""
-        unlike, of = np.unique(seeds, return_inverse=True)
-        states = np.empty((len(unlike), 2))
-        for place, seed in enumerate(unlike.tolist()):
+
+        def draw(seed: int) -> np.ndarray:
             self._one.reset(seed=seed)
-            states[place] = self._one.unwrapped.state
-        return states[of]
+            return np.array(self._one.unwrapped.state, np.float64)
+
+        most = np.array([np.pi, 1.0])
+        return gym_draws.starts(seeds, -most, most, draw)
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Begin the episode of seeds[i] in rows[i]; rows of one seed share the draw."""

@@ -35,6 +35,8 @@ def sentences(env_id: str) -> Iterator[None]:
     said = f"gymnasium {library.__version__} cannot make {env_id!r}"
     near = _near(env_id, library.registry)
     hint = f"there is {', '.join(near)}" if near else None
+    if hint is None and ":" in env_id and env_id.rpartition(":")[2].isidentifier():
+        hint = "--engine device --backend torch plays a factory of simulators"
     try:
         yield
     except library.error.DependencyNotInstalled as error:

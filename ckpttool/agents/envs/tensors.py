@@ -1,7 +1,7 @@
-"""The seam of tasks written as tensor programs: episodes that run where the policy lives, start to end.
+"""Tasks that run on the policy's device: the interface of tensor programs and of batched simulators.
 
-An engine of this kind gives a program instead of rows to step: the torch backend plays it without a transfer
-between policy and environment. Physics on a GPU joins as one more program.
+The torch backend plays both without a transfer between policy and task (backends/torch_rollout.py). Users
+plug in their own with `module:factory` (simulators.py, docs/howto/plug_in_a_simulator.md).
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ Tensors = tuple["torch.Tensor", ...]
 
 
 class TensorProgram(Protocol):
-    """A task as functions of tensors, on whatever device these are; a state is several tensors [rows, ...].
+    """A task as pure functions of tensors on any device; a state is several tensors [rows, ...].
 
-    Nothing in `observe` and `step` may depend on a value on the host: a GPU replays them as one graph.
+    `observe` and `step` use no value on the host: a GPU replays them as one graph. Actions are within the
+    bounds of `spec`. The rollout starts rows from seeds and cuts episodes at `spec.max_episode_steps`.
     """
 
     spec: EnvSpec
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the task's library had to say, each sentence once."""
+        """Warnings of the task's library, each once."""
         ...
 
     def compare(self, device: torch.device) -> Agreement | None:
@@ -45,41 +46,72 @@ class TensorProgram(Protocol):
         ...
 
     def observe(self, state: Tensors) -> torch.Tensor:
-        """Return what the policy sees: [rows, obs_dim] in the type of the task's observations."""
+        """Return the policy's observations: [rows, obs_dim] in the type of the task's observations."""
         ...
 
-    def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
-        """Return the next state, the rewards (float64) and which rows terminated, each [rows]."""
+    def step(
+        self, state: Tensors, actions: torch.Tensor
+    ) -> tuple[Tensors, torch.Tensor, torch.Tensor | None]:
+        """Return the next state, and rewards and terminations (bool; None if there are none) [rows]."""
         ...
 
     def close(self) -> None:
-        """Let go of what the task's library holds."""
+        """Release what the task's library holds."""
+        ...
+
+
+class Simulator(Protocol):
+    """A batch of environments with a state of their own, whose rows restart by themselves."""
+
+    spec: EnvSpec
+    device: torch.device
+    capturable: bool
+    """whether `step` may be captured in a CUDA graph: it uses no value on the host and keeps its memory"""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings of the simulator, each once."""
+        ...
+
+    def reset(self, seed: int) -> torch.Tensor:
+        """Start an episode in every row; return the observations [rows, obs_dim]."""
+        ...
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return observations, rewards, terminated and truncated.
+
+        The observation of a row that ended is the first one of its next episode.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the simulator holds."""
         ...
 
 
 class DeviceVector:
-    """A program and a number of rows, to be played as a whole (see agents.rollout.rollouts)."""
+    """A task and a number of rows, to be played as a whole (see agents.rollout.rollouts)."""
 
     engine = ENGINE
 
-    def __init__(self, program: TensorProgram, num_envs: int) -> None:
+    def __init__(self, task: TensorProgram | Simulator, num_envs: int) -> None:
         if num_envs < 1:
             raise UsageError(f"{num_envs} environments cannot play")
-        self.program, self.num_envs = program, num_envs
-        self.spec = program.spec
+        self.task, self.num_envs = task, num_envs
+        self.spec = task.spec
         self.obs: Observation = self.spec.zeros(num_envs)
         self.agreement: Agreement | None = None
         self._compared: set[torch.device] = set()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the task's library had to say, each sentence once."""
-        return self.program.notes
+        """Warnings of the task's library, each once."""
+        return self.task.notes
 
     def require_agreement(self, device: torch.device) -> None:
-        """Compare the program's steps on the device once; raise UnsupportedError beyond its tolerance."""
-        if device not in self._compared:
-            self.agreement = self.program.compare(device)
+        """Compare a program's steps on the device once; raise UnsupportedError beyond its tolerance."""
+        if device not in self._compared and (compare := getattr(self.task, "compare", None)) is not None:
+            self.agreement = compare(device)
             if self.agreement is not None:
                 self.agreement.require(self.spec.id, self.engine)
             self._compared.add(device)
@@ -97,8 +129,8 @@ class DeviceVector:
         raise UnsupportedError(f"the {ENGINE} engine draws no picture", hint="--engine gymnasium does")
 
     def close(self) -> None:
-        """Let go of what the task's library holds."""
-        self.program.close()
+        """Release what the task's library holds."""
+        self.task.close()
 
     def __enter__(self) -> DeviceVector:
         return self

@@ -1,0 +1,348 @@
+"""Users' simulators and tensor programs, plugged in as `module:factory`.
+
+The factory is called with the number of rows and a torch.device. What it returns has the attributes
+`obs_dim`, `action_low` and `action_high`, and either `starts`, `observe` and `step` (a tensor program, see
+tensors.TensorProgram) or `reset` and `step` (a simulator, see tensors.Simulator). Optional are
+`max_episode_steps`, `versions`, `notes`, `capturable` and `close`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ckpttool.agents.envs.spec import OBS, EnvSpec
+from ckpttool.agents.envs.tensors import ENGINE, DeviceVector, Tensors
+from ckpttool.agents.skeleton.factory import last_line
+from ckpttool.errors import EnvironmentMismatchError, MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+Result = TypeVar("Result")
+
+_FACTORY_HINT = "module:function names a factory, module:Env-v0 an environment of Gymnasium"
+_CHECKED_ROWS = 3
+
+
+def is_factory(env_id: str) -> bool:
+    """Return whether the id has the form `module:factory`; `module:Env-v0` is Gymnasium's."""
+    module, colon, name = env_id.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
+
+
+def load(
+    env_id: str, num_envs: int, device: str = "cpu", kwargs: Mapping[str, Any] | None = None
+) -> DeviceVector:
+    """Call the factory and return its task with that many rows.
+
+    `device` is "cpu", "cuda", "cuda:N" or "auto". Raise UsageError where the module, the factory or an
+    attribute of its result is missing or wrong, MissingExtraError without PyTorch.
+    """
+    if num_envs < 1:
+        raise UsageError(f"{num_envs} environments cannot play")
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError(
+            f"the {ENGINE} engine needs torch, which is not installed", hint="pip install torch"
+        )
+    from ckpttool.agents.backends.torch import device_of
+
+    place = device_of(device)
+    factory = _factory(env_id)
+    made = _called(env_id, factory, num_envs, place, **(kwargs or {}))
+    try:
+        spec = _spec(made, env_id)
+        if callable(getattr(made, "starts", None)):
+            return DeviceVector(UserProgram(made, spec), num_envs)
+        return DeviceVector(UserSimulator(made, spec, num_envs, place), num_envs)
+    except BaseException:
+        _close(made)
+        raise
+
+
+class UserProgram:
+    """A user's tensor program, whose shapes and types are checked once on each device before it plays."""
+
+    def __init__(self, made: Any, spec: EnvSpec) -> None:
+        self._made, self.spec = made, spec
+        _require_methods(made, spec.id, "starts", "observe", "step")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes of the program."""
+        return _notes(self._made)
+
+    def compare(self, device: torch.device) -> None:
+        """Play one step of a few rows; raise EnvironmentMismatchError where a result does not fit."""
+        import torch
+
+        seeds = np.arange(_CHECKED_ROWS)
+        state = tuple(torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in self.starts(seeds))
+        low, high = self.spec.action_low, self.spec.action_high
+        middle = np.clip(np.zeros_like(low), low, high)
+        actions = torch.from_numpy(np.tile(middle, (_CHECKED_ROWS, 1))).to(device)
+        fits = _Fits(self.spec, _CHECKED_ROWS, device)
+        fits.observations(self.observe(state))
+        result = self.step(state, actions)
+        if not isinstance(result, tuple) or len(result) != 3:
+            raise fits.error("step", "(state, rewards, terminated)", _described(result))
+        after, rewards, terminated = result
+        if not isinstance(after, tuple) or list(map(_described, after)) != list(map(_described, state)):
+            found = ", ".join(map(_described, after)) if isinstance(after, tuple) else _described(after)
+            raise fits.error("a next state", f"({', '.join(map(_described, state))})", found)
+        fits.rewards(rewards)
+        if terminated is not None:
+            fits.flags("terminated", terminated)
+        elif self.spec.max_episode_steps is None:
+            raise UsageError(
+                f"no episode of {self.spec.id} ends",
+                expected="terminated from step, or the attribute max_episode_steps",
+                found="neither",
+            )
+
+    def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the states in which the episodes of these seeds start."""
+        found = _called(self.spec.id, self._made.starts, seeds)
+        several = found if isinstance(found, tuple | list) else (found,)
+        arrays = tuple(
+            each.detach().cpu().numpy() if hasattr(each, "detach") else np.asarray(each) for each in several
+        )
+        if not arrays or any(a.dtype.kind not in "fiub" or a.shape[:1] != (len(seeds),) for a in arrays):
+            raise EnvironmentMismatchError(
+                f"the starts of {self.spec.id} do not fit",
+                expected=f"arrays of numbers [{len(seeds)}, ...], one row per seed",
+                found=", ".join(f"{a.dtype.name} {list(a.shape)}" for a in arrays) or "no array",
+            )
+        return arrays
+
+    def observe(self, state: Tensors) -> torch.Tensor:
+        """Return the policy's observations [rows, obs_dim]."""
+        found: torch.Tensor = _called(self.spec.id, self._made.observe, state)
+        return found
+
+    def step(
+        self, state: Tensors, actions: torch.Tensor
+    ) -> tuple[Tensors, torch.Tensor, torch.Tensor | None]:
+        """Return the next state, the rewards and which rows terminated."""
+        found: tuple[Tensors, torch.Tensor, torch.Tensor | None] = _called(
+            self.spec.id, self._made.step, state, actions
+        )
+        return found
+
+    def close(self) -> None:
+        """Close the program, if it can be closed."""
+        _close(self._made)
+
+
+class UserSimulator:
+    """A user's simulator, whose results are checked at every step: their shapes, types and device."""
+
+    def __init__(self, made: Any, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
+        self._made, self.spec, self.device = made, spec, device
+        _require_methods(made, spec.id, "reset", "step")
+        self.capturable = getattr(made, "capturable", False) is True
+        self._fits = _Fits(spec, num_envs, device)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes of the simulator."""
+        return _notes(self._made)
+
+    def reset(self, seed: int) -> torch.Tensor:
+        """Start an episode in every row; return the observations [rows, obs_dim]."""
+        return self._fits.observations(_called(self.spec.id, self._made.reset, seed))
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return observations, rewards, terminated and truncated."""
+        found = _called(self.spec.id, self._made.step, actions)
+        if not isinstance(found, tuple | list) or len(found) != 4:
+            raise self._fits.error(
+                "step", "(observations, rewards, terminated, truncated)", _described(found)
+            )
+        obs, rewards, terminated, truncated = found
+        return (
+            self._fits.observations(obs),
+            self._fits.rewards(rewards),
+            self._fits.flags("terminated", terminated),
+            self._fits.flags("truncated", truncated),
+        )
+
+    def close(self) -> None:
+        """Close the simulator, if it can be closed."""
+        _close(self._made)
+
+
+class _Fits:
+    """Checks what a task returns, without reading a value from the device."""
+
+    def __init__(self, spec: EnvSpec, rows: int, device: torch.device) -> None:
+        self._spec, self._device = spec, device
+        self._rows, self._observed = (rows,), (rows, spec.obs_dim)
+
+    def observations(self, found: Any) -> torch.Tensor:
+        return self._tensor("observations", found, self._observed, "a float type")
+
+    def rewards(self, found: Any) -> torch.Tensor:
+        return self._tensor("rewards", found, self._rows, "a float type")
+
+    def flags(self, name: str, found: Any) -> torch.Tensor:
+        return self._tensor(name, found, self._rows, "bool")
+
+    def _tensor(self, name: str, found: Any, shape: tuple[int, ...], kind: str) -> torch.Tensor:
+        import torch
+
+        right = (
+            isinstance(found, torch.Tensor)
+            and found.shape == shape
+            and found.device == self._device
+            and (found.dtype == torch.bool if kind == "bool" else found.dtype.is_floating_point)
+        )
+        if not right:
+            raise self.error(name, f"a tensor {list(shape)} of {kind} on {self._device}", _described(found))
+        tensor: torch.Tensor = found
+        return tensor
+
+    def error(self, name: str, expected: str, found: str) -> EnvironmentMismatchError:
+        return EnvironmentMismatchError(
+            f"{self._spec.id} returns {name} that do not fit", expected=expected, found=found
+        )
+
+
+def _factory(env_id: str) -> Callable[..., Any]:
+    where, _, name = env_id.partition(":")
+    try:
+        found: Any = importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if where == missing or where.startswith(f"{missing}."):
+            raise UsageError(
+                f"there is no module {missing}", hint="the current folder and PYTHONPATH are searched"
+            ) from error
+        raise UsageError(f"{where} imports {missing}, which is not installed") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"importing {where} raises {last_line(error)}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, dir(found), 1)
+            raise UsageError(
+                f"{where} has no {name}", hint=f"did you mean {close[0]}" if close else _FACTORY_HINT
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(
+            f"{env_id} is not a factory", expected="a function or a class", found=type(found).__name__
+        )
+    return found  # type: ignore[no-any-return]  # callable
+
+
+def _called(env_id: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Call a user's function; turn whatever it raises into one sentence."""
+    try:
+        return function(*given, **named)
+    except (Exception, SystemExit) as error:
+        what = getattr(function, "__name__", "")
+        method = f"{what} of " if env_id.rpartition(":")[2].rpartition(".")[2] != what else ""
+        raise UsageError(f"{method}{env_id} raises {last_line(error)}") from error
+
+
+def _spec(made: Any, env_id: str) -> EnvSpec:
+    """Return the task's sizes and bounds; raise UsageError where an attribute is missing or wrong."""
+    missing = [name for name in ("obs_dim", "action_low", "action_high") if not hasattr(made, name)]
+    if missing:
+        raise UsageError(
+            f"{env_id} returns an object without {' and '.join(missing)}",
+            expected="obs_dim, action_low and action_high",
+            found=type(made).__name__,
+        )
+    limit = getattr(made, "max_episode_steps", None)
+    for name, value in (
+        ("obs_dim", made.obs_dim),
+        *([] if limit is None else [("max_episode_steps", limit)]),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise UsageError(
+                f"{name} of {env_id} is not a size", expected="a whole number above 0", found=repr(value)
+            )
+    low, high = _bound(made, env_id, "action_low"), _bound(made, env_id, "action_high")
+    if low.shape != high.shape or not (low <= high).all():
+        raise UsageError(
+            f"the action bounds of {env_id} do not fit each other",
+            expected="action_low below action_high, one number per action",
+            found=f"{low.tolist()} and {high.tolist()}",
+        )
+    return EnvSpec(
+        env_id,
+        ((OBS, (int(made.obs_dim),), "float32"),),
+        low,
+        high,
+        None if limit is None else int(limit),
+        {**_versions(made), **_module_version(env_id)},
+    )
+
+
+def _bound(made: Any, env_id: str, name: str) -> np.ndarray:
+    value = getattr(made, name)
+    try:
+        given = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+        array = np.atleast_1d(np.asarray(given, np.float32))
+    except (TypeError, ValueError, RuntimeError):
+        array = np.array([math.nan], np.float32)
+    if array.ndim != 1 or not array.size or np.isnan(array).any():
+        raise UsageError(
+            f"{name} of {env_id} is not a list of numbers",
+            expected="one number per action",
+            found=repr(value)[:80],
+        )
+    return array
+
+
+def _versions(made: Any) -> dict[str, str]:
+    stated = getattr(made, "versions", None)
+    return {str(name): str(value) for name, value in stated.items()} if isinstance(stated, Mapping) else {}
+
+
+def _module_version(env_id: str) -> dict[str, str]:
+    """Return the digest of the module's file: results of changed code are not those of the old code."""
+    where = env_id.partition(":")[0]
+    file = getattr(sys.modules.get(where), "__file__", None)
+    try:
+        with open(file or "", "rb") as stream:
+            return {where: f"sha256:{hashlib.sha256(stream.read()).hexdigest()[:16]}"}
+    except OSError:
+        return {}
+
+
+def _notes(made: Any) -> tuple[str, ...]:
+    stated = getattr(made, "notes", ())
+    return tuple(map(str, stated)) if isinstance(stated, tuple | list) else ()
+
+
+def _require_methods(made: Any, env_id: str, *names: str) -> None:
+    missing = [name for name in names if not callable(getattr(made, name, None))]
+    if missing:
+        raise UsageError(
+            f"{env_id} returns an object without {' and '.join(missing)}",
+            expected="starts, observe and step (a tensor program), or reset and step (a simulator)",
+            found=type(made).__name__,
+        )
+
+
+def _close(made: Any) -> None:
+    if callable(close := getattr(made, "close", None)):
+        close()
+
+
+def _described(value: Any) -> str:
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__

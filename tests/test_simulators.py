@@ -1,0 +1,461 @@
+"""Users' simulators, plugged in as `module:factory`: episodes, refusals, and what the results state."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.agents import envs
+from ckpttool.agents.actions import Noise
+from ckpttool.agents.envs.simulators import is_factory
+from ckpttool.agents.envs.tensors import DeviceVector
+from ckpttool.agents.network import Dense, Network
+from ckpttool.agents.rollout import Play, Rollout, rollouts
+from ckpttool.agents.stacking import stack
+from ckpttool.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
+from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
+from tests.test_backends import CELL, chain, dense
+from tests.test_device_rollout import torch_policy
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
+
+SOURCE = '''
+import torch
+
+class Simulator:
+    """Row r plays episodes of 1 + (r + k) % 5 steps, k = 0, 1, ...; each step pays the episode's length."""
+
+    obs_dim, action_low, action_high = 3, -2.0, 2.0
+    versions = {"physics": "1.2"}
+
+    def __init__(self, num_envs, device):
+        self.rows = torch.arange(num_envs, device=device)
+        self.seeds = []
+
+    def reset(self, seed):
+        self.seeds.append(seed)
+        self.played = torch.zeros_like(self.rows)
+        self.left = self.long()
+        return self.obs()
+
+    def long(self):
+        return 1 + (self.rows + self.played) % 5
+
+    def obs(self):
+        return torch.stack([self.rows, self.left, self.played], 1).float()
+
+    def step(self, actions):
+        assert actions.shape == (len(self.rows), 1) and actions.dtype == torch.float32
+        rewards = self.long().float()
+        self.left = self.left - 1
+        over = self.left == 0
+        odd = self.played % 2 == 1
+        self.played = self.played + over
+        self.left = torch.where(over, self.long(), self.left)
+        return self.obs(), rewards, over & odd, over & ~odd
+
+class Program:
+    """Episode of seed s starts at s and pays it; it goes down by one in every step, and ends at 0."""
+
+    obs_dim, action_low, action_high, max_episode_steps = 3, [-2], [2], 4
+
+    def starts(self, seeds):
+        return torch.tensor(seeds, dtype=torch.float64)
+
+    def observe(self, state):
+        return state[0].float()[:, None].expand(-1, 3)
+
+    def step(self, state, actions):
+        return (state[0] - 1,), state[0], state[0] <= 1
+
+def program(num_envs, device):
+    return Program()
+
+def fails(num_envs, device):
+    raise RuntimeError("no licence")
+
+def changed(**replaced):
+    def make(num_envs, device):
+        made = Simulator(num_envs, device)
+        for name, value in replaced.items():
+            setattr(made, name, value)
+        return made
+    return make
+
+def stepping(change):
+    def make(num_envs, device):
+        made = Simulator(num_envs, device)
+        step = made.step
+        made.step = lambda actions: change(*step(actions))
+        return made
+    return make
+
+no_bounds = lambda num_envs, device: type("Bare", (), {"obs_dim": 3})()
+no_step = changed(step=None)
+no_sizes = changed(obs_dim=0)
+crossed = changed(action_low=3.0)
+few_bounds = changed(action_low=[-1.0, -1.0])
+words = changed(action_low="low")
+wide = stepping(lambda o, r, t, c: (torch.cat([o, o], 1), r, t, c))
+floats = stepping(lambda o, r, t, c: (o, r, t.float(), c))
+column = stepping(lambda o, r, t, c: (o, r[:, None], t, c))
+whole = stepping(lambda o, r, t, c: (o, r.long(), t, c))
+arrays = stepping(lambda o, r, t, c: (o.numpy(), r, t, c))
+five = stepping(lambda o, r, t, c: (o, r, t, c, {}))
+elsewhere = stepping(lambda o, r, t, c: (o, r.to("meta"), t, c))
+unpaid = stepping(lambda o, r, t, c: (o, torch.where(o[:, 2] == 1, float("nan"), r), t, c))
+unseen = stepping(lambda o, r, t, c: (torch.where(o[:, 2:] == 1, float("nan"), o), r, t, c))
+def crash(o, r, t, c):
+    raise ValueError("the world\\nhas ended \\x1b[31m")
+crashes = stepping(crash)
+endless = stepping(lambda o, r, t, c: (o, r, t & False, c & False))
+def capped(num_envs, device):
+    made = endless(num_envs, device)
+    made.max_episode_steps = 50
+    return made
+nothing = 3
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a folder with the module `own_simulator`, in which the test runs."""
+    (tmp_path / "own_simulator.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("own_simulator", None)
+
+
+STILL = chain(3, Dense(np.zeros((3, 1), np.float32)))
+
+
+def play(
+    name: str, num_envs: int, what: Play, network: Network = STILL, members: int = 1
+) -> tuple[Rollout, ...]:
+    with envs.make(f"own_simulator:{name}", num_envs, engine="device", trusted=True) as vector:
+        return rollouts(torch_policy(network), vector, what, members=members)
+
+
+def lengths(row: int) -> Iterator[int]:
+    """Yield how long the episodes of a row of the simulator are."""
+    number = row
+    while True:
+        yield 1 + number % 5
+        number += 1
+
+
+@pytest.mark.parametrize(("episodes", "rows"), [(12, 4), (13, 4), (3, 5), (1, 1), (500, 3)])
+@pytest.mark.parametrize("members", [1, 2])
+def test_every_row_plays_its_share_of_episodes(module: Path, episodes: int, rows: int, members: int) -> None:
+    """Short episodes of one row do not take the place of another row's long ones."""
+    found = play("Simulator", rows * members, Play(episodes, 3), stack([STILL] * members), members)
+    for member, one in enumerate(found):
+        expected = []
+        for row in range(rows):
+            several = lengths(member * rows + row)
+            expected += [(line * rows + row, line, next(several)) for line in range(-(-episodes // rows))]
+        expected = sorted(expected)[:episodes]
+        assert one.lengths.tolist() == [long for _, _, long in expected]
+        assert one.returns.tolist() == [long * long for _, _, long in expected]
+        assert one.terminated.tolist() == [line % 2 == 1 for _, line, _ in expected]
+        assert one.truncated.tolist() == [line % 2 == 0 for _, line, _ in expected]
+        assert one.steps == one.lengths.sum()
+        assert (one.episodes, one.num_envs, one.engine) == (episodes, rows, "device")
+        assert one.seeds.tolist() == []
+
+
+def test_a_program_of_ones_own_starts_from_seeds(module: Path) -> None:
+    (found,) = play("program", 3, Play(7, 1))
+    assert found.seeds.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert found.lengths.tolist() == [1, 2, 3, 4, 4, 4, 4]
+    assert found.returns.tolist() == [1, 3, 6, 10, 14, 18, 22]
+    assert found.terminated.tolist() == [True, True, True, True, False, False, False]
+    assert found.truncated.tolist() == [False, False, False, True, True, True, True]
+
+
+def test_the_result_names_no_seeds_and_the_code_that_played(module: Path) -> None:
+    common = (
+        "eval",
+        TORCH_SAMPLE,
+        "--engine",
+        "device",
+        "--backend",
+        "torch",
+        "--env",
+        "own_simulator:Simulator",
+    )
+    ran = in_process(
+        *common, "--episodes", "6", "--num-envs", "3", "--csv", "rows.csv", "--json", "--out", "all.jsonl"
+    )
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    assert document["protocol"]["seeds"] == []
+    assert document["env"] == document["environment"]["id"] == "own_simulator:Simulator"
+    assert len(document["returns"]) == 6
+    assert document["versions"]["physics"] == "1.2"
+    digest = document["versions"]["own_simulator"]
+    assert any("seed 1000" in note for note in document["notes"])
+    assert [line.split(",")[3] for line in Path("rows.csv").read_text().splitlines()[1:]] == [""] * 6
+    # A result is taken up again only while the simulator's code is the same.
+    again = in_process(*common, "--episodes", "6", "--num-envs", "3", "--json", "--out", "all.jsonl").json()
+    assert again["returns"] == document["returns"]
+    with (module / "own_simulator.py").open("a") as file:
+        file.write("# other code\n")
+    sys.modules.pop("own_simulator")
+    other = in_process(*common, "--episodes", "6", "--num-envs", "3", "--json").json()
+    assert other["versions"]["own_simulator"] != digest
+    assert other["fingerprint"] != document["fingerprint"]
+    shown = in_process(*common, "--episodes", "2")
+    assert shown.status == 0, shown.err
+    assert "none for its episodes" in shown.out
+
+
+@pytest.mark.parametrize("more", [("--jobs", "2"), ("--runs",), ()])
+def test_several_checkpoints_play_in_it(module: Path, more: tuple[str, ...]) -> None:
+    ran = in_process(
+        "eval", TORCH_SAMPLE, TORCH_SAMPLE.parent / "ckpt-12500.pt", "--episodes", "4", "--json", *more,
+        "--engine", "device", "--backend", "torch", "--env", "own_simulator:Simulator",
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    assert [each["lengths"] for each in document["evaluations"]]
+    assert [each["protocol"]["seeds"] for each in document["evaluations"]] == [[], []]
+    # Two samples of independent episodes, too few to tell the checkpoints apart.
+    means = [each["mean"] for each in document["evaluations"]]
+    (_, second) = document["ranking"]
+    assert second["behind"]["value"] == min(means) - max(means)
+    assert second["behind"]["ci95"][0] < second["behind"]["value"] < second["behind"]["ci95"][1]
+    assert not document["best"]["certain"]
+    if "--runs" in more:
+        assert [each["mean"] for each in document["runs"]["runs"]] == means
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [
+        ("Missing", ("own_simulator has no Missing",)),
+        ("Simulatr", ("did you mean Simulator",)),
+        ("nothing", ("not a factory", "int")),
+        ("fails", ("own_simulator:fails raises RuntimeError: no licence",)),
+        ("no_bounds", ("action_low and action_high", "Bare")),
+        ("no_step", ("without step",)),
+        ("no_sizes", ("obs_dim", "found 0")),
+        ("crossed", ("action bounds", "[3.0]")),
+        ("few_bounds", ("action bounds",)),
+        ("words", ("action_low", "'low'")),
+        ("wide", ("observations", "float32 [2, 6] on cpu", "[2, 3]")),
+        ("floats", ("terminated", "found float32 [2]", "of bool")),
+        ("column", ("rewards", "[2, 1]")),
+        ("whole", ("rewards", "int64")),
+        ("arrays", ("observations", "ndarray")),
+        ("five", ("step", "tuple of 5")),
+        ("elsewhere", ("rewards", "on meta", "on cpu")),
+        ("unpaid", ("reward", "episode 0")),
+        ("unseen", ("observation", "episode 2, step 0")),
+        ("crashes", ("raises ValueError",)),
+        ("capped", ("max_episode_steps", "50")),
+    ],
+)
+def test_a_simulator_that_does_not_fit_is_one_sentence(
+    module: Path, name: str, attributes: tuple[str, ...]
+) -> None:
+    ran = in_process(
+        "eval", TORCH_SAMPLE, "--episodes", "4", "--num-envs", "2",
+        "--engine", "device", "--backend", "torch", "--env", f"own_simulator:{name}",
+    )  # fmt: skip
+    sentence = refused(ran)
+    for each in (name if name not in ("Simulatr",) else "", *attributes):
+        assert each in ran.err.replace("\n", " "), ran.err
+    assert "\x1b" not in ran.err
+    assert "Traceback" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("env", "more", "attribute"),
+    [
+        ("no_such_module:make", (), "no module no_such_module"),
+        ("own_simulator:Simulator", ("--video", "film.gif"), "cannot be filmed"),
+        ("own_simulator:Simulator", ("--noise", "0.1"), "known seeds"),
+        ("own_simulator:Simulator", ("--backend", "numpy"), "policy on tensors"),
+        ("own_simulator:Simulator", ("--adapter", "zero_contact_forces"), "zero_contact_forces"),
+        ("own_simulator:Simulator", ("--engine", "gymnasium"), "own_simulator:Simulator"),
+    ],
+)
+def test_what_cannot_be_played_is_one_sentence(
+    module: Path, env: str, more: tuple[str, ...], attribute: str
+) -> None:
+    if "--engine" in more or "--video" in more:
+        pytest.importorskip("gymnasium")
+    common = ("eval", TORCH_SAMPLE, "--engine", "device", "--backend", "torch", "--env", env, *more)
+    ran = in_process(*common)
+    assert attribute in refused(ran) + ran.err
+
+
+def test_only_a_person_may_name_a_factory(module: Path) -> None:
+    with pytest.raises(UsageError):
+        envs.make("own_simulator:Simulator", engine="device")
+    assert "own_simulator" not in sys.modules
+
+
+def test_which_names_are_factories() -> None:
+    assert is_factory("package.module:factory")
+    assert is_factory("module:Class.make")
+    for other in ("Pendulum-v1", "module:Env-v0", "module:", ":factory", "mo-dule:factory", "a b:c"):
+        assert not is_factory(other)
+
+
+def test_a_policy_with_memory_or_of_another_size_is_refused(module: Path) -> None:
+    with pytest.raises(UsageError):
+        play("Simulator", 2, Play(2), CELL)
+    with pytest.raises(CkpttoolError):
+        play("Simulator", 3, Play(2, noise=Noise(0.1)))
+
+
+def test_the_policy_and_the_simulator_share_a_device(module: Path) -> None:
+    import torch
+
+    with envs.make("own_simulator:Simulator", 2, engine="device", trusted=True) as vector:
+        task: Any = vector.task  # type: ignore[attr-defined]  # a DeviceVector
+        task.device = torch.device("meta")
+        with pytest.raises(UsageError) as refusal:
+            rollouts(torch_policy(STILL), vector, Play(2))
+    assert (refusal.value.expected, refusal.value.found) == ("cpu", "meta")
+
+
+@pytest.mark.parametrize(
+    ("replaced", "found"),
+    [
+        ({"step": lambda self, s, a: ((s[0], s[0]), s[0], None)}, "float64 [3] on cpu, float64 [3] on cpu"),
+        ({"step": lambda self, s, a: ((s[0].float(),), s[0], None)}, "float32 [3] on cpu"),
+        ({"step": lambda self, s, a: (s, s[0])}, "tuple of 2"),
+        ({"observe": lambda self, s: s[0]}, "float64 [3] on cpu"),
+        ({"starts": lambda self, seeds: np.zeros(2)}, "float64 [2]"),
+        ({"starts": lambda self, seeds: ["a"] * len(seeds)}, ""),
+        ({"step": lambda self, s, a: (s, s[0], None), "max_episode_steps": None}, "neither"),
+    ],
+)
+def test_a_program_that_does_not_fit_is_refused(
+    module: Path, replaced: dict[str, Any], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import own_simulator  # type: ignore[import-not-found]  # written by the fixture
+
+    for name, value in replaced.items():
+        monkeypatch.setattr(own_simulator.Program, name, value)
+    with pytest.raises((EnvironmentMismatchError, UsageError)) as refusal:
+        play("program", 2, Play(2))
+    assert found in str(refusal.value.found)
+
+
+def test_a_member_at_fault_does_not_take_the_others_along(module: Path) -> None:
+    broken = chain(3, Dense(np.full((3, 1), np.nan, np.float32)))
+    with pytest.raises(CkpttoolError, match="not finite in episode 0, step 0"):
+        play("Simulator", 4, Play(3), stack([STILL, broken]), 2)
+
+
+def test_a_simulator_that_writes_its_tensors_in_place_is_played(module: Path) -> None:
+    import own_simulator
+    import torch
+
+    class InPlace(own_simulator.Simulator):  # type: ignore[misc]
+        def obs(self) -> Any:
+            if not hasattr(self, "held"):
+                self.held = torch.zeros(len(self.rows), 3)
+            self.held.copy_(super().obs())
+            return self.held
+
+    with envs.make("own_simulator:Simulator", 3, engine="device", trusted=True) as plain:
+        (expected,) = rollouts(torch_policy(chain(3, dense(3, 1))), plain, Play(9))
+    own_simulator.Simulator = InPlace
+    with envs.make("own_simulator:Simulator", 3, engine="device", trusted=True) as vector:
+        for _ in range(2):
+            (found,) = rollouts(torch_policy(chain(3, dense(3, 1))), vector, Play(9))
+            np.testing.assert_array_equal(found.returns, expected.returns)
+        made: Any = vector.task._made  # type: ignore[attr-defined]
+        made.held.zero_()  # outside of the rollout too
+        assert made.seeds
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("heavy_pendulum", 0), ("learned_pendulum", 8)])
+def test_the_examples_play(name: str, seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "examples")
+    ran = in_process(
+        "eval", TORCH_SAMPLE, "--env", f"device_tasks:{name}", "--engine", "device", "--backend", "torch",
+        "--episodes", "8", "--num-envs", "4", "--json",
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    document = ran.json()
+    assert document["lengths"] == [200] * 8
+    assert len(document["protocol"]["seeds"]) == seeds
+    # An agent of Pendulum stays upright in the model; a heavier rod it swings up less often.
+    assert document["mean"] > (-400 if seeds else -1500)
+
+
+@pytest.mark.parametrize("name", ["heavy_pendulum", "learned_pendulum"])
+def test_the_examples_stay_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from ckpttool.agents.backends.torch_rollout import count_transfers
+
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    with envs.make(f"device_tasks:{name}", 4, engine="device", trusted=True) as vector:
+        found = count_transfers(torch_policy(STILL).act, torch.device("cpu"), vector, Play(99), looks=2)  # type: ignore[arg-type]  # a DeviceVector
+    assert (found.host_reads, found.uploads) == (2, 0)
+
+
+class Replay:
+    """A stand-in for a captured graph, which calls the body; a broken one leaves every other call out."""
+
+    def __init__(self, body: Any, *, broken: bool) -> None:
+        self.body, self.broken, self.calls = body, broken, 0
+
+    def replay(self) -> None:
+        self.calls += 1
+        if not (self.broken and self.calls % 2):
+            self.body()
+
+
+@pytest.mark.parametrize("name", ["Simulator", "program"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_graph_of_several_steps_plays_the_same(
+    module: Path, name: str, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bookkeeping around a capture, with stand-ins for what needs CUDA."""
+    import torch
+
+    from ckpttool.agents.backends import torch_cuda, torch_rollout
+
+    def captured(body: Any, _place: Any) -> tuple[Replay, None]:
+        for _ in range(4):
+            body()
+        return Replay(body, broken=broken), None
+
+    monkeypatch.setattr(torch_cuda, "captured", captured)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    (expected,) = play(name, 3, Play(20, 1))
+    with envs.make(f"own_simulator:{name}", 3, engine="device", trusted=True) as vector, torch.no_grad():
+        assert isinstance(vector, DeviceVector)
+        game = torch_rollout.Game(torch_policy(STILL).act, torch.device("cpu"), vector, Play(20, 1), 1)
+        if broken and name == "Simulator":
+            with pytest.raises(UnsupportedError):
+                game._graph()
+            return
+        replay = game._graph()
+        for _ in range(10 * (1 + broken)):
+            replay()
+        game.steps = 100
+        assert game.look().finished == 20
+        found = game.result(0, 1.0, interrupted=False)
+    np.testing.assert_array_equal(found.returns, expected.returns)
+    np.testing.assert_array_equal(found.lengths, expected.lengths)
+    np.testing.assert_array_equal(found.terminated, expected.terminated)
