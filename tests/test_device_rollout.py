@@ -23,7 +23,7 @@ from ckpttool.agents.stacking import stack
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.ops.evaluate import evaluate
 from ckpttool.ops.evaluation import Protocol
-from tests.conftest import TORCH_SAMPLE, in_process, refused
+from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.test_backends import chain, cuda_is_missing, dense, normal
 
 pytestmark = [
@@ -479,9 +479,11 @@ class Fakes:
         self.modes = (Indexing(), Crossing())  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.parametrize("env", ["Pendulum-v1", "MountainCarContinuous-v0"])
+@pytest.mark.parametrize("env", ["Pendulum-v1", "MountainCarContinuous-v0", "device_tasks:learned_pendulum"])
 @pytest.mark.parametrize(("members", "noise"), [(1, None), (3, None), (1, Noise(0.1))])
-def test_a_step_on_fake_cuda_stays_there(env: str, members: int, noise: Noise | None) -> None:
+def test_a_step_on_fake_cuda_stays_there(
+    env: str, members: int, noise: Noise | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fake tensors raise for devices that are mixed and for values that the host would read."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -489,11 +491,17 @@ def test_a_step_on_fake_cuda_stays_there(env: str, members: int, noise: Noise | 
     from ckpttool.agents.backends.torch import TorchPolicy
     from ckpttool.agents.backends.torch_rollout import Game
 
-    width = 3 if env == "Pendulum-v1" else 2
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    width = 2 if env == "MountainCarContinuous-v0" else 3
     network = chain(width, dense(width, 8), Activation("relu"), Dense(normal(8, 1)), Activation("tanh"))
     place, fakes = torch.device("cuda:0"), Fakes()
     indexing, crossing = fakes.modes
-    with envs.make(env, 4 * members, engine="device") as vector, FakeTensorMode(), torch.no_grad(), indexing:
+    with (
+        envs.make(env, 4 * members, engine="device", trusted=True) as vector,
+        FakeTensorMode(),
+        torch.no_grad(),
+        indexing,
+    ):
         assert isinstance(vector, DeviceVector)
         # Without what PyTorch's inference mode does to constants, which fake tensors do not know.
         policy = TorchPolicy(stack([network] * members), place)

@@ -118,6 +118,18 @@ unseen = stepping(lambda o, r, t, c: (torch.where(o[:, 2:] == 1, float("nan"), o
 def crash(o, r, t, c):
     raise ValueError("the world\\nhas ended \\x1b[31m")
 crashes = stepping(crash)
+class Guarded(Simulator):
+    @property
+    def obs_dim(self):
+        raise OSError("no device")
+class Sticky(Simulator):
+    def close(self):
+        raise RuntimeError("cannot close")
+def unseeded(num_envs, device):
+    made = Simulator(num_envs, device)
+    reset = made.reset
+    made.reset = lambda: reset(0)
+    return made
 endless = stepping(lambda o, r, t, c: (o, r, t & False, c & False))
 def capped(num_envs, device):
     made = endless(num_envs, device)
@@ -205,7 +217,7 @@ def test_the_result_names_no_seeds_and_the_code_that_played(module: Path) -> Non
     assert len(document["returns"]) == 6
     assert document["versions"]["physics"] == "1.2"
     digest = document["versions"]["own_simulator"]
-    assert any("seed 1000" in note for note in document["notes"])
+    assert any("1000" in note for note in document["notes"])
     assert [line.split(",")[3] for line in Path("rows.csv").read_text().splitlines()[1:]] == [""] * 6
     # A result is taken up again only while the simulator's code is the same.
     again = in_process(*common, "--episodes", "6", "--num-envs", "3", "--json", "--out", "all.jsonl").json()
@@ -263,7 +275,9 @@ def test_several_checkpoints_play_in_it(module: Path, more: tuple[str, ...]) -> 
         ("elsewhere", ("rewards", "on meta", "on cpu")),
         ("unpaid", ("reward", "episode 0")),
         ("unseen", ("observation", "episode 2, step 0")),
-        ("crashes", ("raises ValueError",)),
+        ("crashes", ("step of own_simulator:crashes raises ValueError",)),
+        ("Guarded", ("raises OSError: no device",)),
+        ("unseeded", ("reset of own_simulator:unseeded raises TypeError",)),
         ("capped", ("max_episode_steps", "50")),
     ],
 )
@@ -302,6 +316,10 @@ def test_what_cannot_be_played_is_one_sentence(
     assert attribute in refused(ran) + ran.err
 
 
+def test_a_simulator_that_fails_to_close_has_played(module: Path) -> None:
+    assert len(play("Sticky", 2, Play(3))[0].returns) == 3
+
+
 def test_only_a_person_may_name_a_factory(module: Path) -> None:
     with pytest.raises(UsageError):
         envs.make("own_simulator:Simulator", engine="device")
@@ -318,6 +336,12 @@ def test_which_names_are_factories() -> None:
 def test_a_policy_with_memory_or_of_another_size_is_refused(module: Path) -> None:
     with pytest.raises(UsageError):
         play("Simulator", 2, Play(2), CELL)
+    with pytest.raises(EnvironmentMismatchError) as refusal:
+        play("Simulator", 2, Play(2), chain(4, dense(4, 1)))
+    assert (refusal.value.expected, refusal.value.found) == ("[batch, 3]", "[batch, 4]")
+    with pytest.raises(EnvironmentMismatchError) as refusal:
+        play("Simulator", 2, Play(2), chain(3, dense(3, 2)))
+    assert (refusal.value.expected, refusal.value.found) == ("[2, 1]", "[2, 2]")
     with pytest.raises(CkpttoolError):
         play("Simulator", 3, Play(2, noise=Noise(0.1)))
 
@@ -408,8 +432,9 @@ def test_the_examples_stay_on_the_device(name: str, monkeypatch: pytest.MonkeyPa
     from ckpttool.agents.backends.torch_rollout import count_transfers
 
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    with envs.make(f"device_tasks:{name}", 4, engine="device", trusted=True) as vector:
-        found = count_transfers(torch_policy(STILL).act, torch.device("cpu"), vector, Play(99), looks=2)  # type: ignore[arg-type]  # a DeviceVector
+    policy = torch_policy(STILL)
+    with policy.threads(1), envs.make(f"device_tasks:{name}", 4, engine="device", trusted=True) as vector:
+        found = count_transfers(policy.act, torch.device("cpu"), vector, Play(99), looks=2)  # type: ignore[arg-type]  # a DeviceVector
     assert (found.host_reads, found.uploads) == (2, 0)
 
 

@@ -102,8 +102,9 @@ def rollouts(
 
     The rows of `envs` are divided evenly: member m has rows m * n to (m + 1) * n - 1, and a policy of
     several members computes each block with that member's weights. The policy always sees all rows, idle
-    ones as zeros. KeyboardInterrupt keeps the finished episodes and marks the results; with none finished
-    it passes on.
+    ones as zeros. On the device engine row r of a member plays the indices r, r + n, r + 2n, ..., and idle
+    rows play on uncounted. KeyboardInterrupt keeps the finished episodes and marks the results; with none
+    finished it passes on.
     """
     if envs.num_envs % members:
         raise UsageError(f"{envs.num_envs} environments cannot be divided among {members} policies")

@@ -248,7 +248,7 @@ def _unseeded(played: Rollout, how: Protocol) -> tuple[str, ...]:
     if len(played.seeds):
         return ()
     return (
-        f"the simulator starts its episodes by itself, from seed {how.seed} of its reset: none has a seed",
+        f"the simulator starts its episodes itself, after reset({how.seed}): they have no seeds of their own",
     )
 
 

@@ -21,7 +21,7 @@ from ckpttool.agents.actions import Limits
 from ckpttool.agents.envs.simulators import UserProgram, UserSimulator
 from ckpttool.agents.envs.tensors import DeviceVector, Simulator, TensorProgram, Tensors
 from ckpttool.agents.rollout import Play, Progress, Rollout
-from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 
 Act = Callable[[torch.Tensor], torch.Tensor]
 
@@ -169,6 +169,7 @@ class Game:
         self.rows = envs.num_envs // members
         rounds = -(-play.episodes // self.rows)
         limits = Limits(envs)
+        self.shape = limits.shape
         self.low, self.high, self.slack = map(self._put, (limits.low, limits.high, limits.slack))
         order = np.tile(np.arange(self.rows), members)
         # Per row: how many episodes it plays, and the number of its first one.
@@ -306,6 +307,12 @@ class Game:
         """Advance every row by one step: operators on the device alone, in-place where a table is large."""
         obs = self.task.observe()
         actions = self.act(obs)
+        if actions.shape != self.shape:
+            raise EnvironmentMismatchError(
+                "the policy's actions do not fit the environment",
+                expected=str(list(self.shape)),
+                found=str(list(actions.shape)),
+            )
         if self.doubted:
             self.seen_sound.add_(self.seen_stain.add_((obs - obs).sum(1)).isfinite())
         limited = actions.clamp(self.low, self.high)

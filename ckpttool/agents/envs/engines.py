@@ -111,8 +111,9 @@ def build(
                             hint=error.hint,
                         ) from None
             elif asked == engine.name:
+                own = ", and simulators of yours: --env module:factory" if asked == tensors.ENGINE else ""
                 raise UsageError(
-                    f"the {asked} engine does not know {env_id}", hint=f"it plays {engine.plays}"
+                    f"the {asked} engine does not know {env_id}", hint=f"it plays {engine.plays}{own}"
                 )
     return GymVector(make_one, num_envs)
 

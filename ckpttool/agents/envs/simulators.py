@@ -8,6 +8,7 @@ tensors.TensorProgram) or `reset` and `step` (a simulator, see tensors.Simulator
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import importlib
@@ -22,7 +23,7 @@ import numpy as np
 from ckpttool.agents.envs.spec import OBS, EnvSpec
 from ckpttool.agents.envs.tensors import ENGINE, DeviceVector, Tensors
 from ckpttool.agents.skeleton.factory import last_line
-from ckpttool.errors import EnvironmentMismatchError, MissingExtraError, UsageError
+from ckpttool.errors import CkpttoolError, EnvironmentMismatchError, MissingExtraError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -57,15 +58,19 @@ def load(
 
     place = device_of(device)
     factory = _factory(env_id)
-    made = _called(env_id, factory, num_envs, place, **(kwargs or {}))
+    made = _called(env_id, "", factory, num_envs, place, **(kwargs or {}))
     try:
         spec = _spec(made, env_id)
         if callable(getattr(made, "starts", None)):
             return DeviceVector(UserProgram(made, spec), num_envs)
         return DeviceVector(UserSimulator(made, spec, num_envs, place), num_envs)
-    except BaseException:
+    except CkpttoolError:
         _close(made)
         raise
+    except Exception as error:
+        # An attribute may be a property, which runs code.
+        _close(made)
+        raise _raised(env_id, "an attribute", error) from error
 
 
 class UserProgram:
@@ -110,7 +115,7 @@ class UserProgram:
 
     def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the states in which the episodes of these seeds start."""
-        found = _called(self.spec.id, self._made.starts, seeds)
+        found = _called(self.spec.id, "starts", self._made.starts, seeds)
         several = found if isinstance(found, tuple | list) else (found,)
         arrays = tuple(
             each.detach().cpu().numpy() if hasattr(each, "detach") else np.asarray(each) for each in several
@@ -125,7 +130,7 @@ class UserProgram:
 
     def observe(self, state: Tensors) -> torch.Tensor:
         """Return the policy's observations [rows, obs_dim]."""
-        found: torch.Tensor = _called(self.spec.id, self._made.observe, state)
+        found: torch.Tensor = _called(self.spec.id, "observe", self._made.observe, state)
         return found
 
     def step(
@@ -133,7 +138,7 @@ class UserProgram:
     ) -> tuple[Tensors, torch.Tensor, torch.Tensor | None]:
         """Return the next state, the rewards and which rows terminated."""
         found: tuple[Tensors, torch.Tensor, torch.Tensor | None] = _called(
-            self.spec.id, self._made.step, state, actions
+            self.spec.id, "step", self._made.step, state, actions
         )
         return found
 
@@ -158,11 +163,11 @@ class UserSimulator:
 
     def reset(self, seed: int) -> torch.Tensor:
         """Start an episode in every row; return the observations [rows, obs_dim]."""
-        return self._fits.observations(_called(self.spec.id, self._made.reset, seed))
+        return self._fits.observations(_called(self.spec.id, "reset", self._made.reset, seed))
 
     def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return observations, rewards, terminated and truncated."""
-        found = _called(self.spec.id, self._made.step, actions)
+        found = _called(self.spec.id, "step", self._made.step, actions)
         if not isinstance(found, tuple | list) or len(found) != 4:
             raise self._fits.error(
                 "step", "(observations, rewards, terminated, truncated)", _described(found)
@@ -243,14 +248,16 @@ def _factory(env_id: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]  # callable
 
 
-def _called(env_id: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Call a user's function; turn whatever it raises into one sentence."""
+def _called(env_id: str, method: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Call the factory, or a method of what it returned; turn whatever that raises into one sentence."""
     try:
         return function(*given, **named)
     except (Exception, SystemExit) as error:
-        what = getattr(function, "__name__", "")
-        method = f"{what} of " if env_id.rpartition(":")[2].rpartition(".")[2] != what else ""
-        raise UsageError(f"{method}{env_id} raises {last_line(error)}") from error
+        raise _raised(env_id, method, error) from error
+
+
+def _raised(env_id: str, method: str, error: BaseException) -> UsageError:
+    return UsageError(f"{method + ' of ' if method else ''}{env_id} raises {last_line(error)}")
 
 
 def _spec(made: Any, env_id: str) -> EnvSpec:
@@ -336,8 +343,10 @@ def _require_methods(made: Any, env_id: str, *names: str) -> None:
 
 
 def _close(made: Any) -> None:
-    if callable(close := getattr(made, "close", None)):
-        close()
+    # What has been played is not lost because a simulator does not stop in order.
+    with contextlib.suppress(Exception):
+        if callable(close := getattr(made, "close", None)):
+            close()
 
 
 def _described(value: Any) -> str:
