@@ -557,3 +557,17 @@ def test_the_starts_of_many_seeds_are_those_of_one_by_one() -> None:
     np.testing.assert_array_equal(other[:, 0], seeds)
     wide = seeds + 2**32
     np.testing.assert_array_equal(gym_draws.starts(wide, low, high, draw), [draw(int(seed)) for seed in wide])
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38])
+def test_large_actions_are_finite_and_limited(value: float) -> None:
+    import torch
+
+    with envs.make("Pendulum-v1", 1) as one:
+        bounds = np.full(4, -2, np.float32), np.full(4, 2, np.float32)
+        spec = replace(one.spec, action_low=bounds[0], action_high=bounds[1])
+        vector = DeviceVector(Countdown(spec), 2)
+    policy = torch_policy()
+    policy.act = lambda obs: torch.full((len(obs), 4), value)
+    (found,) = rollouts(policy, vector, Play(5))
+    assert found.clipped == found.steps == found.lengths.sum()

@@ -249,7 +249,7 @@ class Game:
         def play() -> None:
             for _ in range(STEPS_BETWEEN_LOOKS // steps):
                 tick()
-            self.steps += STEPS_BETWEEN_LOOKS
+                self.steps += steps
 
         return play
 
@@ -304,7 +304,10 @@ class Game:
             )
 
     def tick(self) -> None:
-        """Advance every row by one step: operators on the device alone, in-place where a table is large."""
+        """Advance every row by one step, without a branch for rows that end: one captured graph for all.
+
+        Besides those of the policy and of the task, 22 operators for one action and a state of two tensors.
+        """
         obs = self.task.observe()
         actions = self.act(obs)
         if actions.shape != self.shape:
@@ -318,7 +321,7 @@ class Game:
         limited = actions.clamp(self.low, self.high)
         excess = actions - limited
         # 0 times what is not finite is NaN, and stays in the sum.
-        self.stain.add_(_per_row(excess, torch.sum), alpha=0)
+        self.stain.add_(_per_row(excess, lambda each, axis: (each * 0).sum(axis)), alpha=0)
         self.sound.add_(self.stain == self.stain)
         if self.noise is None:
             self.clipped.add_(_per_row(excess.abs() > self.slack, torch.any))
