@@ -489,7 +489,7 @@ def test_a_step_on_fake_cuda_stays_there(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from ckpttool.agents.backends.torch import TorchPolicy
-    from ckpttool.agents.backends.torch_rollout import Game
+    from ckpttool.agents.backends.torch_rollout import _Game
 
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     width = 2 if env == "MountainCarContinuous-v0" else 3
@@ -505,7 +505,7 @@ def test_a_step_on_fake_cuda_stays_there(
         assert isinstance(vector, DeviceVector)
         # Without what PyTorch's inference mode does to constants, which fake tensors do not know.
         policy = TorchPolicy(stack([network] * members), place)
-        game = Game(
+        game = _Game(
             lambda obs: policy._run([obs.reshape(*([members] * (members > 1)), -1, width)])[0].reshape(-1, 1),
             place,
             vector,

@@ -470,12 +470,12 @@ def test_a_graph_of_several_steps_plays_the_same(
     (expected,) = play(name, 3, Play(20, 1))
     with envs.make(f"own_simulator:{name}", 3, engine="device", trusted=True) as vector, torch.no_grad():
         assert isinstance(vector, DeviceVector)
-        game = torch_rollout.Game(torch_policy(STILL).act, torch.device("cpu"), vector, Play(20, 1), 1)
+        game = torch_rollout._Game(torch_policy(STILL).act, torch.device("cpu"), vector, Play(20, 1), 1)
         if broken and name == "Simulator":
             with pytest.raises(UnsupportedError):
-                game._graph()
+                game.graph()
             return
-        replay = game._graph()
+        replay = game.graph()
         for _ in range(10 * (1 + broken)):
             replay()
         game.steps = 100

@@ -96,7 +96,7 @@ def play_all(
     with _mode(envs):
         envs.require_agreement(place)
         start = time.perf_counter()
-        game = Game(act, place, envs, play, members)
+        game = _Game(act, place, envs, play, members)
         advance = game.advance(graphs=graphs)
         finished, total = 0, members * play.episodes
         try:
@@ -130,7 +130,7 @@ def count_transfers(
     """
     with _mode(envs):
         envs.require_agreement(place)
-        game = Game(act, place, envs, play, members)
+        game = _Game(act, place, envs, play, members)
         advance = game.advance(graphs=graphs)
         advance()
         game.look()
@@ -157,7 +157,7 @@ def count_transfers(
         return Transfers(steps, looks, to_host, to_device, kernels / steps)
 
 
-class Game:
+class _Game:
     """One rollout: the task's rows, what has been played, and one step of all of them."""
 
     def __init__(self, act: Act, place: torch.device, envs: DeviceVector, play: Play, members: int) -> None:
@@ -242,7 +242,7 @@ class Game:
         """Return a function that plays STEPS_BETWEEN_LOOKS steps."""
         may = not is_simulator(self.envs) or cast(Simulator, self.envs.task).capturable
         if graphs and may and self.place.type == "cuda":
-            tick, steps = self._graph(), STEPS_PER_GRAPH
+            tick, steps = self.graph(), STEPS_PER_GRAPH
         else:
             tick, steps = self.tick, 1
 
@@ -253,7 +253,7 @@ class Game:
 
         return play
 
-    def _graph(self) -> Callable[[], None]:
+    def graph(self) -> Callable[[], None]:
         """Return a launch of STEPS_PER_GRAPH steps."""
         from ckpttool.agents.backends.torch_cuda import captured
 
@@ -430,7 +430,7 @@ class Game:
 class _Program:
     """Rows of a tensor program, whose episodes start from seeds."""
 
-    def __init__(self, game: Game, rounds: int) -> None:
+    def __init__(self, game: _Game, rounds: int) -> None:
         self._program = cast(TensorProgram, game.envs.task)
         self._first = game.first
         seeds = game.play.seed + np.arange(game.play.episodes)
@@ -463,7 +463,7 @@ class _Simulation:
 
     ends: tuple[str, ...] = ("terminated", "truncated")
 
-    def __init__(self, game: Game) -> None:
+    def __init__(self, game: _Game) -> None:
         self._simulator = cast(Simulator, game.envs.task)
         self._seed = game.play.seed
         if self._simulator.device != game.place:
