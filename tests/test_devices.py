@@ -945,13 +945,13 @@ class TestDeviceErrors:
         monkeypatch.setattr(torch_rollout, "play_all", fails)
         before = torch.get_num_threads()
         with pytest.raises(DeviceError) as refusal:
-            policy.play(SimpleNamespace(num_envs=64), None, 2, None)
+            policy.play(SimpleNamespace(num_envs=64, spec=SimpleNamespace(obs_dim=17)), None, 2, None)
         assert refusal.value.hint == "--num-envs 16"
         assert torch.get_num_threads() == before
         for error in (KeyError("x"), RuntimeError("shapes")):
             monkeypatch.setattr(torch_rollout, "play_all", lambda *_, error=error, **__: raise_(error))
             with pytest.raises(type(error)):
-                policy.play(SimpleNamespace(num_envs=64), None, 2, None)
+                policy.play(SimpleNamespace(num_envs=64, spec=SimpleNamespace(obs_dim=17)), None, 2, None)
 
     @pytest.mark.parametrize(
         ("visible", "error", "words"),
