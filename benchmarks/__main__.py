@@ -1,7 +1,6 @@
 """Runs all benchmarks: `python -m benchmarks`; the status is 1 if a promise is broken.
 
-Each has a process of its own: a child's peak memory is never below that of the process which starts it, and
-some benchmarks import a framework.
+Each runs in its own process, because some import a framework.
 """
 
 from __future__ import annotations

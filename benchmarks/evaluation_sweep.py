@@ -41,8 +41,8 @@ def make_run(folder: Path) -> list[Path]:
 def commands(folder: Path, paths: list[Path]) -> float:
     """Return how much longer 32 commands take than one, 10 episodes each."""
     one = [sys.executable, "-m", "ckpttool", "eval", "--quiet"]
-    together = statistics.median(measure.once([*one, str(folder)])[0] for _ in range(3))
-    return sum(measure.once([*one, str(path)])[0] for path in paths) / together
+    together = statistics.median(measure.once([*one, str(folder)]).seconds for _ in range(3))
+    return sum(measure.once([*one, str(path)]).seconds for path in paths) / together
 
 
 def in_one_process(folder: Path, paths: list[Path], episodes: int) -> float:
