@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
+import os
 import sys
+from collections.abc import Iterable, Mapping
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttool.errors import MissingExtraError, UsageError, choice
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
+    from importlib.metadata import EntryPoint
 
 Kind = Literal["formats", "layouts", "backends"]
+
+# What importlib.metadata takes for a package without entry points.
+_UNREADABLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 class Plugin(NamedTuple):
@@ -117,12 +124,38 @@ def installed(kind: Kind) -> tuple[Plugin, ...]:
 
 
 @functools.lru_cache(maxsize=4)
-def _points(folders: tuple[str, ...]) -> dict[Kind, EntryPoints]:  # noqa: ARG001 - what other folders hold is not known
-    # Scanning what is installed takes as long as importing numpy: only those who need strangers pay, once.
+def _points(folders: tuple[str, ...]) -> Mapping[Kind, Iterable[EntryPoint]]:
+    if not _may_have_points(folders):
+        return dict.fromkeys(BUILT_IN, ())
     from importlib.metadata import entry_points
 
     found = entry_points()
     return {kind: found.select(group=f"ckpttool.{kind}") for kind in BUILT_IN}
+
+
+def _may_have_points(folders: tuple[str, ...]) -> bool:
+    """Return whether an installed package may have entry points in our groups.
+
+    Importing importlib.metadata and parsing the metadata of every package takes longer than a small
+    conversion. This looks into the same files (importlib/metadata/__init__.py, FastPath.search) and returns
+    True for what it does not read: archives, eggs, finders other than Python's own.
+    """
+    if any(hasattr(each, "find_distributions") and each is not PathFinder for each in sys.meta_path):
+        return True
+    for folder in folders:
+        if folder.lower().endswith(".egg") or os.path.isfile(folder):
+            return True
+        with contextlib.suppress(*_UNREADABLE), os.scandir(folder or os.curdir) as entries:
+            for entry in entries:
+                if entry.name.lower().endswith((".dist-info", ".egg-info")) and _has_points(entry.path):
+                    return True
+    return False
+
+
+def _has_points(metadata: str) -> bool:
+    with contextlib.suppress(*_UNREADABLE), open(os.path.join(metadata, "entry_points.txt"), "rb") as file:
+        return b"[ckpttool." in file.read()
+    return False
 
 
 def find(kind: Kind, name: str) -> Plugin:

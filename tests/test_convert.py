@@ -519,3 +519,42 @@ def test_leaves_keep_their_identity_in_the_canonical_tree() -> None:
     found = agent.tree[attr("actor"), *attributes("0/kernel")]
     assert isinstance(found, Leaf)
     assert found.shape == (3, 64)
+
+
+@pytest.mark.parametrize("given", [None, "9"])
+def test_numpy_s_threads_rest_and_the_environment_stays(tmp_path: Path, given: str | None) -> None:
+    name = "OPENBLAS_THREAD_TIMEOUT"
+    (tmp_path / "numpy.py").write_text(f"import os\nfound = os.environ.get({name!r})\n")
+    program = f"""
+import os, sys
+from ckpttool.cli import converting
+sys.path.insert(0, sys.argv[1])
+converting._import_numpy()
+print(sys.modules["numpy"].found, os.environ.get({name!r}))
+"""
+    environment = {key: value for key, value in os.environ.items() if key != name}
+    environment |= {"PYTHONPATH": str(ROOT)} | ({} if given is None else {name: given})
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ran.stdout.split() == ["4" if given is None else given, str(given)]
+
+
+def test_a_conversion_imports_little(tmp_path: Path) -> None:
+    source = tmp_path / "x"
+    save(tensorflow_tree({"l/kernel": np.ones((4, 4), np.float32)}), str(source), "tf1")
+    program = """
+import json, sys
+from ckpttool.cli import main
+try:
+    main()
+finally:
+    print(json.dumps([*sys.modules]))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program, "convert", str(source), str(tmp_path / "x.pt"), "--quiet"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = set(json.loads(ran.stdout.splitlines()[-1]))
+    assert not found & {"tomllib", "importlib.metadata", "email", "asyncio", "ckpttool.remote"}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -308,6 +310,57 @@ def test_a_broken_package_is_named(tmp_path: Path) -> None:
     assert ran.status == 2
     assert "shout of package shout cannot be loaded" in ran.err
     assert "fault of ckpttool" not in ran.err
+
+
+@pytest.mark.parametrize("kind", ["dist-info", "egg-info", "egg", "archive", "finder"])
+def test_a_package_is_found_wherever_its_metadata_lies(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / ("shout-1.0.egg" if kind == "egg" else "place")
+    info = place / ("EGG-INFO" if kind == "egg" else f"shout-1.0.{kind if '-' in kind else 'dist-info'}")
+    info.mkdir(parents=True)
+    (info / ("PKG-INFO" if "egg" in kind else "METADATA")).write_text(
+        "Metadata-Version: 2.1\nName: shout\nVersion: 1.0\n"
+    )
+    (info / "entry_points.txt").write_text("[ckpttool.formats]\nshout = shout_format\n")
+    found = str(place)
+    if kind == "archive":
+        found = shutil.make_archive(str(tmp_path / "packed"), "zip", place)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "shout_format.py").write_text(STRANGER)
+    if kind == "finder":
+        (code / "sitecustomize.py").write_text(FINDER.format(place=found))
+        found = ""
+    environment = {"PYTHONPATH": ":".join(filter(None, [str(ROOT), str(code), found]))}
+    listed = run("formats", "--json", env=environment)
+    assert "shout" in [row["name"] for row in listed.json()["formats"]]
+
+
+FINDER = """
+import importlib.metadata, sys
+
+class Finder(importlib.metadata.MetadataPathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None
+
+    @classmethod
+    def find_distributions(cls, context):
+        return super().find_distributions(importlib.metadata.DistributionFinder.Context(path=[{place!r}]))
+
+sys.meta_path.append(Finder)
+"""
+
+
+def test_packages_without_entry_points_of_ours_are_not_parsed(tmp_path: Path) -> None:
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[console_scripts]\nckpttool.formats = other:main\n")
+    program = (
+        "import sys; from ckpttool import plugins; plugins.installed('formats'); "
+        "sys.exit('importlib.metadata' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    subprocess.run([sys.executable, "-S", "-c", program], env=environment, check=True)
 
 
 STRANGER = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 from dataclasses import replace
 from typing import Annotated
 
@@ -20,6 +22,8 @@ from ckpttool.cli.options import (
 )
 from ckpttool.cli.progress import progress
 from ckpttool.errors import UsageError
+
+_TIMEOUT, _SHORTEST = "OPENBLAS_THREAD_TIMEOUT", "4"
 
 
 def convert(
@@ -140,8 +144,11 @@ def convert(
     """Move a checkpoint to another framework: mapped by rule, written whole or not at all, read back."""
     import gc
 
-    # Modules and plans are many objects and no rubbish: collecting took a seventh of a small conversion.
+    # Modules and plans are many objects and no rubbish: collecting took a seventh of a small conversion, and
+    # a sixth at the end of the process.
     gc.disable()
+    atexit.register(gc.freeze)
+    _import_numpy()
     from ckpttool.ops import convert as op
 
     if glob is not None and not dry_run:
@@ -181,6 +188,21 @@ def convert(
         output.write(tables.conversion(done, quiet=quiet, whole=dry_run))
         next_steps.tell(next_steps.after_convert, done, quiet=quiet)
     return 0 if done.within and (done.report.complete or allow_missing) else 1
+
+
+def _import_numpy() -> None:
+    """Import numpy, with the threads of its OpenBLAS asleep until there is a product to compute.
+
+    Unless told otherwise they wait in a loop, 30 ms of a core that reads and hashes need
+    (OpenBLAS, driver/others/blas_server.c: 2 ** OPENBLAS_THREAD_TIMEOUT ticks).
+    """
+    kept = os.environ.get(_TIMEOUT)
+    os.environ.setdefault(_TIMEOUT, _SHORTEST)
+    try:
+        import numpy  # noqa: F401
+    finally:
+        if kept is None:
+            del os.environ[_TIMEOUT]
 
 
 def verify(

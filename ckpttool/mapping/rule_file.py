@@ -11,7 +11,6 @@ import itertools
 import math
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -65,6 +64,8 @@ class RuleFile:
 
 def load(path: str) -> RuleFile:
     """Read a file of rules; raise UsageError, with the line, for whatever is not one."""
+    import tomllib  # most conversions need no rules
+
     if not os.path.isfile(path):
         raise NotFoundError("there is no such file of rules", file=path)
     if os.path.getsize(path) > _MOST_BYTES:
