@@ -505,3 +505,32 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
         with pytest.raises(FormatError):
             index(path)
     assert os.listdir(tmp_path) == ["x.h5"]
+
+
+def test_chunked_datasets_that_are_read_in_order_take_few_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = {f"d{number:02}": np.arange(256, dtype="<f4") + number for number in range(12)}
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, chunks=(100,), compression="gzip")
+    datasets = index(tmp_path / "x.h5").datasets
+    jobs: list[process.Job] = []
+    start = process.run
+
+    def counted(descriptor: int, offset: int, length: int, file: str, job: process.Job) -> dict[str, Any]:
+        jobs.append(job)
+        return start(descriptor, offset, length, file, job)
+
+    monkeypatch.setattr(process, "run", counted)
+    monkeypatch.setattr(sources, "_AHEAD", 2048)
+    monkeypatch.setattr(sources, "_FURTHEST", 8192)
+    for name, array in arrays.items():
+        assert bytes(datasets[name].source.read()) == array.tobytes()
+    assert [job.first for job in jobs] == [0, 2, 10]
+    jobs.clear()
+    sources._digests.cache_clear()
+    for name in reversed(arrays):
+        assert bytes(datasets[name].source.read()) == arrays[name].tobytes()
+    # Nobody reads forwards: nothing more is read ahead.
+    assert {job.most for job in jobs} == {2048}

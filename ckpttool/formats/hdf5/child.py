@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from ckpttool import limits
+from ckpttool import behind, limits
 from ckpttool.formats.hdf5.listing import Digests, Listing, Refused
 
 # From this version of the superblock on, byte 11 has a flag for a writer and one for a writer with readers.
@@ -141,6 +141,8 @@ def _said(descriptor: int, offset: int, length: int, digests: tuple[int, int] | 
         return json.dumps({"refused": ["missing", str(error)]})
     shut()
     try:
+        if digests is not None:
+            behind.keep_freed_memory()  # of the library's chunks
         return json.dumps(answer(descriptor, offset, length, digests))
     except MemoryError:
         return json.dumps({"refused": ["limit", "the HDF5 library takes too much memory", "hdf5_memory"]})

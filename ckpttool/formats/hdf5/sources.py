@@ -24,7 +24,8 @@ KNOWN = frozenset((DEFLATE, SHUFFLE, FLETCHER32))
 _STEP = 1 << 20
 _KEPT = 64 << 20
 _WORDS = 1 << 20
-_AHEAD = 64 << 20
+# Starting the process that reads ahead costs as much as reading some 64 MiB.
+_AHEAD, _FURTHEST = 64 << 20, 256 << 20
 
 
 def place(base: Storage) -> Span:
@@ -263,12 +264,14 @@ class Chunked(NamedTuple):
 def _digest(base: Storage, number: int, declared: int) -> str:
     """Return the SHA-256 of chunked dataset `number` of the listing as the HDF5 library reads it.
 
-    The process that reads it goes on with those that follow, which are mostly read next.
+    The process that reads it goes on with those that follow, which are mostly read next; it reads further
+    ahead where they were.
     """
     known = _digests(base)
     if number not in known:
+        ahead = _FURTHEST if known and number > max(known) else _AHEAD
         try:
-            found = hdf5.run(base, process.Job(number, _AHEAD, declared))
+            found = hdf5.run(base, process.Job(number, ahead, declared))
         except FormatError:
             # One of the others may have ended it.
             found = hdf5.run(base, process.Job(number, 0, declared))
