@@ -142,7 +142,7 @@ def _may_have_points(folders: tuple[str, ...]) -> bool:
     """
     if any(hasattr(each, "find_distributions") and each is not PathFinder for each in sys.meta_path):
         return True
-    for folder in folders:
+    for folder in map(os.fsdecode, folders):  # programs put Path objects there
         if folder.lower().endswith(".egg") or os.path.isfile(folder):
             return True
         with contextlib.suppress(*_UNREADABLE), os.scandir(folder or os.curdir) as entries:

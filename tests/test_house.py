@@ -312,7 +312,7 @@ def test_a_broken_package_is_named(tmp_path: Path) -> None:
     assert "fault of ckpttool" not in ran.err
 
 
-@pytest.mark.parametrize("kind", ["dist-info", "egg-info", "egg", "archive", "finder"])
+@pytest.mark.parametrize("kind", ["dist-info", "egg-info", "egg", "archive", "finder", "object"])
 def test_a_package_is_found_wherever_its_metadata_lies(tmp_path: Path, kind: str) -> None:
     place = tmp_path / ("shout-1.0.egg" if kind == "egg" else "place")
     info = place / ("EGG-INFO" if kind == "egg" else f"shout-1.0.{kind if '-' in kind else 'dist-info'}")
@@ -329,6 +329,10 @@ def test_a_package_is_found_wherever_its_metadata_lies(tmp_path: Path, kind: str
     (code / "shout_format.py").write_text(STRANGER)
     if kind == "finder":
         (code / "sitecustomize.py").write_text(FINDER.format(place=found))
+        found = ""
+    elif kind == "object":
+        program = f"import pathlib, sys; sys.path.append(pathlib.Path({found!r}))"
+        (code / "sitecustomize.py").write_text(program)
         found = ""
     environment = {"PYTHONPATH": ":".join(filter(None, [str(ROOT), str(code), found]))}
     listed = run("formats", "--json", env=environment)
