@@ -1,0 +1,109 @@
+"""Measure how many real checkpoints convert to the other framework, and list why the others do not.
+
+usage: python tests/everyday/corpus_share.py [CORPUS] [--match TEXT] [--list]
+
+Each checkpoint below CORPUS/tf goes to torch, each below CORPUS/torch to tf, without options. Files that make
+up one agent (PREFIX_actor, PREFIX_critic, ...) are converted together and one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpttool.errors import CkpttoolError
+from ckpttool.ops.candidates import collect
+from ckpttool.ops.convert import convert
+
+CORPUS = Path(__file__).parents[2].parent / "shared" / "corpus"
+TARGETS = {"tf": "torch", "torch": "tf"}
+_NUMBER = re.compile(r"\d+")
+_SHARD = re.compile(r"\.data-\d+|\.index$|\.meta$|-\d{5}-of-\d{5}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One conversion; `cause` is empty if it was written, else the error or the entries that are unmapped."""
+
+    path: str
+    target: str
+    cause: str = ""
+    hint: str = ""
+
+
+def sources(folder: str) -> Iterator[str]:
+    """Yield the checkpoints below a folder, and the files of an agent that is stored in several."""
+    found = collect([folder])
+    paths = {candidate.path for candidate in found.found.values()}
+    paths |= {path for path in found.parts if not _SHARD.search(path)}
+    paths |= {path.removesuffix("_actor") for path in paths if path.endswith("_actor")}
+    saved_models = {path for path in paths if os.path.isfile(os.path.join(path, "saved_model.pb"))}
+    for path in sorted(paths):
+        inside = any(path.startswith(f"{model}/") for model in saved_models)
+        # evaluations.npz is a table of returns, which has no other framework.
+        if not inside and os.path.basename(path) != "evaluations.npz":
+            yield path
+
+
+def attempt(path: str, to: str) -> Attempt:
+    """Convert one checkpoint into a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            made = convert(path, os.path.join(folder, "out"), to=to, sync=False)
+        except CkpttoolError as error:
+            return Attempt(path, to, f"{error.kind}: {error.message}", error.hint or "")
+    if made.written:
+        return Attempt(path, to)
+    if made.report.complete:
+        return Attempt(path, to, "written networks differ")
+    parts = [f"unmapped {name}" for name in made.report.unused[:3]]
+    parts += [f"missing {name}" for name in made.report.missing[:3]]
+    return Attempt(path, to, "; ".join(parts))
+
+
+def attempts(corpus: str, match: str = "") -> Iterator[Attempt]:
+    """Try every checkpoint of a corpus whose path contains `match`."""
+    for folder, to in TARGETS.items():
+        for path in sources(os.path.join(corpus, folder)):
+            if match in path:
+                yield attempt(path, to)
+
+
+def main() -> int:
+    """Print the share per framework, then the failures grouped by cause."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("corpus", nargs="?", default=str(CORPUS))
+    parser.add_argument("--match", default="")
+    parser.add_argument("--list", action="store_true", help="list what converts too")
+    options = parser.parse_args()
+    tried = list(attempts(options.corpus, options.match))
+    for folder, to in TARGETS.items():
+        mine = [each for each in tried if each.target == to]
+        sys.stdout.write(f"{folder} -> {to}: {sum(not each.cause for each in mine)} of {len(mine)} convert\n")
+    groups: dict[str, list[Attempt]] = defaultdict(list)
+    for each in tried:
+        if each.cause:
+            groups[f"{each.target} | {_NUMBER.sub('N', each.cause)}"].append(each)
+    for cause, members in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
+        sys.stdout.write(f"\n{len(members)} x {cause}\n")
+        for each in members:
+            sys.stdout.write(f"    {os.path.relpath(each.path, options.corpus)}\n")
+        if members[0].hint:
+            sys.stdout.write(f"    hint: {members[0].hint}\n")
+    if options.list:
+        sys.stdout.write("\nconverted\n")
+        for each in tried:
+            if not each.cause:
+                sys.stdout.write(f"    {os.path.relpath(each.path, options.corpus)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
