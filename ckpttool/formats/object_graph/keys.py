@@ -89,7 +89,8 @@ def listed(tree: Tree, path: Path, leaf: Leaf) -> Path:
     for alias in tree.aliases.get(path, ()):
         items, place = alias.path[:-1], alias.path[-1:]
         name = tuple(attr(part) for part in (leaf.name or "").split("/") if part)
-        if name and path in ((*items, *name), (*items, *name, *place)):
+        # The root is no list: there an alias is another name of the variable, such as Keras's `_kernel`.
+        if name and items and path in ((*items, *name), (*items, *name, *place)):
             return alias.path
     return ()
 
