@@ -306,7 +306,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
     case("lfs pointer", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS")
     case("html", b"\n <!DOCTYPE html><html></html>", "HTML")
     case("text", b"hello, I am a config\n", "text file")
-    case("noise", bytes(range(128, 256)) * 20, "no format knows")
+    case("noise", bytes(range(128, 256)) * 20, "unrecognised file format")
     case("gzip", b"\x1f\x8b\x08\0\0\0\0\0\0", "gzip")
     case("hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5")
     case("cut zip", TORCH_SAMPLE.read_bytes()[:5000], "cut off")

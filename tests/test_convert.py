@@ -467,8 +467,8 @@ def test_an_unmapped_tensor_exits_with_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["x.unknown"], "does not say what to write"),
-        (["x.pt", "--to", "onnx9"], "onnx9 cannot be written"),
+        (["x.unknown"], "cannot infer the output format"),
+        (["x.pt", "--to", "onnx9"], "unknown target 'onnx9'; did you mean 'onnx'"),
         (["missing/x.pt"], "folder to write into does not exist"),
         (["x.pt", "--layout", "sb9"], "no layout is called"),
     ],

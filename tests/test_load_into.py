@@ -95,7 +95,7 @@ def test_a_network_of_an_agent_is_found_by_its_canonical_name() -> None:
     assert any(
         np.array_equal(critic["l1"].weight.detach().numpy(), h.numpy()) for h in wanted.tensors().values()
     )
-    with pytest.raises(UsageError, match="nothing lies below that path") as caught:
+    with pytest.raises(UsageError, match="nothing below this path") as caught:
         ckpttool.load_into(ours, PT, layout="auto", part="critics")
     assert str(caught.value.hint).startswith("the agent's networks are actor, ")
     with pytest.raises(UsageError, match="not of layout cleanrl"):

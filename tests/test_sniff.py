@@ -32,8 +32,8 @@ ONNX = field(1, 8) + field(2, "tf2onnx") + field(3, "1.8.4") + field(7, b"graph"
         ("model.ckpt-7.meta", META, "graph alone (a MetaGraphDef", ".index"),
         ("renamed.pb", field(1, 1) + field(2, META), "graph of a SavedModel", "saved_model.pb"),
         ("model.onnx", ONNX, "ONNX model", "made from"),
-        ("noise.bin", bytes(range(128, 256)), "no format knows", ""),
-        ("counted.bin", b"\x08\x01\x12\x04\xff\xff", "no format knows", ""),
+        ("noise.bin", bytes(range(128, 256)), "unrecognised file format", ""),
+        ("counted.bin", b"\x08\x01\x12\x04\xff\xff", "unrecognised file format", ""),
     ],
 )
 def test_a_model_that_is_no_checkpoint_is_named(

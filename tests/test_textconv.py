@@ -145,7 +145,7 @@ def test_inspect_lists_an_index_whose_graph_is_in_a_missing_shard(tmp_path: Path
         ("x.data-00000-of-00001", b"\0\1", "data of a TensorFlow checkpoint, whose .index"),
         ("x.pt", TORCH_SAMPLE.read_bytes()[:5000], "the archive's end"),
         ("x.pt", b"", "the file is empty"),
-        ("x.pt", b"\x93what", "no format knows these bytes"),
+        ("x.pt", b"\x93what", "unrecognised file format"),
         (
             "x.index",
             table([(b"", header()), (b"w", entry(1, shape(2), 0, 1, bytes(4)))]),

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 
 from ckpttool import places, plugins, urls
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError, UsageError
+from ckpttool.errors import CkpttoolError, NotACheckpointError, NotFoundError, UsageError, some
 from ckpttool.formats import sniff
 from ckpttool.formats.probe import Format, Probe
 from ckpttool.writing import hidden, sets
@@ -123,7 +123,10 @@ def _nothing(probe: Probe) -> CkpttoolError:
             return NotFoundError("the link leads nowhere", file=probe.path)
         return NotFoundError("there is no such checkpoint", file=probe.path, hint=_near(probe))
     if probe.kind == "folder":
-        return NotACheckpointError("the folder is no checkpoint", file=probe.path, hint=_inside(probe))
+        names = sorted(probe.names)
+        message = f"no checkpoint found in this folder{'' if names else ': it is empty'}"
+        found = some(names, _SUGGESTIONS) if names else None
+        return NotACheckpointError(message, file=probe.path, found=found, hint=_inside(probe))
     if places.store(probe.path) is None and not os.access(probe.path, os.R_OK):
         return NotFoundError("the file may not be read", file=probe.path)
     return sniff.explain(probe)

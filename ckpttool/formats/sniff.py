@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool import limits
@@ -19,6 +22,8 @@ class _Known(NamedTuple):
     at: int = 0
 
 
+# RFC 1952; the opcode PROTO (Lib/pickle.py), which every pickle since version 2 begins with.
+_GZIP, _PICKLE, _SHOWN = b"\x1f\x8b", b"\x80", 64
 _TAR = "tar://MEMBER::ARCHIVE reads a member of a tar archive, compressed or not"
 _JOBLIB = "where you trust it, joblib.load reads it in Python, and numpy.savez writes its arrays"
 _ZIP = "zip://MEMBER::ARCHIVE reads a member of it"
@@ -32,6 +37,8 @@ _WRONG = (
     _Known(b"BZh", "a bzip2 archive", _TAR),
     _Known(b"\xfd7zXZ\x00", "an xz archive", _TAR),
     _Known(b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it first"),
+    _Known(b"\x78\x01", "zlib data, perhaps a joblib file", _JOBLIB),
+    _Known(b"\x78\x5e", "zlib data, perhaps a joblib file", _JOBLIB),
     _Known(b"\x78\x9c", "zlib data, perhaps a joblib file", _JOBLIB),
     _Known(b"\x78\xda", "zlib data, perhaps a joblib file", _JOBLIB),
     _Known(b"ustar", "a tar archive", _TAR, 257),
@@ -48,6 +55,10 @@ def explain(probe: Probe) -> CkpttoolError:
     if not head:
         return NotACheckpointError("the file is empty", file=probe.path)
     wrong = _wrong(head)
+    if wrong is not None and head.startswith(_GZIP) and _unpacked(head).startswith(_PICKLE):
+        plain = shlex.quote(f"{os.path.splitext(probe.name)[0]}-unpacked.pkl")
+        hint = f"gzip -dc {shlex.quote(probe.path)} > {plain}; ckpttool inspect {plain}"
+        return NotACheckpointError("this is a pickle packed by gzip", file=probe.path, hint=hint)
     if wrong is not None:
         return NotACheckpointError(f"this is {wrong.what}", file=probe.path, hint=wrong.hint)
     if probe.damage is not None:
@@ -62,7 +73,20 @@ def explain(probe: Probe) -> CkpttoolError:
     if model is not None:
         return NotACheckpointError(f"this is {model.what}", file=probe.path, hint=model.hint)
     shown = head[:8].hex(" ")
-    return NotACheckpointError("no format knows these bytes", file=probe.path, found=f"{shown} at the start")
+    return NotACheckpointError(
+        "unrecognised file format",
+        file=probe.path,
+        found=f"{shown} at the start",
+        hint="ckpttool formats lists what can be read",
+    )
+
+
+def _unpacked(head: bytes) -> bytes:
+    """Return the first bytes that a gzip member holds, none of what is damaged."""
+    try:
+        return zlib.decompressobj(31).decompress(head, _SHOWN)
+    except zlib.error:
+        return b""
 
 
 def _wrong(head: bytes) -> _Known | None:

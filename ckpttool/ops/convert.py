@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +15,7 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Path
 from ckpttool.mapping import rule_file
 from ckpttool.mapping.report import Report
-from ckpttool.ops import receipt, save, targets
+from ckpttool.ops import receipt, save, side_files, targets
 from ckpttool.ops.digest import Digest, Overheard
 from ckpttool.ops.layer_options import choices
 from ckpttool.ops.optimizer_options import Stated
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from ckpttool.ops.export import Exported
     from ckpttool.ops.like import Filled
     from ckpttool.ops.parity import Parity
+
+# Formats that hold arrays of any kind: what is no network is as well kept there.
+_ARRAYS = frozenset(("npz", "safetensors"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ def convert(
         Stated(tuple(l2), tuple(optimizer)),
         choices(kinds, flatten),
     )
-    how = _How(allow_missing, dry_run, force, sync, verify, progress)
+    how = _How(allow_missing, dry_run, force, sync, verify, progress, target, to)
     return _converted(source, targets.stem(target, request.kind), request, how)
 
 
@@ -157,10 +161,23 @@ class _How(NamedTuple):
     sync: bool
     verify: bool
     progress: Progress
+    target: str
+    to: str | None
+
+    @property
+    def words(self) -> str:
+        """The target as it stands on the command line."""
+        return f" {shlex.quote(self.target)}" + (f" --to {self.to}" if self.to is not None else "")
 
 
 def _converted(source: str, target: str, request: Request, how: _How) -> Conversion:
     checkpoint = open_checkpoint(source)
+    if request.plain and request.part is None and request.kind.format not in _ARRAYS:
+        refused = side_files.refusal(checkpoint, rest=how.words)
+        if refused is not None:
+            raise refused
+    if request.part is None:
+        side_files.require_shards(checkpoint.tree)
     if not how.dry_run:
         save.require_free(target, request.kind, checkpoint.files, force=how.force)
         require_new(sidecar.beside(target), checkpoint.files, force=how.force)
@@ -170,6 +187,7 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         heard = Overheard(checkpoint, aside) if own.sha256 is None and not how.dry_run else None
         checkpoint = checkpoint if heard is None else heard.checkpoint
         way = route(checkpoint, request, own.sidecar)
+        side_files.require_shards(way.source)
         if how.dry_run or not (way.report.complete or how.allow_missing):
             return Conversion(urls.spelled(checkpoint.path), target, way.report, None, written=False)
 

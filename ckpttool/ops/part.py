@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ckpttool.errors import UsageError
+from ckpttool.errors import UsageError, some
 from ckpttool.leaf import Key, Leaf, Path, ValueLeaf, display, key
 from ckpttool.tree import Alias, Tree
 
@@ -20,9 +20,7 @@ def below(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
     part = part.strip("/")
     paths = {path: rest for path in tree if (rest := _rest(path, part)) is not None}
     if not paths:
-        raise UsageError(
-            "nothing lies below that path", path=part, hint="ckpttool inspect shows the checkpoint's paths"
-        )
+        raise _unknown(tree, part)
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     lost: list[str] = []
     for path, rest in paths.items():
@@ -47,6 +45,29 @@ def below(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
         if (rest := () if display(path) == part else _rest(path, part)) is not None
     }
     return Tree(leaves, {path: others for path, others in aliases.items() if others}, containers), tuple(lost)
+
+
+def _unknown(tree: Tree, part: str) -> UsageError:
+    """Return the error for a path below which nothing lies, with the paths that could be meant."""
+    import difflib
+
+    names = list(tree.names.values())
+    folders: dict[str, int] = {}
+    for name in names:
+        steps = name.split("/")
+        for depth in range(1, len(steps)):
+            folders.setdefault("/".join(steps[:depth]), depth)
+    if part in names:
+        above = part.rpartition("/")[0]
+        hint = f"--part {above}" if above else "leave --part out"
+        return UsageError("the path is a single entry: nothing below this path", path=part, hint=hint)
+    plain = part.replace(".", "/")
+    close = [plain] if plain in folders else difflib.get_close_matches(part, folders, 1)
+    top = [name for name, depth in folders.items() if depth == 1]
+    hint = f"--part {close[0]}" if close else "ckpttool inspect shows the checkpoint's paths"
+    return UsageError(
+        "the checkpoint has nothing below this path", path=part, found=some(top, 6) or None, hint=hint
+    )
 
 
 def _rest(path: Path, part: str) -> Path | None:

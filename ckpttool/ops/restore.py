@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import ChecksumError, FormatError, MappingError, UnsupportedError, UsageError, some
+from ckpttool.errors import (
+    ChecksumError,
+    CkpttoolError,
+    FormatError,
+    MappingError,
+    UnsupportedError,
+    UsageError,
+    some,
+)
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import NETWORKS, RUN, Binding, Part
 from ckpttool.layouts.fronts import Front
-from ckpttool.layouts.recognise import recognised
-from ckpttool.leaf import Leaf, Path, ValueLeaf, display
+from ckpttool.layouts.recognise import recognise, recognised
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
 from ckpttool.mapping.report import Moves
 from ckpttool.mapping.rules import ToValue
-from ckpttool.ops import knowledge
+from ckpttool.ops import knowledge, side_files
 from ckpttool.ops.digest import digest_of
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
+
+# Canonical tensors that are no layer's, which a conversion puts beside a model's layers.
+_LONE = frozenset(("log_std", "std", "log_alpha", "alpha", "q_support"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +98,9 @@ def restore(path: str, layout: str | None = None) -> Agent:
     return agent_of(checkpoint, binding, own_sidecar(checkpoint))
 
 
-def no_agent(checkpoint: Checkpoint) -> UsageError:
+def no_agent(checkpoint: Checkpoint) -> CkpttoolError:
     """Return the error that a checkpoint holds no agent that a layout knows."""
-    return UsageError(
+    return side_files.refusal(checkpoint, "eval") or UsageError(
         "no layout recognises an agent in this checkpoint",
         file=checkpoint.path,
         found=next((note for note in checkpoint.notes if note.startswith("policy ")), None),
@@ -99,6 +111,7 @@ def no_agent(checkpoint: Checkpoint) -> UsageError:
 def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own) -> Agent:
     """Return the checkpoint as the agent that a layout recognised, with what its own sidecar says."""
     require_layers(binding, own.sidecar, sidecar.beside(checkpoint.path))
+    binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = knowledge.with_companions(binding, checkpoint)
     notes = (*own.notes, *used, *knowledge.untold(binding, own.sidecar))
     tree = networks(checkpoint.tree, binding)
@@ -109,6 +122,39 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own) -> Agent:
     fronts = tuple(move for front in binding.fronts.values() for move in front.moves)
     before = canonical_tree(checkpoint.tree, Moves(fronts))
     return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes)
+
+
+def with_names(binding: Binding, tree: Tree, known: Sidecar | None) -> Binding:
+    """Return the binding with the variables that Keras numbers and the conversion's receipt names.
+
+    keras/src/saving/saving_lib.py: a model's own variables besides layers are `vars/0`, `vars/1`, ...
+    """
+    rules = known.rules if known is not None else ()
+    targets = [str(rule.get("target")) for rule in rules if isinstance(rule, Mapping)]
+    named: dict[str, str] = {}
+    for name in tree.names.values():
+        owner, _, number = f"/{name}".rpartition("/vars/")
+        own = [each.rpartition("/")[2] for each in targets if each.rpartition("/")[0] == f"policy{owner}"]
+        known_here = {each for each in own if f"{owner}/{each}".lstrip("/") not in tree.names.values()}
+        lone = [each for each in known_here if each in _LONE]
+        if number == "0" and len(lone) == 1 and f"{owner}/vars/1".lstrip("/") not in tree.names.values():
+            named[name] = lone[0]
+
+    def place(path: Path) -> Path:
+        name = tree.names.get(path, "")
+        ends = (own for own in named if f"/{name}".endswith(f"/{own}"))
+        whole = max(ends, key=len, default=None)
+        return path if whole is None else (*path[:-2], attr(named[whole]))
+
+    if not named:
+        return binding
+    back = {place(path): path for path in tree}
+    leaves = {
+        place(path): replace(leaf, of=place(leaf.of)) if isinstance(leaf, Leaf) and leaf.of else leaf
+        for path, leaf in tree.items()
+    }
+    found = recognise(Tree(leaves, containers=tree.containers), "", binding.layout)
+    return found.moved(lambda path: back[path]) if found is not None else binding
 
 
 def require_layers(binding: Binding, told: Sidecar | None, file: str | None = None) -> None:

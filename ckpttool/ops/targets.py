@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ckpttool.errors import UsageError, choice
+from ckpttool.errors import UsageError
 
 
 class TargetKind(NamedTuple):
@@ -76,6 +77,45 @@ _SUFFIXES = {
     ".onnx": "onnx",
 }
 _INDEX = ".index"
+# What people call a target besides its own word, in lower case without separators.
+_MEANT = {
+    "tensorflow": "tf",
+    "tf2": "tf",
+    "ckpt": "tf",
+    "checkpoint": "tf",
+    "tensorflow1": "tf1",
+    "savedmodel": "tf",
+    "pytorch": "torch",
+    "pt": "torch",
+    "pth": "torch",
+    "h5": "keras",
+    "hdf5": "keras",
+    "weightsh5": "keras",
+    "keras2": "keras",
+    "keras3": "keras",
+    "numpy": "npz",
+    "np": "npz",
+    "st": "safetensors",
+    "stablebaselines": "sb2",
+    "stablebaselines2": "sb2",
+    "stablebaselines3": "sb3",
+    "td3": "fujimoto",
+}
+_COMMON = "torch, tf, keras, safetensors, npz, onnx"
+_ALL = "ckpttool convert --help lists all targets"
+
+
+def _unknown(chosen: str, known: Collection[str]) -> UsageError:
+    """Return the error for a target that does not exist, with the one that was probably meant."""
+    plain = re.sub(r"[^a-z0-9]", "", chosen.lower())
+    names = {re.sub("_", "", name): name for name in known}
+    close = difflib.get_close_matches(plain, [*names, *_MEANT], 1)
+    meant = names.get(plain) or _MEANT.get(plain)
+    if meant is None and close:
+        meant = names.get(close[0]) or _MEANT.get(close[0])
+    suggested = f"; did you mean {meant!r}?" if meant is not None else ""
+    hint = f"--to {meant}" if meant is not None else f"--to takes {_COMMON} or a library; {_ALL}"
+    return UsageError(f"unknown target {chosen!r}{suggested}", hint=hint)
 
 
 def word(target: str, to: str | None) -> str:
@@ -83,12 +123,12 @@ def word(target: str, to: str | None) -> str:
     chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
     if chosen is None:
         raise UsageError(
-            "the target's name does not say what to write",
+            "cannot infer the output format from the target's name",
             file=target,
-            hint=f"--to {' or --to '.join(known)}",
+            hint=f"--to takes {_COMMON} or a library; {_ALL}",
         )
     if chosen not in known:
-        raise UsageError(f"{chosen} cannot be written", hint=choice(chosen, known))
+        raise _unknown(chosen, known)
     return chosen
 
 

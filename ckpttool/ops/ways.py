@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import MappingError, UsageError
+from ckpttool.errors import MappingError, UsageError, some
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import objects, variables
 from ckpttool.layouts.canonical import Binding
@@ -18,10 +19,10 @@ from ckpttool.mapping.plan import Plan
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.rules import KEEP
-from ckpttool.ops import agent_way, optimizer_facts
+from ckpttool.ops import agent_way, optimizer_facts, side_files
 from ckpttool.ops.agent_way import framework_of
 from ckpttool.ops.request import Request
-from ckpttool.ops.restore import require_layers
+from ckpttool.ops.restore import require_layers, with_names
 from ckpttool.ops.targets import TargetKind
 from ckpttool.ops.way_back import CONTAINERS
 from ckpttool.sidecar import Sidecar
@@ -68,7 +69,7 @@ def way(
         return Way(_rewritten(tree, kind, known if request.part is None else None))
     if binding is not None:
         require_layers(binding, known, sidecar.beside(checkpoint.path))
-        agent = agent_way.without_added(binding, tree, known)
+        agent = with_names(agent_way.without_added(binding, tree, known), tree, known)
         return Way(agent_way.plan(tree, agent, kind, optimizer_facts.settings(known), known), agent)
     return Way(_by_kind(checkpoint, tree, _framework(kind.format), given))
 
@@ -129,9 +130,12 @@ def _by_rules(
 def _by_kind(checkpoint: Checkpoint, tree: Tree, ours: str, given: Sequence[Choice]) -> Plan:
     plan = generic.to_tensorflow(tree, given) if ours == TENSORFLOW else generic.to_torch(tree, given)
     if not plan.moves and not plan.notes:
+        what = side_files.no_network(tree)
+        tensors = [f"{tree.names[path]} {list(leaf.shape)}" for path, leaf in tree.tensors()]
         raise MappingError(
-            "nothing in the checkpoint is a layer of a known kind",
+            f"this holds {what}, and no network" if what else "no tensor is of a layer of a known kind",
             file=checkpoint.path,
-            hint="ckpttool inspect shows what is in it",
+            found=some(tensors, 3) or None,
+            hint=f"ckpttool inspect {shlex.quote(checkpoint.path)}",
         )
     return plan

@@ -1,0 +1,206 @@
+"""Errors for wrong guesses: files without a network, unknown targets and parts, missing shards."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ckpttool.errors import CkpttoolError, MappingError, NotACheckpointError, TruncatedError, UsageError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.ops.convert import convert
+from ckpttool.ops.restore import restore
+from tests import sb3_files as sb3
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process
+
+
+def followed(error: CkpttoolError, folder: Path) -> Ran:
+    """Run the command of an error's hint in a folder."""
+    assert error.hint is not None
+    program, *words = shlex.split(error.hint)
+    assert program == "ckpttool"
+    return in_process(*words, cwd=folder)
+
+
+def refused(source: str, target: str = "out", **options: Any) -> CkpttoolError:
+    """Return the error of a conversion that writes nothing."""
+    with pytest.raises(CkpttoolError) as caught:
+        convert(source, target, **options)
+    assert not list(Path().glob(f"{target}*"))
+    return caught.value
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- Files without a network -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["agent/vecnormalize.pkl", "vecnormalize.pkl", "vec_normalize.pkl"])
+@pytest.mark.parametrize("to", ["tf", "torch", "keras"])
+def test_statistics_point_to_their_agent(folder: Path, place: str, to: str) -> None:
+    sb3.td3_agent(folder / "agent.zip")
+    Path(place).parent.mkdir(exist_ok=True)
+    sb3.statistics(Path(place))
+    error = refused(place, to=to)
+    assert isinstance(error, MappingError)
+    assert error.file == place
+    assert followed(error, folder).status == 0
+    assert {part.component for part in restore("out").binding.parts} >= {"actor", "critic"}
+
+
+def test_statistics_play_by_their_agent(folder: Path) -> None:
+    sb3.td3_agent(folder / "agent.zip")
+    sb3.statistics(folder / "vecnormalize.pkl")
+    with pytest.raises(MappingError) as caught:
+        restore("vecnormalize.pkl")
+    assert caught.value.hint == "ckpttool eval agent.zip"
+
+
+def test_statistics_without_an_agent_belong_to_none(folder: Path) -> None:
+    sb3.statistics(folder / "vecnormalize.pkl")
+    # A checkpoint that lies beside it by chance is not what it belongs to.
+    for file in TF_SAMPLE.parent.glob(f"{TF_SAMPLE.name}*"):
+        shutil.copy(file, folder)
+    shutil.copy(TF_SAMPLE.parent / "checkpoint", folder)
+    error = refused("vecnormalize.pkl", to="tf")
+    assert TF_SAMPLE.name not in str(error)
+    assert followed(error, folder).status == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("optimizer.pt", torch.optim.Adam([nn.Parameter(torch.zeros(2))]).state_dict()),
+        ("sgd.pt", torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1).state_dict()),
+        ("settings.pt", {"epoch": 3, "lr": 0.1}),
+        ("empty.pt", {}),
+    ],
+)
+@pytest.mark.parametrize("to", ["tf", "torch", "keras"])
+def test_what_is_no_network_is_named(folder: Path, name: str, value: Any, to: str) -> None:
+    torch.save(value, name)
+    error = refused(name, to=to)
+    assert isinstance(error, MappingError)
+    assert error.file == name
+    assert followed(error, folder).status == 0
+    # Arrays and values are kept as they are where that is what was asked for.
+    if any(isinstance(each, torch.Tensor) for each in value.values()):
+        assert convert(name, "kept.npz").written
+
+
+@pytest.mark.parametrize("stem", ["actor", "model"])
+def test_an_optimizer_points_to_the_network_of_its_name(folder: Path, stem: str) -> None:
+    layer = nn.Linear(3, 2)
+    torch.save(layer.state_dict(), f"{stem}.pt")
+    torch.save(torch.optim.Adam(layer.parameters()).state_dict(), f"{stem}_optimizer.pt")
+    error = refused(f"{stem}_optimizer.pt", to="tf")
+    assert followed(error, folder).status == 0
+    assert any(leaf.shape == (3, 2) for _, leaf in open_checkpoint("out").tree.tensors())
+
+
+def test_a_part_without_a_network_is_named() -> None:
+    assert isinstance(refused(str(TORCH_SAMPLE), to="tf", part="actor_optimizer"), MappingError)
+
+
+# --- Targets and parts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("tensorflow", "tf"),
+        ("TF", "tf"),
+        ("tensor_flow", "tf"),
+        ("pytorch", "torch"),
+        ("PyTorch", "torch"),
+        ("tourch", "torch"),
+        ("pt", "torch"),
+        ("h5", "keras"),
+        ("keras3", "keras"),
+        ("stable-baselines3", "sb3"),
+        ("safetensor", "safetensors"),
+        ("numpy", "npz"),
+    ],
+)
+def test_an_unknown_target_names_the_one_that_is_meant(folder: Path, wrong: str, meant: str) -> None:
+    error = refused(str(TORCH_SAMPLE), to=wrong)
+    assert isinstance(error, UsageError)
+    assert error.hint == f"--to {meant}"
+    ran = in_process("convert", str(TORCH_SAMPLE), "out", *shlex.split(error.hint), cwd=folder)
+    assert ran.status == 0
+
+
+@pytest.mark.parametrize("target", ["out", "out.foo", "out.tar"])
+def test_a_name_that_says_nothing_needs_a_target(target: str) -> None:
+    error = refused(str(TORCH_SAMPLE), target)
+    assert isinstance(error, UsageError)
+    assert error.file == target
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("actr", "actor"), ("Critic", "critic"), ("actor.l1", "actor/l1"), ("actor/l1/weight", "actor/l1")],
+)
+def test_an_unknown_part_names_the_one_that_is_meant(folder: Path, wrong: str, meant: str) -> None:
+    error = refused(str(TORCH_SAMPLE), to="tf", part=wrong)
+    assert isinstance(error, UsageError)
+    assert error.path == wrong
+    assert error.hint == f"--part {meant}"
+    ran = in_process("convert", str(TORCH_SAMPLE), "out", "--to", "tf", *shlex.split(error.hint), cwd=folder)
+    assert ran.status == 0
+
+
+# --- Folders and files -----------------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_checkpoint_names_what_it_holds(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    (folder / "notes").mkdir()
+    (folder / "notes" / "readme.txt").write_text("hello")
+    assert isinstance(refused("empty", to="tf"), NotACheckpointError)
+    error = refused("notes", to="tf")
+    assert isinstance(error, NotACheckpointError)
+    assert error.found == "readme.txt"
+
+
+def test_a_file_of_an_unknown_tool_points_to_the_formats(folder: Path) -> None:
+    Path("model.bin").write_bytes(bytes(range(128, 256)) * 20)
+    error = refused("model.bin", to="tf")
+    assert isinstance(error, NotACheckpointError)
+    ran = in_process("formats", cwd=folder)
+    assert ran.status == 0
+    assert str(error.hint).startswith("ckpttool formats ")
+
+
+@pytest.mark.parametrize("level", [1, 9])
+def test_a_pickle_packed_by_gzip_can_be_unpacked_as_the_hint_does(folder: Path, level: int) -> None:
+    Path("my model.pkl.gz").write_bytes(gzip.compress(pickle.dumps({"a": [1.0, 2.0]}, 4), level))
+    error = refused("my model.pkl.gz", to="tf")
+    assert isinstance(error, NotACheckpointError)
+    unpack, _, look = str(error.hint).partition("; ")
+    subprocess.run(unpack, shell=True, check=True, cwd=folder)  # as a person pastes it
+    assert in_process(*shlex.split(look)[1:], cwd=folder).status == 0
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    for file in TF_SAMPLE.parent.glob(f"{TF_SAMPLE.name}.*"):
+        shutil.copy(file, folder)
+    name = f"{TF_SAMPLE.name}.data-00000-of-00001"
+    (folder / name).rename(folder / "elsewhere")
+    for to in ("torch", "npz", "keras"):
+        error = refused(TF_SAMPLE.name, to=to)
+        assert isinstance(error, TruncatedError)
+        assert Path(str(error.file)).name == name
+        assert error.found is not None
