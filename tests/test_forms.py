@@ -363,7 +363,7 @@ def test_a_dotted_key_is_cut_in_two() -> None:
 
 @pytest.mark.parametrize("part", ["policy/acto", "nothing", "policy/actor/l1/kernel"])
 def test_a_part_must_be_there(part: str) -> None:
-    with pytest.raises(UsageError, match="nothing lies below"):
+    with pytest.raises(UsageError, match="nothing below this path"):
         parts.below(sample(), part)
 
 
@@ -377,22 +377,27 @@ def test_one_network_of_a_torch_agent(tmp_path: Path) -> None:
     names = open_checkpoint(str(tmp_path / "actor-1")).tree.names.values()
     assert set(names) == {"save_counter"} | {f"l{n}/{name}" for n in (1, 2, 3) for name in ("kernel", "bias")}
     ran = in_process("convert", TORCH_SAMPLE, "x-1", "--to", "tf", "--part", "nobody", cwd=tmp_path)
-    assert "nothing lies below that path" in refused(ran)
+    assert "nothing below this path" in refused(ran)
 
 
 # --- Agents ------------------------------------------------------------------------------------------
 
 
-def test_an_agent_without_targets_is_not_complete(tmp_path: Path) -> None:
+def test_an_agent_without_targets_gets_copies(tmp_path: Path) -> None:
     save(torch_tree(fujimoto_set()), str(tmp_path / "agent.pt"))  # type: ignore[arg-type]
-    ran = in_process("convert", "agent.pt", "ckpt-1", "--to", "tf", cwd=tmp_path)
-    assert ran.status == 1
-    assert "missing: policy/actor_target" in ran.out
-    assert "missing: policy/critic_target" in ran.out
-    assert [path.name for path in tmp_path.iterdir()] == ["agent.pt"]
-    ran = in_process("convert", "agent.pt", "ckpt-1", "--to", "tf", "--allow-missing", cwd=tmp_path)
-    assert ran.status == 0
-    assert "policy/critic/l4/kernel" in open_checkpoint(str(tmp_path / "ckpt-1")).tree.names.values()
+    done = convert(str(tmp_path / "agent.pt"), str(tmp_path / "ckpt-1"), to="tf")
+    assert done.written
+    assert [
+        name for line in done.report.assumed for name in ("actor_target", "critic_target") if name in line
+    ]
+    found = open_checkpoint(str(tmp_path / "ckpt-1")).tree
+    names = {name: found[path] for path, name in found.names.items()}
+    for network in ("actor", "critic"):
+        layers = [name for name in names if name.startswith(f"policy/{network}/")]
+        assert layers
+        for name in layers:
+            copy = names[name.replace(f"/{network}/", f"/{network}_target/", 1)]
+            assert np.array_equal(copy.array(), names[name].array())  # type: ignore[union-attr]
 
 
 def test_an_agent_from_torch_by_name(tmp_path: Path) -> None:

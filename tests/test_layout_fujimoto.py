@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import NotACheckpointError, TargetExistsError, UnsupportedError
+from ckpttool.errors import MappingError, NotACheckpointError, TargetExistsError, UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import attr, display
 from ckpttool.ops.convert import convert
-from ckpttool.ops.restore import restore
+from ckpttool.ops.restore import canonical_tree, restore
 from ckpttool.ops.wiring import Bounds, wire
-from tests.conftest import TORCH_SAMPLE
+from tests.conftest import TORCH_SAMPLE, in_process
 from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 MAX = 2.0
+_TARGETS = {"actor_target", "critic_target"}
 
 
 def mlp(module: Any, first: int, sizes: list[int]) -> None:
@@ -211,6 +214,99 @@ def test_a_set_there_and_back_is_the_same(tmp_path: Path, agent: TD3) -> None:
         one, two = (torch.load(f"{tmp_path}/{stem}_{name}", weights_only=True) for stem in "ab")
         assert list(one) == list(two)
         assert json.dumps(one, default=torch.Tensor.tolist) == json.dumps(two, default=torch.Tensor.tolist)
+
+
+# --- Converted ---------------------------------------------------------------------------------------------
+
+
+def ddpg(prefix: Path) -> None:
+    """Write what DDPG.py saves: its critic takes the action after the first layer."""
+    torch.manual_seed(1)
+    critic = nn.Module()
+    for number, sizes in enumerate([(3, 16), (18, 12), (12, 1)], start=1):
+        setattr(critic, f"l{number}", nn.Linear(*sizes))
+    for name, module in (("actor", Actor()), ("critic", critic)):
+        torch.save(module.state_dict(), f"{prefix}_{name}")
+        torch.save(torch.optim.Adam(module.parameters()).state_dict(), f"{prefix}_{name}_optimizer")
+
+
+def our_ddpg(prefix: Path) -> None:
+    """Write what OurDDPG.py saves: one Q-function that takes both inputs at its first layer."""
+    torch.manual_seed(2)
+    critic = nn.Module()
+    mlp(critic, 1, [5, 16, 16, 1])
+    for name, module in (("actor", Actor()), ("critic", critic)):
+        torch.save(module.state_dict(), f"{prefix}_{name}")
+        torch.save(torch.optim.Adam(module.parameters()).state_dict(), f"{prefix}_{name}_optimizer")
+
+
+def td3(prefix: Path) -> None:
+    torch.manual_seed(0)
+    made = TD3()
+    made.train()
+    made.save(str(prefix))
+
+
+def td3_with_suffix(prefix: Path) -> None:
+    torch.manual_seed(0)
+    TD3().save(str(prefix), ".pth")
+
+
+@pytest.mark.parametrize("to", ["torch", "tf", "tf1", "keras", "skrl", "tianshou"])
+@pytest.mark.parametrize("form", [td3, td3_with_suffix, ddpg, our_ddpg])
+def test_targets_are_the_copies_that_their_load_makes(tmp_path: Path, form: Any, to: str) -> None:
+    prefix, out = tmp_path / "TD3_Pendulum-v1_0", tmp_path / "out"
+    form(prefix)
+    if form is ddpg and to in ("tianshou", "skrl"):
+        with pytest.raises(UnsupportedError):  # its critic takes the action first
+            convert(str(prefix), str(out), to=to)
+        return
+    done = convert(str(prefix), str(out), to=to, allow_missing=to == "tianshou")
+    assert done.written
+    assert done.report.complete or to == "tianshou"
+    (said,) = (line for line in done.report.assumed if "actor_target" in line)
+    assert "load()" in said
+    receipt = json.loads((tmp_path / "out.ckpttool.json").read_text())
+    assert said in receipt["assumed"]
+    found = open_checkpoint(str(out))
+    binding = recognised(out)
+    agent = canonical_tree(found.tree, binding.moves)
+    online = [path for path in agent if path[0].value in ("actor", "critic")]
+    assert online
+    for path in online:
+        there = (attr(f"{path[0].value}_target"), *path[1:])
+        assert np.array_equal(agent[there].array(), agent[path].array())  # type: ignore[union-attr]
+    # One variable of two networks would be trained with both.
+    for path, others in found.tree.aliases.items():
+        networks = _TARGETS & set(display(path).split("/"))
+        assert all(networks == _TARGETS & set(display(alias.path).split("/")) for alias in others)
+
+
+@pytest.mark.parametrize("to", ["tf", "keras"])
+@pytest.mark.parametrize("member", ["actor", "critic"])
+@pytest.mark.parametrize("form", [td3, ddpg, our_ddpg])
+def test_one_network_converts_alone(tmp_path: Path, form: Any, member: str, to: str) -> None:
+    form(tmp_path / "run")
+    done = convert(str(tmp_path / f"run_{member}"), str(tmp_path / "out"), to=to)
+    assert done.written
+    assert done.report.complete
+    assert {part.component for part in recognised(tmp_path / "out").parts} == {member}
+
+
+@pytest.mark.parametrize("to", ["torch", "tf", "keras"])
+@pytest.mark.parametrize("form", [td3, td3_with_suffix, ddpg])
+def test_an_optimizer_alone_points_to_its_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any, to: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    form(Path("TD3 Pendulum_0"))
+    for file in sorted(tmp_path.glob("*_optimizer*")):
+        with pytest.raises(MappingError) as caught:
+            convert(file.name, f"{file.name} out", to=to)
+        assert caught.value.hint is not None
+        ran = in_process(*shlex.split(caught.value.hint)[1:], cwd=tmp_path)
+        assert ran.status == 0, ran.err
+        assert recognised(f"{file.name} out").layout in ("td3_torch", "td3_tf")
 
 
 def test_a_file_of_the_old_set_is_not_taken_over(tmp_path: Path, agent: TD3) -> None:

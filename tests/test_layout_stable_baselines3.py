@@ -15,16 +15,16 @@ from torch import nn
 
 from ckpttool import plugins
 from ckpttool.agents.components import policy_network
-from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError, UsageError
+from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.formats import yaml_settings
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.formats.stable_baselines3 import write
-from ckpttool.layouts import stable_baselines3
+from ckpttool.layouts import canonical, stable_baselines3
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, display
 from ckpttool.mapping.plan import build
 from ckpttool.ops.convert import convert
-from ckpttool.ops.restore import Agent, canonical_tree, restore
+from ckpttool.ops.restore import Agent, canonical_tree, own_sidecar, restore, with_names
 from ckpttool.ops.wiring import Bounds, wire
 from ckpttool.tree import Tree
 from tests import sb3_files as sb3
@@ -130,13 +130,50 @@ def test_ppo_acts_by_its_limited_mean(tmp_path: Path) -> None:
     assert [part.title for part in agent.binding.parts] == ["actor", "value"]
 
 
-def test_discrete_actions_are_listed_and_no_agent(tmp_path: Path) -> None:
+def test_a_policy_for_discrete_actions_is_an_agent_that_is_not_played(tmp_path: Path) -> None:
     space = sb3.instance(sb3.DISCRETE, n=2, shape=())
     found = {"policy": sb3.ppo(act=2).state_dict()}
     path = sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(sb3.ON_POLICY, action_space=space)))
-    assert recognise(open_checkpoint(path).tree, "a.zip") is None
-    with pytest.raises(UsageError, match=r"no layout recognises.*ActorCriticPolicy: a policy for discrete"):
-        restore(path)
+    agent = restore(path)
+    assert {part.component for part in agent.binding.parts} == {"actor", "value"}
+    with pytest.raises(UnsupportedError) as caught:
+        agent.runnable("actor")
+    assert "discrete" in str(caught.value.found)
+
+
+def ars(tmp_path: Path, *, linear: bool = False, bias: bool = True, **kwargs: Any) -> tuple[Any, Agent]:
+    """Return the action net of sb3_contrib/ars/policies.py and the agent of its file."""
+    torch.manual_seed(5)
+    sizes = (sb3.OBS, len(sb3.LOW)) if linear else (sb3.OBS, 5, len(sb3.LOW))
+    net: Any = nn.Linear(*sizes, bias=bias) if linear else sb3.mlp(sizes, nn.ReLU, nn.Tanh)
+    policy = sb3.stand_in(f"sb3_contrib.ars.policies.{'ARSLinearPolicy' if linear else 'ARSPolicy'}")
+    data = sb3.settings(sb3.ON_POLICY, policy_kwargs=kwargs) | {"policy_class": str(policy)}
+    found = {"policy": sb3.owner(action_net=net).state_dict()}
+    path = sb3.put(tmp_path / "ars.zip", sb3.members(found, data))
+    return net, restore(path)
+
+
+def test_ars_squashes_what_a_perceptron_gives(tmp_path: Path) -> None:
+    # A policy of PPO would be tanh inside and limited outside.
+    net, agent = ars(tmp_path)
+    obs = observations()
+    close(played(agent, obs), scaled(net(torch.from_numpy(obs))))
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+def test_ars_limits_what_a_matrix_gives(bias: bool, tmp_path: Path) -> None:
+    net, agent = ars(tmp_path, linear=True, bias=bias)
+    obs = observations()
+    wanted = np.clip(net(torch.from_numpy(obs)).detach().numpy(), sb3.LOW, sb3.HIGH)
+    close(played(agent, obs), wanted)
+    for to in ("torch", "tf", "keras"):
+        assert convert(str(tmp_path / "ars.zip"), str(tmp_path / f"out_{to}"), to=to).report.complete
+
+
+def test_ars_without_its_tanh_is_not_played(tmp_path: Path) -> None:
+    _, agent = ars(tmp_path, squash_output=False)
+    with pytest.raises(UnsupportedError):
+        agent.runnable("actor")
 
 
 def test_quantile_critics_have_a_place(tmp_path: Path) -> None:
@@ -530,3 +567,97 @@ def test_real_agents_act_as_the_library_does(tmp_path: Path) -> None:
         assert np.abs(wanted).max() > 0.9
         # Sums of thousands, of which float32 keeps seven digits, meet tanh where it is steep.
         np.testing.assert_allclose(played(agent, obs), wanted, atol=4e-5)
+
+
+ALGORITHMS = """
+import json, sys
+import gymnasium, numpy as np, stable_baselines3 as sb3
+folder = sys.argv[1]
+net = lambda: dict(policy_kwargs=dict(net_arch=[5, 4]))  # SAC changes what it is given
+on = dict(n_steps=16, device="cpu", seed=0)
+one = dict(batch_size=16, n_epochs=1)
+off = dict(learning_starts=8, batch_size=8, device="cpu", seed=0, buffer_size=64)
+made = {
+    "ppo_box": sb3.PPO("MlpPolicy", "Pendulum-v1", **one, **net(), **on),
+    "ppo_gsde": sb3.PPO("MlpPolicy", "Pendulum-v1", use_sde=True, **one, **net(), **on),
+    "ppo_discrete": sb3.PPO("MlpPolicy", "CartPole-v1", **one, **net(), **on),
+    "a2c_box": sb3.A2C("MlpPolicy", "Pendulum-v1", **net(), **on),
+    "a2c_adam": sb3.A2C("MlpPolicy", "CartPole-v1", use_rms_prop=False, **net(), **on),
+    "sac": sb3.SAC("MlpPolicy", "Pendulum-v1", **net(), **off),
+    "sac_fixed": sb3.SAC("MlpPolicy", "Pendulum-v1", ent_coef=0.2, **net(), **off),
+    "sac_gsde": sb3.SAC("MlpPolicy", "Pendulum-v1", use_sde=True, **net(), **off),
+    "dqn": sb3.DQN("MlpPolicy", "CartPole-v1", **net(), **off),
+    "td3": sb3.TD3("MlpPolicy", "Pendulum-v1", **net(), **off),
+}
+answer = {}
+for name, model in made.items():
+    model.learn(16)
+    model.save(f"{folder}/{name}.zip")
+    policy, found = model.policy, {}
+    optimizers = {"policy": policy.optimizer} if getattr(policy, "optimizer", None) else {}
+    for part in ("actor", "critic"):
+        if getattr(getattr(policy, part, None), "optimizer", None) is not None:
+            optimizers[part] = getattr(policy, part).optimizer
+    for owner, optimizer in optimizers.items():
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            state = optimizer.state.get(parameter, {})
+            slots = {k: v.detach().numpy().tolist() for k, v in state.items() if k != "step"}
+            found[f"{owner}{len(found)}"] = [parameter.detach().numpy().tolist(), slots]
+    answer[name] = list(found.values())
+json.dump(answer, open(f"{folder}/answer.json", "w"))
+print("null")
+"""
+_SLOTS_OF = {"exp_avg": "m", "exp_avg_sq": "v", "square_avg": "rms"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Agents that the library trained for a few steps, and every parameter with its moments there."""
+    folder = tmp_path_factory.mktemp("sb3")
+    warm_sb3.asked(ALGORITHMS, str(folder))
+    return folder, json.loads((folder / "answer.json").read_text())
+
+
+ON_POLICY = ("ppo_box", "ppo_gsde", "ppo_discrete", "a2c_box", "a2c_adam")
+OFF_POLICY = ("sac", "sac_fixed", "sac_gsde", "dqn", "td3")
+
+
+@needs_library
+@pytest.mark.parametrize("to", ["torch", "tf", "keras"])
+@pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
+def test_every_algorithm_converts_with_its_optimizer(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path, name: str, to: str
+) -> None:
+    folder, answer = trained
+    target = tmp_path / ("agent.weights.h5" if to == "keras" else "agent")
+    done = convert(str(folder / f"{name}.zip"), str(target), to=to)
+    assert done.written
+    assert done.report.complete
+    agent = restored_canonical(str(target))
+    moments: dict[bytes, dict[str, np.ndarray]] = {}
+    for path, leaf in agent.tensors():
+        for optimizer in canonical.OPTIMIZERS:
+            if canonical.trains(optimizer, path):
+                slots = {s: agent.get(canonical.slot(optimizer, s, path)) for s in _SLOTS_OF.values()}
+                found = {s: each.array() for s, each in slots.items() if isinstance(each, Leaf)}
+                moments.setdefault(leaf.array().tobytes(), {}).update(found)
+    for weight, slots in answer[name]:
+        value = np.array(weight, "f4")
+        own = moments.get((value.T if value.ndim == 2 else value).copy().tobytes())
+        own = own or moments.get(value.tobytes())
+        if not slots:
+            continue
+        assert own is not None
+        for theirs, numbers in slots.items():
+            wanted = np.array(numbers, "f4")
+            mine = own[_SLOTS_OF[theirs]]
+            assert np.array_equal(mine, wanted) or np.array_equal(mine, wanted.T)
+
+
+def restored_canonical(path: str) -> Tree:
+    """Return the whole canonical agent of a checkpoint that a conversion wrote."""
+    checkpoint = open_checkpoint(path)
+    known = own_sidecar(checkpoint).sidecar
+    binding = recognise(checkpoint.tree, Path(path).name)
+    assert binding is not None
+    return canonical_tree(checkpoint.tree, with_names(binding, checkpoint.tree, known).moves)

@@ -148,6 +148,45 @@ def test_a_choice_among_actions_is_not_run(tmp_path: Path) -> None:
         actions(tmp_path / "policy.pth")
 
 
+def ppo(*, gail: bool = False) -> Any:
+    actor, critic = Last(3, 2, ("mu",)), Last(3, 1)
+    actor.sigma_param = nn.Parameter(torch.full((2, 1), -0.5))
+    more = {"disc_net": Last(5, 1)} if gail else {}
+    return whole({"actor": actor, "critic": critic, "_actor_critic.actor": actor, **more})
+
+
+def discrete_sac(*, numbered: bool) -> Any:
+    first, second = ("critic1", "critic2") if numbered else ("critic", "critic2")
+    nets = {name: Last(3, 4) for name in ("actor", first, f"{first}_old", second, f"{second}_old")}
+    return whole(nets)
+
+
+@pytest.mark.parametrize("to", ["torch", "tf", "keras"])
+@pytest.mark.parametrize(
+    ("policy", "networks"),
+    [
+        (ppo, {"actor", "value"}),
+        (lambda: ppo(gail=True), {"actor", "value", "discriminator"}),
+        (lambda: discrete_sac(numbered=True), {"actor", "critic", "critic_target"}),
+        (lambda: discrete_sac(numbered=False), {"actor", "critic", "critic_target"}),
+    ],
+    ids=["PPO", "GAIL", "discrete SAC 0.4", "discrete SAC 1.0"],
+)
+def test_every_tensor_of_a_policy_converts(tmp_path: Path, policy: Any, networks: set[str], to: str) -> None:
+    torch.manual_seed(0)
+    made = policy()
+    torch.save(made.state_dict(), tmp_path / "policy.pth")
+    binding = recognised(tmp_path / "policy.pth")
+    assert {part.component for part in binding.parts} == networks
+    done = convert(str(tmp_path / "policy.pth"), str(tmp_path / "out"), to=to)
+    assert done.written
+    assert done.report.complete
+    found = open_checkpoint(str(tmp_path / "out")).tree
+    stored = sorted(tuple(sorted(leaf.array().ravel().tolist())) for _, leaf in found.tensors() if leaf.shape)
+    wanted = sorted(tuple(sorted(each.ravel().tolist())) for each in made.parameters())
+    assert [each for each in stored if each in set(wanted)] == wanted
+
+
 class RunningMeanStd:
     """As utils/statistics.py keeps it."""
 

@@ -13,7 +13,7 @@ from ckpttool.errors import MappingError, UsageError
 from ckpttool.formats import tensor_bundle
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import fujimoto, td3_tf, td3_torch
-from ckpttool.layouts.canonical import ALL_OPTIMIZED, Binding
+from ckpttool.layouts.canonical import ALL_OPTIMIZED, Binding, with_targets
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, ValueLeaf, display
 from ckpttool.mapping.plan import build
@@ -704,24 +704,36 @@ def test_what_keras_cannot_do_is_left_over(settings: dict[str, object], lost: se
     assert all(plan.told["actor_optimizer"][name] == v for name, v in settings.items() if name not in lost)
 
 
-def test_targets_that_were_not_saved_are_missed() -> None:
-    _, plan = as_tensorflow(torch_tree(fujimoto_set()))  # type: ignore[arg-type]
-    assert plan.missing == ("policy/actor_target", "policy/critic_target")
+def completed(tree: Tree) -> set[str]:
+    """Return the networks that a conversion adds to an agent."""
+    binding = recognise(tree, "agent")
+    assert binding is not None
+    _, copies = with_targets(binding, canonical_tree(tree, binding.moves))
+    return {str(path[0].value) for path in copies}
 
 
-def test_a_policy_that_trains_without_targets_misses_none() -> None:
+def test_targets_that_were_not_saved_are_copied_where_an_agent_trains_with_them() -> None:
     generator = np.random.default_rng(0)
     policy = torch_dense(generator, "actor/pi.0", OBS, 4) | torch_dense(generator, "actor/pi.2", 4, ACT)
-    _, plan = as_tensorflow(torch_tree(policy))  # type: ignore[arg-type]
-    assert not plan.missing
     value = torch_dense(generator, "value/v.0", OBS, 1)
-    _, plan = as_tensorflow(torch_tree({**policy, **value}))
-    assert not plan.missing
-    # A Gaussian policy's own critic has one.
-    gaussian = {**policy, **torch_dense(generator, "actor/log_std", 4, ACT)}
-    gaussian |= torch_dense(generator, "critic/q.0", OBS + ACT, 1)
-    _, plan = as_tensorflow(torch_tree(gaussian))  # type: ignore[arg-type]
-    assert plan.missing == ("policy/critic_target",)
+    critic = torch_dense(generator, "critic/q.0", OBS + ACT, 1)
+    deviation = torch_dense(generator, "actor/log_std", 4, ACT)
+    stored = torch_dense(generator, "critic_target/q.0", OBS + ACT, 1)
+    cases: list[tuple[dict[str, Any], set[str]]] = [
+        (fujimoto_set(), {"actor_target", "critic_target"}),
+        (policy, set()),
+        ({**policy, **value}, set()),
+        (critic, set()),
+        ({**policy, **critic}, {"actor_target", "critic_target"}),
+        ({**policy, **deviation, **critic}, {"critic_target"}),
+        ({**policy, **critic, **stored}, set()),
+        ({**policy, **critic, **value}, set()),
+    ]
+    for entries, wanted in cases:
+        tree = torch_tree(entries)
+        assert completed(tree) == wanted
+        _, plan = as_tensorflow(tree)
+        assert not plan.missing
 
 
 def test_a_lost_moment_is_missed_in_tensorflow() -> None:

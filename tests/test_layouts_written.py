@@ -257,10 +257,9 @@ def test_skrl(tmp_path: Path, critics: int) -> None:
         assert torch.equal(
             made.net_container[0].weight, state[name.replace("target_", "")]["net_container.0.weight"]
         )
-    assert done.report.assumed == (
-        "actor_target is a copy: the source has none",
-        "critic_target is a copy: the source has none",
-    )
+    (said,) = done.report.assumed
+    assert "actor_target" in said
+    assert "critic_target" in said
     with torch.no_grad():
         close(actions(path, observations(5), 2.0), 2.0 * policy(seen(observations(5))), 2.0)
     assert torch.equal(moments(state["critic_optimizer"], 3), moments(file["critic_optimizer"], 3))

@@ -3,7 +3,7 @@
 actor/<n>/kernel                      the policy's n-th layer, dense kernels [in, out]
 critic/q1/<n>/kernel                  each Q-function has a head of its own
 actor_target/..., critic_target/...   the slow copies
-value/<n>/kernel, value_target/...    SAC's state value, where there is one
+value/<n>/kernel, value_target/...    SAC's state value, where there is one; discriminator/... of GAIL
 actor/log_std/kernel                  a Gaussian policy's other head: beside the chain that gives the mean
 actor/log_std, actor/std              a deviation that does not depend on the observation
 actor/action_scale, action_bias       the action's map per dimension, where the weights hold it
@@ -13,6 +13,7 @@ temperature/log_alpha                 SAC's entropy coefficient (alpha where it 
 actor_optimizer/m/<n>/kernel          a moment lies where its weight lies, under its slot's name
 actor_optimizer/step                  updates made; learning_rate, beta_1, ... beside it
 actor_optimizer/weight_decay/<n>/...  a setting that not all weights share lies where a moment lies
+optimizer/m/actor/<n>/kernel          one optimizer of all online networks (PPO, A2C) names the network too
 total_it, save_counter                counters of the agent and of its checkpoint
 """
 
@@ -24,12 +25,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckpttool.layouts.fronts import Front
-from ckpttool.leaf import Leaf, Path, attr, index
-from ckpttool.mapping.report import Moves
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, index
+from ckpttool.mapping.report import Move, Moves
 from ckpttool.tree import Tree
 
 NETWORKS = ("actor", "actor_target", "critic", "critic_target")
-VALUES = ("value", "value_target")
+VALUES = ("value", "value_target", "discriminator")
 # What a policy needs besides its networks, and what only training needs.
 NORMALIZER, TEMPERATURE = "normalizer", "temperature"
 STATISTICS = ("mean", "var", "std", "count")
@@ -50,6 +51,19 @@ GROUP, NUMBER, NAMES = "group", "number", "param_names"
 
 
 ALL_OPTIMIZED = {**OPTIMIZED, **OPTIMIZED_MORE}
+# One optimizer of all networks that are trained, as on-policy algorithms have it.
+JOINT = "optimizer"
+TRAINED = ("actor", "critic", "value")
+OPTIMIZERS = (*ALL_OPTIMIZED, JOINT)
+_CONSTANT = ("action_scale", "action_bias", "q_support")
+
+
+def trains(optimizer: str, weight_path: Path) -> bool:
+    """Say whether the optimizer updates the tensor at a canonical path."""
+    network = weight_path[0].value
+    if optimizer != JOINT:
+        return network == ALL_OPTIMIZED[optimizer]
+    return network in TRAINED and weight_path[-1].value not in _CONSTANT
 
 
 def settings_stay(number: int, where: str = "") -> str:
@@ -221,6 +235,31 @@ class Binding:
         }
 
 
+def with_targets(binding: Binding, agent: Tree) -> tuple[Binding, dict[Path, Leaf | ValueLeaf]]:
+    """Return the binding with targets that are copies of its networks, and the copies' canonical leaves.
+
+    Only an actor with Q-functions trains with targets, a Gaussian one with those of its Q-functions. An agent
+    that has a target of either kind, or a value of the state, stays as it is.
+    """
+    titles = {part.component for part in binding.parts}
+    if not {"actor", "critic"} <= titles or titles & {*VALUES, "actor_target", "critic_target"}:
+        return binding, {}
+    deviations = {path[1].value for path in agent if path[0] == attr("actor") and len(path) > 1}
+    copied = ("critic",) if deviations & {"log_std", "std"} else ("actor", "critic")
+    parts = [part for part in binding.parts if part.component in copied]
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    moves: list[Move] = []
+    for move in binding.moves.moves:
+        path = move.target
+        if path[0].value in copied and path in agent and not mapped_by_sidecar(path):
+            place = (attr(f"{path[0].value}_target"), *path[1:])
+            leaves[place] = agent[path]
+            moves.append(replace(move, target=place))
+    more = tuple(part._replace(component=f"{part.component}_target") for part in parts)
+    every = replace(binding.moves, moves=(*binding.moves.moves, *moves))
+    return replace(binding, parts=(*binding.parts, *more), moves=every), leaves
+
+
 def apart(parts: Sequence[Part]) -> bool:
     """Say whether networks of one component have layers of the same names: each gets its own name before."""
     names = [layer.name for part in parts for layer in part.layers]
@@ -242,7 +281,17 @@ def weight(part: Part, position: int | str, name: str) -> Path:
 
 def slot(optimizer: str, name: str, weight_path: Path) -> Path:
     """Return the canonical path of a weight's moment or setting: its own path below optimizer and name."""
-    return (attr(optimizer), attr(name), *weight_path[1:])
+    return (attr(optimizer), attr(name), *owned(optimizer, weight_path))
+
+
+def owned(optimizer: str, weight_path: Path) -> Path:
+    """Return a weight's path as its optimizer's moments have it: without the network, if that has its own."""
+    return weight_path if optimizer == JOINT else weight_path[1:]
+
+
+def owner(slot_path: Path) -> Path:
+    """Return a weight's path, as `slot` takes it, from that of one of its moments or settings."""
+    return slot_path[2:] if slot_path[0].value == JOINT else slot_path[1:]
 
 
 def setting(optimizer: str, name: str) -> Path:

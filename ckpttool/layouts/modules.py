@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ckpttool.layouts.canonical import BRANCHES, Part, PartLayer
 from ckpttool.leaf import Leaf, Path, display
-from ckpttool.mapping.kinds import Kind, recognise
+from ckpttool.mapping.kinds import SPELLING, Kind, recognise
 from ckpttool.tree import Tree
 
 # Edges that Keras puts between a model and its layers; nobody names a layer by them.
@@ -85,8 +85,13 @@ def root_of(names: Sequence[Segments], components: Mapping[str, str], *, rooted:
     return max(found, key=lambda root: (len(found[root]), -len(root)))
 
 
-def modules(found: Sequence[Entry], cut: int, framework: str) -> tuple[Module, ...]:
-    """Group a component's tensors (whose names begin after `cut` segments) into layers, in order."""
+def modules(
+    found: Sequence[Entry], cut: int, framework: str, *, matrices: bool = False
+) -> tuple[Module, ...]:
+    """Group a component's tensors (whose names begin after `cut` segments) into layers, in order.
+
+    With `matrices` a torch weight of two axes that stands alone is a dense layer without a bias.
+    """
     groups: dict[Segments, dict[str, Entry]] = {}
     seen: set[Path] = set()
     for entry in found:
@@ -94,7 +99,13 @@ def modules(found: Sequence[Entry], cut: int, framework: str) -> tuple[Module, .
         if entry.leaf.role in ("parameter", "buffer") and entry.path not in seen:
             seen.add(entry.path)
             groups.setdefault(entry.segments[cut:-1], {})[entry.segments[-1]] = entry
-    kinds = {name: recognise({n: e.leaf for n, e in g.items()}, framework) for name, g in groups.items()}
+    dense = SPELLING[framework, "dense"]
+    kinds = {
+        name: dense
+        if matrices and group.keys() == {"weight"} and len(group["weight"].leaf.shape) == 2
+        else recognise({n: entry.leaf for n, entry in group.items()}, framework)
+        for name, group in groups.items()
+    }
     return _in_use_order([Module(n, kind, groups[n]) for n, kind in kinds.items() if kind is not None])
 
 

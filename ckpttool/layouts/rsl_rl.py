@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckpttool.layouts import optimizers
+from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Norm
 from ckpttool.layouts.normalizers import Statistics
 from ckpttool.layouts.table import Table, bind
@@ -37,7 +37,7 @@ TABLE = Table(
         "actor_state_dict/mlp": "actor",
         "critic_state_dict/mlp": "value",
     },
-    optimizers={},
+    optimizers={"optimizer_state_dict": canonical.JOINT},
     counters={"iter": "iter"},
     facts=Facts(head="identity", hidden="elu", epsilon=1e-5, lacks=("the activations",)),
     optimizer=optimizers.from_torch,
@@ -101,7 +101,8 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     for pattern, what in ((_RECURRENT, "a recurrent memory before the layers"), (_CNN, "convolutions")):
         if any(map(pattern.match, names)):
             unplaced["actor"] = (what,)
-    binding = replace(binding, unplaced=unplaced)
+    empty = {path for path, leaf in tree.plain() if tree.names[path] == "infos" and leaf.value is None}
+    binding = replace(binding, unplaced=unplaced, consumed=binding.consumed | empty)
     return binding if seen is None else replace(binding, facts=_normed(binding, tree, seen))
 
 

@@ -43,6 +43,7 @@ TABLE = Table(
     optimizers={
         "policy_optimizer": "actor_optimizer",
         "critic_optimizer": "critic_optimizer",
+        "optimizer": canonical.JOINT,
     },
     counters={},
     facts=Facts(
@@ -143,7 +144,9 @@ def _writing(binding: Binding, agent: Tree) -> Writing:
         rows,
         "identity" if valued(binding) else "tanh",
         hidden="elu" if valued(binding) else "relu",
-        optimizers={ours: (key(theirs),) for theirs, ours in TABLE.optimizers.items()},
+        optimizers={
+            ours: (key(theirs),) for theirs, ours in TABLE.optimizers.items() if ours != canonical.JOINT
+        },
         joint=(key("optimizer"),) if valued(binding) else None,
         needs=("actor", "value") if valued(binding) else ("actor", "critic"),
     )

@@ -53,7 +53,7 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     alone = kind == "sac" and _ALPHA in agent and _LOG_ALPHA not in agent
     moves = (*made.moves, *([Move(_ALPHA, (_DATA, key("ent_coef")), ToValue())] if alone else ()))
     notes = ["the settings of training (gamma, tau, noise, ...) are the library's defaults"]
-    if any(path[0].value in canonical.ALL_OPTIMIZED for path in agent):
+    if any(path[0].value in canonical.OPTIMIZERS for path in agent):
         notes.append("optimizers are not saved by Stable-Baselines 2")
     added = {**made.added, **_data(kind, binding, agent, parts)}
     return replace(made, moves=moves, added=added, containers={}, notes=(*made.notes, *notes))

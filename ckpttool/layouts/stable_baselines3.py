@@ -1,11 +1,13 @@
-"""Agents of Stable-Baselines3: TD3, DDPG and SAC, TQC of its contrib, the Gaussian policies of PPO and A2C.
+"""Agents of Stable-Baselines3 and its contrib: TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS.
 
 Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py and
 common/policies.py (ContinuousCritic, ActorCriticPolicy) for the networks; common/policies.py,
 `BasePolicy.predict` and `unscale_action`, for the action: a squashed one goes from [-1, 1] to [low, high],
 another is limited to the bounds. sac/policies.py, Actor: with gSDE the mean is limited to [-clip_mean,
 clip_mean] before it is squashed. Hidden layers are ReLU, in common/policies.py Tanh. TQC:
-github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/tqc/policies.py.
+github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/tqc/policies.py; sb3_contrib/ars/
+policies.py: ReLU and tanh to the bounds in ARSPolicy, one matrix limited to the bounds in ARSLinearPolicy.
+dqn/policies.py: up to version 2.3 the optimizer has the target's parameters too, which it never updates.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ from ckpttool.layouts import baselines_settings, canonical, optimizers, stable_b
 from ckpttool.layouts.canonical import Binding, Facts, settings_stay
 from ckpttool.layouts.stable_baselines3_plan import plan
 from ckpttool.layouts.table import Table, bind
-from ckpttool.leaf import Path, ValueLeaf, attr, key
+from ckpttool.leaf import Path, ValueLeaf, attr, index, key
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import ToTensor
 from ckpttool.tree import Tree
 
 __all__ = ["TABLE", "companions", "plan", "recognise", "told_by"]
 
-_TITLE = "Stable-Baselines3 agent (TD3, DDPG, SAC, TQC; PPO, A2C)"
-_SEEN = "DDPG agents of rl-trained-agents; every algorithm as the library 2.9.2 and its contrib save it"
+_TITLE = "Stable-Baselines3 agent (TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS)"
+_SEEN = "agents of rl-trained-agents; every algorithm as the library 2.9.2 and its contrib save it"
 
 TABLE = Table(
     name="stable_baselines3",
@@ -57,10 +59,33 @@ TABLE = Table(
 _ON_POLICY = replace(
     TABLE,
     components={"actor": "actor", "value": "value"},
-    optimizers={},
+    optimizers={"policy/optimizer": canonical.JOINT},
     facts=Facts(head="clip", hidden="tanh", epsilon=1e-5, lacks=(zoo.UNTOLD,)),
     branches={},
     tensors={"policy/log_std": "actor/log_std"},
+)
+# ARS: a policy alone, which has no optimizer; one layer of it may have no bias.
+_SEARCHED = replace(
+    _ON_POLICY,
+    components={"actor": "actor"},
+    optimizers={},
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=(zoo.UNTOLD,)),
+    tensors={},
+    matrices=True,
+)
+# DQN and QR-DQN: a network that gives a value, or quantiles of it, for every action.
+_Q_NETWORKS = {
+    f"policy/{name}{target}/{name}": f"critic{target}/q1"
+    for target in ("", "_target")
+    for name in ("q_net", "quantile_net")
+}
+_DISCRETE = replace(
+    TABLE,
+    components=_Q_NETWORKS,
+    optimizers={"policy/optimizer": "critic_optimizer"},
+    facts=Facts(head="identity", hidden="relu", epsilon=1e-5),
+    branches={},
+    tensors={},
 )
 _PARTS = {"action_net": "actor", "mlp_extractor.policy_net": "actor", "mlp_extractor.shared_net": "actor"} | {
     "value_net": "value",
@@ -71,7 +96,10 @@ _EXTRACTOR = re.compile(r"(?:(actor|actor_target|critic|critic_target)\.)?(?:pi_
 # sb3_contrib/common/recurrent/policies.py; without an LSTM of its own a recurrent value has a layer `critic`.
 _MEMORY = re.compile(r"lstm_actor\.|(lstm_critic\.|critic\.(?:weight|bias)$)")
 _ACTOR = re.compile(r"actor\.(?:mu|latent_pi)\.")
-_POLICY, _DATA = key("policy"), attr("data")
+_Q = re.compile(r"(q_net|quantile_net)\.\1\.")
+_CHOICE = "the choice among discrete actions"
+_VALUE = re.compile(r"(?:mlp_extractor\.value_net|value_net)\.")
+_POLICY, _OPTIMIZER, _DATA = key("policy"), key("policy.optimizer"), attr("data")
 _COUNTERS = {"_n_updates": "total_it", "num_timesteps": "num_timesteps"}
 _CLIP_MEAN = 2.0
 
@@ -79,26 +107,55 @@ _CLIP_MEAN = 2.0
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the file's name says nothing
     """Return the way to the canonical agent of what one algorithm's `save` wrote.
 
-    Discrete actions, and networks that are no perceptrons, are left to be listed.
+    Networks that are no perceptrons are left to be listed; a policy for discrete actions is not run.
     """
     names = [str(path[1].value) for path in tree if len(path) == 2 and path[0] == _POLICY]
     if any(map(_ACTOR.match, names)):
         binding = bind(_layers_alone(tree), TABLE)
-    elif any(_PART.match(each) for each in names) and baselines_settings.is_box(tree):
-        binding = _on_policy(tree)
+    elif any(map(_Q.match, names)):
+        binding = _discrete(tree)
+    elif any(_PART.match(each) for each in names):
+        binding = _on_policy(tree, _ON_POLICY if any(map(_VALUE.match, names)) else _SEARCHED)
     else:
         return None
     return _told(binding, tree) if binding is not None else None
 
 
-def _on_policy(tree: Tree) -> Binding | None:
+def _on_policy(tree: Tree, table: Table) -> Binding | None:
     """Bind a tree whose policy and value are put together under names of their own."""
     ours = {_placed(path): path for path in tree}
-    binding = bind(Tree({place: tree[path] for place, path in ours.items()}), _ON_POLICY)
+    binding = bind(Tree({place: tree[path] for place, path in ours.items()}), table)
     if binding is None or not any(part.component == "actor" for part in binding.parts):
         return None
-    moves = tuple(replace(move, source=ours[move.source]) for move in binding.moves.moves)
-    return replace(binding, moves=replace(binding.moves, moves=moves))
+    binding = binding.moved(lambda path: ours[path])
+    if not baselines_settings.is_box(tree):
+        return binding.refused("actor", _CHOICE)
+    return _searched(binding, tree) if table is _SEARCHED else binding
+
+
+def _searched(binding: Binding, tree: Tree) -> Binding:
+    """Return the binding of ARS's policy with the action map that its class has."""
+    linear = not any(layer.name[-1].isdigit() for part in binding.parts for layer in part.layers)
+    squashed = baselines_settings.setting(tree, "policy_kwargs", "squash_output", not linear)
+    if squashed is False and not linear:
+        # Some versions build a tanh nevertheless.
+        return binding.refused("actor", "squash_output=False, which depends on the version")
+    return binding if squashed else replace(binding, facts=binding.facts._replace(head="clip"))
+
+
+def _discrete(tree: Tree) -> Binding | None:
+    """Bind the networks of DQN or QR-DQN; parameters that their optimizer never updated are the target's."""
+    online = sum(path[0] == _POLICY and _Q.match(str(path[1].value)) is not None for path in tree)
+    group = (_OPTIMIZER, key("param_groups"), index(0), key("params"))
+    updated = {path[2].value for path in tree if path[:2] == (_OPTIMIZER, key("state"))}
+    targets = {(*group, index(number)) for number in range(online, 2 * online) if number not in updated}
+    more = frozenset(targets & tree.keys())
+    binding = bind(
+        replace(tree, leaves={path: leaf for path, leaf in tree.items() if path not in more}), _DISCRETE
+    )
+    if binding is None:
+        return None
+    return replace(binding, consumed=binding.consumed | more).noted("critic gives a value for each action")
 
 
 def _placed(path: Path) -> Path:

@@ -26,6 +26,7 @@ from ckpttool.mapping.rules import KEEP, Rule, ToTensor
 from ckpttool.mapping.rules import chain as chain_rules
 from ckpttool.tree import Tree
 
+_LATE = "an action after the first layer, of unknown width without the policy"
 _POLICIES, _CRITICS = ("actor", "actor_target"), ("critic", "critic_target")
 
 
@@ -38,7 +39,9 @@ class Table:
     does an optimizer of its own ("critic_optimizer/q1").
     `branches` map the names of modules that are a further head (`fc_logstd`) to the canonical branch, in
     every policy; `tensors` single tensors that are no layer's, by their whole name, to their canonical
-    place ("temperature/log_alpha"). `rooted` says that the agent may be an attribute of what was saved;
+    place ("temperature/log_alpha"); with `matrices` a weight [out, in] without a bias is a dense layer, which
+    elsewhere may be an embedding; with `late` a Q-function without its policy may take the action after its
+    first layer. `rooted` says that the agent may be an attribute of what was saved;
     `optimizer` binds an optimizer's state; `seen` names the real files (other people's, or written by the
     library itself) on which the layout was tried: where it is empty, no real file could be had.
     """
@@ -56,6 +59,8 @@ class Table:
     branches: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     joined: bool = False
+    matrices: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ def bind(tree: Tree, table: Table) -> Binding | None:
         return None
     single = _single(found, root, table)
     placed = {move.source for move in single}
-    parts, moves, assumed = _networks([e for e in found if e.path not in placed], root, table)
+    parts, moves, assumed, late = _networks([e for e in found if e.path not in placed], root, table)
     if not parts:
         return None
     moves += single
@@ -113,7 +118,7 @@ def bind(tree: Tree, table: Table) -> Binding | None:
         # A layer that is two has two places for each moment; what networks share belongs to the first.
         if table.joined or move.source not in weights:
             weights.setdefault(move.source, []).append(move)
-    state = [_optimizer(tree, root, table, name, weights) for name in table.optimizers]
+    state = [each for name in table.optimizers if (each := _optimizer(tree, root, table, name, weights))]
     moves += tuple(move for found_state in state for move in found_state.moves)
     moves += _counters(tree, root, table)
     notes = tuple(found_state.note for found_state in state if found_state.note)
@@ -123,7 +128,7 @@ def bind(tree: Tree, table: Table) -> Binding | None:
         moves=Moves(moves, assumed, notes),
         parts=parts,
         facts=table.facts,
-        unplaced=_unplaced(found, root, table, moves),
+        unplaced=_unplaced(found, root, table, moves) | dict.fromkeys(late, (_LATE,)),
         consumed=frozenset().union(*(found_state.consumed for found_state in state), _repeated(state)),
         evidence=f"{'/'.join(root)}/ has {networks}" if root else networks,
         of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
@@ -152,14 +157,15 @@ def _single(found: Sequence[Entry], root: tuple[str, ...], table: Table) -> tupl
 
 def _networks(
     found: Sequence[Entry], root: tuple[str, ...], table: Table
-) -> tuple[tuple[Part, ...], tuple[Move, ...], tuple[str, ...]]:
+) -> tuple[tuple[Part, ...], tuple[Move, ...], tuple[str, ...], frozenset[str]]:
     parts: list[Part] = []
+    late: set[str] = set()
     moves: list[Move] = []
     assumed: list[str] = []
     chains: dict[tuple[str, str], tuple[Module, ...]] = {}
     for theirs, ours in table.components.items():
         component, _, head = ours.partition("/")
-        if found_here := _chain(found, root, theirs, table.framework):
+        if found_here := _chain(found, root, theirs, table):
             chains.setdefault((component, head), found_here)
     places = {entry.path: number for number, entry in enumerate(found)}
     policies = [layers for (component, _), layers in chains.items() if component in _POLICIES]
@@ -169,6 +175,9 @@ def _networks(
         halved = table.joined and component in _POLICIES
         whole = bool(head) or component not in _CRITICS
         split = (chain,) if whole else heads(chain)
+        if table.late and not policies:
+            actions = _late_actions(split[0])
+            late |= {component} if actions is not None else set()
         if not chain or not all(connected(each, actions) for each in split):
             continue
         for number, each in enumerate(split, start=1):
@@ -182,7 +191,15 @@ def _networks(
             if by_definition(each):
                 order = ", ".join("/".join(layer.name) for layer in named.layers)
                 assumed.append(f"the layers of {named.title} are used in the order of the file: {order}")
-    return tuple(parts), tuple(moves), tuple(assumed)
+    return tuple(parts), tuple(moves), tuple(assumed), frozenset(late)
+
+
+def _late_actions(chain: Sequence[Module]) -> int | None:
+    """Return how many numbers more the second layer takes than the first gives, None if it takes as many."""
+    if len(chain) < 2 or chain[0].width_out is None or chain[1].width_in is None:
+        return None
+    more = chain[1].width_in - chain[0].width_out
+    return more if more > 0 else None
 
 
 def _in_file_order(chain: Sequence[Module], places: Mapping[Path, int]) -> bool:
@@ -197,7 +214,7 @@ def _numbered(named: Part) -> tuple[PartLayer, ...]:
     return tuple(PartLayer((f"l{n}",), layer.kind) for n, layer in enumerate(named.layers, start=1))
 
 
-def _chain(found: Sequence[Entry], root: tuple[str, ...], theirs: str, framework: str) -> tuple[Module, ...]:
+def _chain(found: Sequence[Entry], root: tuple[str, ...], theirs: str, table: Table) -> tuple[Module, ...]:
     """Return the layers below a component's name, or below several one after the other."""
     names = theirs.split("+")
     layers: list[Module] = []
@@ -205,7 +222,7 @@ def _chain(found: Sequence[Entry], root: tuple[str, ...], theirs: str, framework
         prefix = (*root, *name.split("/"))
         mine = [entry for entry in found if entry.segments[: len(prefix)] == prefix]
         # Layers of several modules are told apart by the modules' names.
-        own = modules(mine, len(prefix) - (len(names) > 1), framework)
+        own = modules(mine, len(prefix) - (len(names) > 1), table.framework, matrices=table.matrices)
         if not own:
             return ()
         layers += own
@@ -277,16 +294,20 @@ def _halves(named: Part, chain: Sequence[Module]) -> list[Move]:
 
 def _optimizer(
     tree: Tree, root: tuple[str, ...], table: Table, theirs: str, weights: Mapping[Path, Sequence[Move]]
-) -> OptimizerMoves:
+) -> OptimizerMoves | None:
+    """Return the moves of one optimizer; None for one of all networks that the file does not have.
+
+    Slots that stand below their variables name no optimizer: they are those of the networks' own.
+    """
     ours, _, head = table.optimizers[theirs].partition("/")
-    place = (attr(canonical.ALL_OPTIMIZED[ours]), *((attr(head),) if head else ()))
     mine = tuple(
         (path, move.target, move.rule)
         for path, _ in tree.tensors()
         for move in weights.get(path, ())
-        if move.target[: len(place)] == place
+        if canonical.trains(ours, move.target) and (not head or move.target[1] == attr(head))
     )
-    return table.optimizer(Optimizer(ours, (*root, *theirs.split("/")), tree, mine))
+    found = Optimizer(ours, (*root, *theirs.split("/")), tree, mine)
+    return table.optimizer(found) if found.own or ours != canonical.JOINT else None
 
 
 def _counters(tree: Tree, root: tuple[str, ...], table: Table) -> tuple[Move, ...]:

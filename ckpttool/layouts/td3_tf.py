@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ckpttool.layouts import arguments, canonical, keras_rl, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Part, PartLayer
@@ -13,15 +13,21 @@ from ckpttool.leaf import Path, attr, display
 from ckpttool.mapping.kinds import SPELLING
 from ckpttool.mapping.plan import Label, Plan, Settings, edges
 from ckpttool.mapping.report import Move
-from ckpttool.mapping.rules import KEEP
+from ckpttool.mapping.rules import KEEP, Rule
 from ckpttool.tree import Tree
+
+# Tensors of a network that are no layer's: a deviation for all observations, the values of atoms.
+_BARE = ("actor/log_std", "actor/std", "actor_target/log_std", "critic/q_support", "critic_target/q_support")
+
+# Statistics of what a critic alone observes: those of the policy's observations are in the sidecar.
+_SEEN = tuple(f"{canonical.NORMALIZER}/critic_{name}" for name in canonical.STATISTICS)
 
 TABLE = Table(
     name="td3_tf",
     title="TD3/DDPG agent object saved by tf.train.Checkpoint (TF-Eager port, tf2rl)",
     framework="tensorflow",
     components={name: name for name in (*canonical.NETWORKS, *canonical.VALUES)},
-    optimizers={name: name for name in canonical.ALL_OPTIMIZED},
+    optimizers={name: name for name in canonical.OPTIMIZERS},
     counters={
         "total_it": "total_it",
         "_it": "total_it",
@@ -31,8 +37,12 @@ TABLE = Table(
     facts=Facts(head="tanh", hidden="relu", epsilon=1e-3),
     optimizer=optimizers.from_keras,
     rooted=True,
+    late=True,
     branches=canonical.BRANCHES,
-    tensors={"log_alpha": "temperature/log_alpha"},
+    tensors={
+        **{name: f"temperature/{name}" for name in ("log_alpha", "alpha")},
+        **{n: n for n in (*_BARE, *_SEEN)},
+    },
     seen="sample_ckpts/td3_pendulum_tf",
 )
 
@@ -40,7 +50,6 @@ TABLE = Table(
 # The attribute of tf.train.Checkpoint under which the agent stands, as in Checkpoint(policy=agent).
 ROOT = attr("policy")
 SAVES = (attr("save_counter"),)  # tf.train.Checkpoint's own
-_DEVIATION = ("log_std", "std")
 _ACME = frozenset(("target_policy", "target_critic"))
 
 
@@ -70,24 +79,20 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     Layers keep the names and the order that their source gave them; those of a torch Sequential are a Keras
     Sequential's, whose activations are arguments of its layers.
     """
-    weights = (*_weights(binding, agent), *_temperature(agent))
+    weights = (*_weights(binding, agent), *_single(agent))
     labels = {m.target: Label("parameter", display(m.target[1:])) for m in weights}
     state = _optimizers(weights, binding, agent, told)
     counters = tuple(_counters(agent))
     labels |= {move.target: Label("counter", display(move.target[-1:])) for move in counters}
     networks = {move.source[0].value for move in weights}
     absent = [name for name in canonical.NETWORKS if name not in networks]
-    targets = [name for name in absent if name in _targets(networks, agent)]
     return Plan(
         (*weights, *(move for each in state for move in each.moves), *counters),
         {path: leaf for each in state for path, leaf in each.added.items()},
         aliases={path: others for each in state for path, others in each.aliases.items()},
         labels=labels | {path: label for each in state for path, label in each.labels.items()},
         assumed=tuple(line for each in state for line in each.assumed),
-        missing=(
-            *(display((ROOT, attr(name))) for name in targets),
-            *(name for each in state for name in each.missing),
-        ),
+        missing=tuple(name for each in state for name in each.missing),
         consumed=(
             *(path for path in agent if canonical.mapped_by_sidecar(path)),
             *(path for each in state for path in each.consumed),
@@ -100,36 +105,32 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     )
 
 
-def _targets(networks: Collection[object], agent: Tree) -> Collection[str]:
-    """Return the targets that an agent of these networks trains with; a Gaussian policy has none."""
-    if "critic" not in networks:
-        return ()
-    gaussian = any(
-        len(path) > 1 and path[0].value == "actor" and path[1].value in _DEVIATION for path in agent
-    )
-    return ("critic_target",) if gaussian or "actor" not in networks else ("actor_target", "critic_target")
-
-
 def _weights(binding: Binding, agent: Tree) -> tuple[Move, ...]:
     order = {move.target: number for number, move in reversed(tuple(enumerate(binding.moves.moves)))}
-    layers: list[list[tuple[Path, tuple[str, ...], str]]] = []
+    flat: list[tuple[Path, tuple[str, ...], str]] = []
     for component in (*canonical.NETWORKS, *canonical.VALUES):
         parts = [part for part in binding.parts if part.component == component]
         apart = canonical.apart(parts)
         found = [layer for part in parts for layer in _layers(part, agent, named=apart) if layer]
-        layers += sorted(found, key=lambda layer: min(order[source] for source, _, _ in layer))
-    flat = [weight for layer in layers for weight in layer]
+        bare = (tuple(map(attr, name.split("/"))) for name in _BARE if name.startswith(f"{component}/"))
+        flat += [(path, (component, str(path[-1].value)), "") for path in bare if path in agent]
+        for layer in sorted(found, key=lambda layer: min(order[source] for source, _, _ in layer)):
+            flat += layer
     paths = edges((str(ROOT.value), *name) for _, name, _ in flat)
     moves = []
     for source, name, kind in flat:
-        rule = next(w.to_canonical for w in SPELLING["tensorflow", kind].weights if w.name == name[-1])
-        moves.append(Move(source, paths[str(ROOT.value), *name], rule.inverse(agent[source])))
+        rule: Rule = KEEP
+        if kind:
+            weights = SPELLING["tensorflow", kind].weights
+            rule = next(w.to_canonical for w in weights if w.name == name[-1]).inverse(agent[source])
+        moves.append(Move(source, paths[str(ROOT.value), *name], rule))
     return tuple(moves)
 
 
-def _temperature(agent: Tree) -> Iterator[Move]:
+def _single(agent: Tree) -> Iterator[Move]:
+    """Go through the tensors that belong to no network: the temperature, a critic's statistics."""
     for path in agent:
-        if path[0] == attr(canonical.TEMPERATURE):
+        if path[0] == attr(canonical.TEMPERATURE) or display(path) in _SEEN:
             yield Move(path, (ROOT, *path[1:]), KEEP)
 
 
@@ -151,12 +152,12 @@ def _layers(part: Part, agent: Tree, *, named: bool) -> Iterator[list[tuple[Path
 
 
 def _optimizers(weights: tuple[Move, ...], binding: Binding, agent: Tree, told: Settings) -> list[Plan]:
-    present = [name for name in canonical.ALL_OPTIMIZED if any(path[0] == attr(name) for path in agent)]
+    present = [name for name in canonical.OPTIMIZERS if any(path[0] == attr(name) for path in agent)]
     return [
         optimizers.ToKeras(
             name,
             f"adam_{number}" if number else "adam",
-            [move for move in weights if move.source[0] == attr(canonical.ALL_OPTIMIZED[name])],
+            [move for move in weights if canonical.trains(name, move.source)],
             agent,
             (ROOT, attr(name)),
             told.get(name, {}),

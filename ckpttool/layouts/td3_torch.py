@@ -29,11 +29,12 @@ TABLE = Table(
     title="TD3/DDPG/SAC agent as one dict of state_dicts (actor, critic, targets, optimizers)",
     framework="torch",
     components={name: name for name in (*canonical.NETWORKS, *canonical.VALUES)},
-    optimizers={name: name for name in canonical.ALL_OPTIMIZED},
+    optimizers={name: name for name in canonical.OPTIMIZERS},
     counters={name: name for name in _COUNTERS},
     facts=Facts(head="tanh", hidden="relu", epsilon=1e-5),
     optimizer=optimizers.from_torch,
     branches=canonical.BRANCHES,
+    late=True,
     tensors={
         "log_alpha": "temperature/log_alpha",
         "alpha": "temperature/alpha",
@@ -73,6 +74,7 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     """
     order = {move.target: number for number, move in enumerate(binding.moves.moves)}
     moves: list[Move] = []
+    single = list(_single(agent))
     containers: dict[Path, Container] = {(): _DICT}
     for component in (*canonical.NETWORKS, *canonical.VALUES):
         parts = [part for part in binding.parts if part.component == component]
@@ -82,9 +84,10 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
         layers.sort(key=lambda layer: min(order[move.source] for move in layer))
         if layers:
             containers[key(component),] = _ORDERED
+            # torch lists a module's own parameters before those of its layers.
+            moves += [move for move in single if move.target[0] == key(component)]
             moves += [move for layer in layers for move in layer]
-    single = tuple(_single(agent))
-    moves += single
+    moves += [move for move in single if move not in moves]
     for move in single:
         if len(move.target) > 1:
             containers.setdefault(move.target[:1], _DICT)
@@ -97,12 +100,12 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     states = [
         optimizers.ToTorch(
             name,
-            [move for move in moves if move.source[0] == attr(network)],
+            [move for move in moves if canonical.trains(name, move.source)],
             agent,
             told.get(name, {}),
             binding.defaults,
         ).plan()
-        for name, network in canonical.ALL_OPTIMIZED.items()
+        for name in canonical.OPTIMIZERS
         if any(path[0] == attr(name) for path in agent)
     ]
     counters = (Move(path, (key(path[0].value),), ToValue()) for path in agent if len(path) == 1)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ckpttool.layouts import optimizers
+from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.canonical import NORMALIZER, Binding, Facts, Norm
 from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import LIST, Lone, Names, Network, Writing, critics, gaussian, valued, written
@@ -55,11 +55,12 @@ TABLE = Table(
     tensors={"alpha/_log_alpha": "temperature/log_alpha"},
 )
 _SAC = replace(TABLE, facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=_LACKS[:1]))
-# PPO, A2C, NPG, TRPO: the critic is a value of the state, the mean is limited to [-1, 1].
+# PPO, A2C, NPG, TRPO, and GAIL, whose `disc_net` takes observation and action: the critic is a value of the
+# state, the mean is limited to [-1, 1].
 _ON_POLICY = replace(
     TABLE,
-    components={"policy/actor": "actor", "actor": "actor", "critic": "value"},
-    optimizers={},
+    components={"policy/actor": "actor", "actor": "actor", "critic": "value", "disc_net": "discriminator"},
+    optimizers={"_optimizers/0": canonical.JOINT},
     facts=Facts(head="clip_affine", hidden="relu", epsilon=1e-5, lacks=_LACKS[:1]),
     branches={},
     tensors={"actor/sigma_param": "actor/log_std", "policy/actor/sigma_param": "actor/log_std"},
@@ -78,11 +79,15 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # polic
     if "preprocess" not in found or len(found) < 2:
         return None
     narrow, wide = _inputs(tree, "actor"), _inputs(tree, "critic") or _inputs(tree, "critic1")
-    on_policy = wide is not None and wide == narrow
+    # Discrete SAC's Q-functions take the observation alone too: they are two, and have targets.
+    modules = {step for name in tree.names.values() for step in name.split("/")}
+    q_functions = modules & {"critic1", "critic2", "critic_old", "critic1_old"}
+    alike = wide is not None and wide == narrow
+    on_policy = alike and not q_functions
     binding = bind(tree, _ON_POLICY if on_policy else _SAC if "mu" in found else TABLE)
     if binding is None:
         return None
-    if on_policy and "mu" not in found:
+    if alike and "mu" not in found:
         return _discrete(binding)
     return _with_statistics(binding, tree)
 

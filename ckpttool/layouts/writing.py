@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 DICT, ORDERED, LIST = Container("dict"), Container("OrderedDict"), Container("list")
-_JOINT = "optimizer"  # of all networks
 # torch/optim/adam.py, Adam.__init__: what an optimizer begins with that the agent does not have.
 _ADAM: Mapping[str, Default] = {
     "learning_rate": Default(1e-3, "torch"),
@@ -73,7 +72,7 @@ def written(writing: Writing, binding: Binding, agent: Tree, told: Settings) -> 
         held = [row for row in rows if row.place != canonical.NORMALIZER]
         weights = [move for row in held for move in row.moves]
         weights += [Move(path, path, KEEP) for row in held for path in row.added]
-        states.append(_anew(_JOINT, weights, writing.joint))
+        states.append(_joint(weights, agent, told, binding, writing.joint))
     counts = {move.target for move in counted}
     return together(
         Plan(
@@ -107,6 +106,14 @@ def _state(
     if not any(path[0] == attr(ours) for path in agent):
         return _anew(ours, weights, place)
     return optimizers.ToTorch(ours, weights, agent, told.get(ours, {}), binding.defaults).plan(place)
+
+
+def _joint(weights: Sequence[Move], agent: Tree, told: Settings, binding: Binding, place: Path) -> Plan:
+    """Return the plan of the one optimizer of all networks: the agent's own, or one that has not begun."""
+    name = canonical.JOINT
+    if not any(path[0] == attr(name) for path in agent):
+        return _anew(name, weights, place)
+    return optimizers.ToTorch(name, weights, agent, told.get(name, {}), binding.defaults).plan(place)
 
 
 def _anew(name: str, weights: Sequence[Move], place: Path) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -11,10 +11,11 @@ from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
 from ckpttool.layouts import plan as plans
-from ckpttool.layouts.canonical import NORMALIZER, Binding
+from ckpttool.layouts.canonical import NORMALIZER, Binding, with_targets
 from ckpttool.layouts.optimizers import differences
 from ckpttool.layouts.recognise import recognise
 from ckpttool.layouts.td3_tf import SAVES
+from ckpttool.leaf import Path
 from ckpttool.mapping.plan import Plan, Settings, after
 from ckpttool.ops import knowledge
 from ckpttool.ops.restore import canonical_tree
@@ -48,10 +49,22 @@ def plan(tree: Tree, binding: Binding, kind: TargetKind, told: Settings, known: 
     added = knowledge.action_map(facts, agent)
     binding = _as_known(binding, facts)
     found = binding.moves
+    binding, copies = with_targets(binding, agent)
+    added = {**added, **copies}
     first = Plan(found.moves, added, assumed=found.assumed, notes=found.notes)
     second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), told))
     said = differences.notes(agent, framework_of(binding), layout.TABLE.framework)
+    if any(move.source in copies for move in second.moves):
+        second = replace(second, assumed=(*second.assumed, _copied(binding, copies)))
     return after(first, _noted(replace(second, notes=(*second.notes, *said)), facts))
+
+
+def _copied(binding: Binding, copies: Iterable[Path]) -> str:
+    """Return the sentence that the targets were not stored, and what a program does about that."""
+    names = " and ".join(dict.fromkeys(str(path[0].value) for path in copies))
+    loads = getattr(plugins.find("layouts", binding.layout).load(), "COPIES_TARGETS", None)
+    whose = f", as {loads} makes them" if loads is not None else ""
+    return f"{names}: copies of the online networks{whose}; the source stores no targets"
 
 
 def _noted(plan: Plan, facts: Sidecar) -> Plan:

@@ -6,7 +6,7 @@ from typing import cast
 
 from ckpttool import plugins
 from ckpttool.errors import UsageError
-from ckpttool.layouts.canonical import OPTIMIZED
+from ckpttool.layouts.canonical import JOINT, OPTIMIZED
 from ckpttool.mapping.plan import Settings
 from ckpttool.sidecar import Sidecar
 
@@ -21,7 +21,7 @@ def settings(known: Sidecar | None) -> Settings:
         return {}
     epsilon = {"epsilon": known.epsilon["adam"]} if known.epsilon and "adam" in known.epsilon else {}
     stated = known.optimizers or {}
-    return {name: {**epsilon, **stated.get(name, {})} for name in (*OPTIMIZED, *stated)}
+    return {name: {**epsilon, **stated.get(name, {})} for name in (*OPTIMIZED, JOINT, *stated)}
 
 
 def epsilon(known: Sidecar | None, layout: str | None) -> str:

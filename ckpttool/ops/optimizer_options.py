@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from ckpttool import plugins
 from ckpttool.errors import UsageError, choice, some
 from ckpttool.globs import matcher
-from ckpttool.layouts.canonical import ALL_OPTIMIZED, SLOTS, Binding, setting
+from ckpttool.layouts.canonical import JOINT, OPTIMIZERS, SLOTS, Binding, owned, setting, trains
 from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES, FLAGS, of_slots
 from ckpttool.layouts.optimizers.keras_read import keras_class
 from ckpttool.leaf import display
@@ -89,15 +89,14 @@ def stated_in(receipt: Sidecar) -> Stated:
 def _configured(known: Sidecar | None, binding: Binding | None, tree: Tree) -> Sidecar | None:
     """Return the sidecar with the penalties that the configurations of the file's layers tell."""
     found: dict[str, dict[str, float | bool | str | None]] = {}
-    owners = {network: name for name, network in ALL_OPTIMIZED.items()}
     for move in binding.moves.moves if binding is not None else ():
-        name = owners.get(str(move.target[0].value))
+        name = _owner(binding, move) if binding is not None else None
         held = tree.containers.get(move.source[:-1]) if name is not None else None
         state = held.state if held is not None and held.kind == "module" else None
         factor = state.get(f"{move.target[-1].value}_regularizer_l2") if isinstance(state, dict) else None
         if name is not None and isinstance(factor, float) and binding is not None and _moves(binding, name):
             own = found.setdefault(name, {"weight_decay": 0.0})
-            own[f"weight_decay/{display(move.target[1:])}"] = 2 * factor
+            own[f"weight_decay/{display(owned(name, move.target))}"] = 2 * factor
     if not found:
         return known
     base = known or Sidecar("")
@@ -111,7 +110,7 @@ def _setting(text: str, binding: Binding) -> tuple[str, str, float | bool | None
     """Return the optimizer, the setting and the value of `NAME/SETTING=VALUE`."""
     place, _, said = text.partition("=")
     name, _, key = place.strip().partition("/")
-    present = [each for each in ALL_OPTIMIZED if _moves(binding, each)]
+    present = [each for each in OPTIMIZERS if _moves(binding, each)]
     if name not in present:
         raise UsageError(
             f"--optimizer {text}: the agent has no {name or 'such optimizer'}",
@@ -160,17 +159,16 @@ def _penalties(text: str, binding: Binding, tree: Tree) -> Iterator[tuple[str, s
     if plugins.find("layouts", binding.layout).load().TABLE.framework == "torch":
         raise UsageError("--l2 is for networks of Keras: torch's own optimizer holds its weight decay")
     fits = matcher(pattern)
-    weights = [move for move in binding.moves.moves if move.target[0].value in ALL_OPTIMIZED.values()]
+    weights = [move for move in binding.moves.moves if _owner(binding, move) is not None]
     found = [move for move in weights if fits(tree.names[move.source]) or fits(display(move.target))]
     if not found:
         names = [tree.names[move.source] for move in weights]
         raise UsageError(f"--l2 {text} fits no weight that is trained", found=some(names, 3), hint=_L2)
-    owners: Mapping[str, str] = {network: name for name, network in ALL_OPTIMIZED.items()}
     for move in found:
-        name = owners[str(move.target[0].value)]
+        name = _owner(binding, move) or JOINT
         _require_plain(name, text, binding, tree)
         # keras/src/regularizers/regularizers.py: the loss has factor * sum(w^2), its gradient 2 * factor * w.
-        yield name, f"weight_decay/{display(move.target[1:])}", 2 * factor
+        yield name, f"weight_decay/{display(owned(name, move.target))}", 2 * factor
 
 
 def _require_plain(name: str, text: str, binding: Binding, tree: Tree) -> None:
@@ -179,6 +177,14 @@ def _require_plain(name: str, text: str, binding: Binding, tree: Tree) -> None:
         raise UsageError(f"--l2 {text}: the checkpoint has no {name} to hold a weight decay")
     if keras_class(tree[move.source] for move in mine) == ADAMW:
         raise UsageError(f"--l2 {text}: {name} is AdamW, whose own decay torch keeps in the same place")
+
+
+def _owner(binding: Binding, weight: Move) -> str | None:
+    """Return the optimizer that updates a weight: that of all networks if the agent has it."""
+    names = [name for name in OPTIMIZERS if trains(name, weight.target)]
+    if JOINT in names and _moves(binding, JOINT):
+        return JOINT
+    return names[0] if names else None
 
 
 def _moves(binding: Binding, name: str) -> list[Move]:

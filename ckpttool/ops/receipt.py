@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttool import documents
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.layouts.canonical import OPTIMIZED, Binding
+from ckpttool.layouts.canonical import OPTIMIZERS, Binding
 from ckpttool.leaf import ValueLeaf
 from ckpttool.mapping.report import Report
 from ckpttool.ops import knowledge, optimizer_facts
@@ -55,7 +55,7 @@ def receipt(
 def _more(own: Own, binding: Binding | None, part: str | None) -> dict[str, str]:
     """Return what else is known of the source: the part that was taken, and where its Adam adds epsilon."""
     found = {"part": part} if part is not None else {}
-    optimized = binding is not None and any(m.target[0].value in OPTIMIZED for m in binding.moves.moves)
+    optimized = binding is not None and any(m.target[0].value in OPTIMIZERS for m in binding.moves.moves)
     if binding is not None and optimized:
         found["epsilon"] = optimizer_facts.epsilon(own.sidecar, binding.layout)
     return found

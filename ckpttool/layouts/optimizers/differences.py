@@ -26,7 +26,7 @@ def notes(agent: Tree, source: str, target: str) -> tuple[str, ...]:
     if source == target:
         return ()
     named: dict[str, list[str]] = {}
-    for name in canonical.ALL_OPTIMIZED:
+    for name in canonical.OPTIMIZERS:
         if any(path[0] == attr(name) for path in agent):
             named.setdefault(Known(name, agent, {}, {}).family.name, []).append(name)
     return tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from ckpttool.layouts import canonical
 from ckpttool.layouts.optimizers.families import ADAM, BUFFER, HOW
 from ckpttool.layouts.optimizers.known import PLACES, Known, Setting, is_state
 from ckpttool.leaf import Path, display
@@ -96,4 +97,4 @@ class Arguments:
 
 def _weight(path: Path) -> Path | None:
     """Return a path whose tail is that of a setting of one weight, None for a setting of all."""
-    return path[1:] if len(path) > 2 else None
+    return canonical.owner(path) if len(path) > 2 else None

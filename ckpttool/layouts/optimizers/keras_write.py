@@ -85,7 +85,7 @@ class ToKeras:
                 if source is not None:
                     rule = chain(self._scale(source, weight), weight.rule)
                     moves.append(Move(source, path, rule))
-                elif self._begins(slot):
+                elif self._begins(slot) or not self._begun(weight):
                     added[path] = self._zeros(weight)
         return Plan(
             tuple(moves),
@@ -166,6 +166,10 @@ class ToKeras:
             return self.begins_with_zeros
         return slot == VELOCITY and not self.known.slots & {BUFFER, VELOCITY}
 
+    def _begun(self, weight: Move) -> bool:
+        """Return whether the source has moments of the weight; torch keeps none without a gradient."""
+        return any(self._source(slot, weight) is not None for slot in self.slots)
+
     def _zeros(self, weight: Move) -> Leaf:
         leaf = weight.rule.leaf(self.agent[weight.source])
         if not isinstance(leaf, Leaf):
@@ -177,7 +181,7 @@ class ToKeras:
             display(self.moment(slot, weight.target))
             for weight in self.weights
             for slot in self.slots
-            if self.started and not self._begins(slot) and self._source(slot, weight) is None
+            if self._begun(weight) and not self._begins(slot) and self._source(slot, weight) is None
         ]
         if self.started and self.family is ADAM and not self.known.has("step"):
             lost.append(display(self.variables()["step"][0]))
@@ -189,6 +193,9 @@ class ToKeras:
                 yield self.known.assumed(name)
         if self.family is SGD and not self.known.has("step"):
             yield f"{self.name} iterations = 0 (the source's SGD does not count its updates)"
+        without = sum(not self._begun(weight) for weight in self.weights)
+        if self.started and without:
+            yield f"{self.name}: zeros for the moments of {without} tensors that it never updated"
 
     def _idle(self) -> Iterator[Path]:
         """Go through the sums of gradients that Keras does not keep, because nothing reads them."""

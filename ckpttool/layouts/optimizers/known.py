@@ -127,7 +127,7 @@ class Known:
         return self._values[source]
 
     def _told(self, setting: str, weight: Path | None) -> str | None:
-        own = f"{setting}/{display(weight[1:])}" if weight is not None else ""
+        own = f"{setting}/{display(canonical.owned(self.name, weight))}" if weight is not None else ""
         return next((name for name in (own, setting) if name in self.told), None)
 
 

@@ -74,7 +74,7 @@ def powers(
     first, *others = [counted(optimizer.tree, pair) for pair in pairs]
     if any(other != first for other in others):
         return {}
-    number = list(canonical.ALL_OPTIMIZED).index(optimizer.name)
+    number = canonical.OPTIMIZERS.index(optimizer.name)
     return dict(zip(POWERS, pairs[min(number, len(pairs) - 1)], strict=True))
 
 

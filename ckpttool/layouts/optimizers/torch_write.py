@@ -72,7 +72,7 @@ class ToTorch:
         for number, parameter in enumerate(self.parameters):
             place = self._state(number)
             step = canonical.setting(self.name, "step")
-            if self.started and self.family.counts and step in self.agent:
+            if self._begun(parameter) and self.family.counts and step in self.agent:
                 rule: Rule = Cast("float32") if isinstance(self.agent[step], Leaf) else ToTensor("float32")
                 found.append(Move(step, (*place, key("step")), rule))
             for theirs, weight, slot in self._slots(parameter):
@@ -101,7 +101,11 @@ class ToTorch:
     @property
     def started(self) -> bool:
         """Whether there are moments at all; torch keeps no state before the first update."""
-        return any(True for parameter in self.parameters for _ in self._slots(parameter))
+        return any(map(self._begun, self.parameters))
+
+    def _begun(self, parameter: Parameter) -> bool:
+        """Return whether the parameter has moments; torch keeps none of what never had a gradient."""
+        return any(True for _ in self._slots(parameter))
 
     def added(self) -> dict[Path, Leaf | ValueLeaf]:
         """Return the defaults of what the source does not hold, and the list of parameter numbers."""
@@ -119,7 +123,7 @@ class ToTorch:
                     name = told or ".".join(str(step.value) for step in each.target[1:])
                     values[self._member(number, "param_names", position)] = ValueLeaf(name)
         for number, each in enumerate(self.parameters):
-            if self.started and self._uncounted:
+            if self._begun(each) and self._uncounted:
                 values[*self._state(number), key("step")] = ToTensor("float32").leaf(ValueLeaf(0, "counter"))
             for theirs in self.family.torch_slots:
                 if self.known.has(theirs, each.weight) and not self._own(theirs, each):
@@ -152,6 +156,9 @@ class ToTorch:
             and not self.known.certain.get(setting)
             and not self.known.has(setting, group[0].weight)
         ]
+        without = sum(not self._begun(each) for each in self.parameters)
+        if self.started and without:
+            found.append(f"{self.name} never updated {without} of {len(self.parameters)} parameters")
         return list(dict.fromkeys(found))
 
     def consumed(self) -> list[Path]:
@@ -179,7 +186,7 @@ class ToTorch:
             lost += [
                 f"{self.name}/state/{number}/{self.family.torch_slot(slot)}"
                 for weight in parameter.weights
-                for slot in dict.fromkeys(wanted if self.started else ())
+                for slot in dict.fromkeys(wanted if self._begun(parameter) else ())
                 if not self._has(slot, weight) or self._lacks_rate(slot, weight)
             ]
         if self.started and self.family is ADAM and canonical.setting(self.name, "step") not in self.agent:
