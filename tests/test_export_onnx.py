@@ -357,7 +357,6 @@ def test_an_environment_that_a_file_names_runs_no_code(tmp_path: Path) -> None:
         (("--map", "rules.toml"), "--map is not for onnx"),
         (("--kind", "actor/**=embedding"), "--kind is not for onnx"),
         (("--to", "torch", "--network", "actor"), "--network is for --to onnx alone"),
-        (("--to", "torch", "--env", "Pendulum-v1"), "--env is for --to onnx alone"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:

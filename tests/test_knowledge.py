@@ -121,6 +121,7 @@ def test_what_each_head_makes_of_the_last_layer() -> None:
         "tanh": np.tanh(x) * high[0],
         "affine": low + (np.tanh(x) + 1) / 2 * (high - low),
         "identity": x,
+        "unit_tanh": np.tanh(x),
         "clip": np.clip(x, low, high),
         "clip_affine": low + (np.clip(x, -1, 1) + 1) / 2 * (high - low),
         "tanh_clip_affine": low + (np.clip(np.tanh(x) * high[0], -1, 1) + 1) / 2 * (high - low),

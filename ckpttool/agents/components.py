@@ -52,6 +52,10 @@ def _tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
     return [Activation("tanh"), Affine(np.full_like(high, high[0]), np.zeros_like(low))]
 
 
+def _unit_tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:  # noqa: ARG001
+    return [Activation("tanh")]
+
+
 def _affine(low: np.ndarray, high: np.ndarray) -> list[Layer]:
     return [Activation("tanh"), Affine((high - low) / 2, (high + low) / 2)]
 
@@ -81,11 +85,12 @@ def _clip_tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
 
 # How the last layer becomes an action: `tanh` times the first upper bound, `affine` from tanh's [-1, 1]
 # to [low, high], `identity` as it is, `clip` to the bounds, `clip_affine` limited to [-1, 1] and then from
-# there to [low, high]; `tanh_clip_affine` is `tanh` and then `clip_affine`, as Tianshou does;
-# `clip_tanh_affine` is limited to [-2, 2] and then `affine`.
+# there to [low, high]; `unit_tanh` is tanh alone; `tanh_clip_affine` is `tanh` and then `clip_affine`, as
+# Tianshou does; `clip_tanh_affine` is limited to [-2, 2] and then `affine`.
 HEADS = {
     "tanh": _tanh,
     "affine": _affine,
+    "unit_tanh": _unit_tanh,
     "identity": _identity,
     "clip": _clip,
     "clip_affine": _clip_affine,
@@ -95,7 +100,7 @@ HEADS = {
 
 
 # The maps that are the same whatever the bounds are.
-UNBOUNDED = frozenset({"identity"})
+UNBOUNDED = frozenset({"identity", "unit_tanh"})
 
 
 def widths(agent: Tree, part: Part) -> tuple[int, int]:

@@ -11,12 +11,18 @@ import typer
 
 from ckpttool.cli import completing, next_steps, output
 from ckpttool.cli.options import (
+    ActivationOption,
     AsJson,
+    BoundsOption,
+    Env,
+    HeadOption,
     InputShape,
     LayoutOption,
     LikeArgs,
     LikePython,
+    ObsNormOption,
     Quiet,
+    agent_facts,
     importable,
     like_of,
 )
@@ -86,10 +92,14 @@ def convert(
         str | None,
         typer.Option(
             metavar="ID",
-            help="For onnx: the environment whose action bounds count.",
+            help="The agent's environment; for onnx its action bounds count.",
             autocompletion=completing.environments,
         ),
     ] = None,
+    activation: ActivationOption = None,
+    head: HeadOption = None,
+    bounds: BoundsOption = None,
+    obs_norm: ObsNormOption = None,
     l2: Annotated[
         list[str] | None,
         typer.Option(
@@ -170,6 +180,7 @@ def convert(
             flatten=flatten or (),
             network=network,
             env=importable(env),
+            facts=agent_facts(activation, head, bounds, obs_norm),
             like=like_of(like, like_args, input_shape, python),
             match=match or (),
             allow_missing=allow_missing,
@@ -222,6 +233,11 @@ def verify(
     ] = False,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many updates for --train-step.")] = 100,
     layout: LayoutOption = None,
+    env: Env = None,
+    activation: ActivationOption = None,
+    head: HeadOption = None,
+    bounds: BoundsOption = None,
+    obs_norm: ObsNormOption = None,
     python: Annotated[
         str | None, typer.Option(metavar="INTERPRETER", help="The Python that runs the frameworks.")
     ] = None,
@@ -238,6 +254,7 @@ def verify(
             tolerance=tolerance,
             steps=steps if train_step else None,
             layout=layout,
+            facts=agent_facts(activation, head, bounds, obs_norm, importable(env)),
             python=python,
             progress=moving,
         )

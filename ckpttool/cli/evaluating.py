@@ -10,22 +10,27 @@ import typer
 from ckpttool.cli import completing, next_steps, output
 from ckpttool.cli.columns import wrapped
 from ckpttool.cli.options import (
+    ActivationOption,
     AdapterOption,
     Against,
     AsJson,
+    BoundsOption,
     Chart,
     Csv,
     Dtype,
     Engine,
+    HeadOption,
     Last,
     LayoutOption,
     Noise,
+    ObsNormOption,
     Plot,
     Quiet,
     Runs,
     Tensorboard,
     Video,
     VideoEpisodes,
+    agent_facts,
     importable,
 )
 from ckpttool.cli.progress import progress
@@ -71,7 +76,7 @@ def evaluate(
         str,
         typer.Option(
             metavar="NAME",
-            help="actor or actor_target.",
+            help="actor or actor_target; of a file without a layout the module's name.",
             autocompletion=completing.among("actor", "actor_target"),
         ),
     ] = "actor",
@@ -80,6 +85,10 @@ def evaluate(
     engine: Engine = "auto",
     adapter: AdapterOption = None,
     layout: LayoutOption = None,
+    activation: ActivationOption = None,
+    head: HeadOption = None,
+    bounds: BoundsOption = None,
+    obs_norm: ObsNormOption = None,
     runs: Runs = False,
     last: Last = None,
     against: Against = None,
@@ -117,6 +126,7 @@ def evaluate(
     from ckpttool.ops.sweep import sweep
 
     importable(env)
+    facts = agent_facts(activation, head, bounds, obs_norm)
     lines = None if out is None else results.place(out)
     if out is not None and lines is None:
         score_files.require_new_result(out)  # before hours of playing, not after
@@ -127,10 +137,17 @@ def evaluate(
     asked = comparing.wanted(
         paths, layout, runs=runs, last=last, against=against or (), csv=csv, tensorboard=tensorboard
     )
-    showing.require(wanted, asked.paths, env, protocol, layout)
+    showing.require(wanted, asked.paths, env, protocol, layout, facts)
     with progress("eval", quiet=quiet or as_json, unit="episodes") as moving:
         found = sweep(
-            asked.paths, env, protocol, layout=layout, out=lines, spread=_spread(jobs, ray), progress=moving
+            asked.paths,
+            env,
+            protocol,
+            layout=layout,
+            facts=facts,
+            out=lines,
+            spread=_spread(jobs, ray),
+            progress=moving,
         )
     if not found.scored and found.failed and len(found.failed) == 1:
         raise found.failed[0].error
@@ -146,7 +163,7 @@ def evaluate(
 
         notes = () if quiet else tables.listed("note", beside.notes)
         output.write("\n".join([scores.sweep(found, quiet=quiet), *map(wrapped, notes), *told.lines]))
-    shown = showing.show(wanted, found, env, layout, beside.curves, quiet=quiet, as_json=as_json)
+    shown = showing.show(wanted, found, env, layout, beside.curves, facts=facts, quiet=quiet, as_json=as_json)
     if as_json:
         output.write(output.document({**content, **shown.document}))
     else:

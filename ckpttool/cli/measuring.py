@@ -8,14 +8,19 @@ import typer
 
 from ckpttool.cli import completing, next_steps, output
 from ckpttool.cli.options import (
+    ActivationOption,
     AsJson,
+    BoundsOption,
     Glob,
+    HeadOption,
     InputShape,
     LayoutOption,
     LikeArgs,
     LikePython,
+    ObsNormOption,
     PathArgument,
     Quiet,
+    agent_facts,
     importable,
     like_of,
 )
@@ -116,6 +121,10 @@ def doctor(
         ),
     ] = None,
     layout: LayoutOption = None,
+    activation: ActivationOption = None,
+    head: HeadOption = None,
+    bounds: BoundsOption = None,
+    obs_norm: ObsNormOption = None,
     like: Annotated[
         str | None,
         typer.Option(
@@ -145,7 +154,8 @@ def doctor(
 
     with progress("doctor", quiet=quiet or as_json) as moving:
         model = like_of(like, like_args, input_shape, python)
-        found = op.diagnose(path, importable(env), layout, moving, model=model, part=part)
+        facts = agent_facts(activation, head, bounds, obs_norm)
+        found = op.diagnose(path, importable(env), layout, moving, facts=facts, model=model, part=part)
     if as_json:
         output.write(output.document(found.document()))
     else:

@@ -24,7 +24,7 @@ LayoutOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Read the source as this layout (see ckpttool layouts).",
+        help="Read the source as this layout (see ckpttool layouts); none: by layers alone.",
         autocompletion=completing.layouts,
     ),
 ]
@@ -109,6 +109,66 @@ InputShape = Annotated[
 LikePython = Annotated[
     str | None, typer.Option(metavar="INTERPRETER", help="For --like: the Python that has its framework.")
 ]
+
+Env = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="Gymnasium environment of the agent.",
+        autocompletion=completing.environments,
+    ),
+]
+ActivationOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Activation after the hidden layers: one, or one each (relu,tanh).",
+        autocompletion=completing.among(
+            "relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu", "silu", "softplus", "linear"
+        ),
+    ),
+]
+HeadOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Action map: tanh (times the upper bound), affine (tanh to the bounds), unit_tanh, linear, "
+        "clip, clip_affine, ...",
+        autocompletion=completing.among(
+            "tanh", "affine", "unit_tanh", "linear", "clip", "clip_affine", "tanh_clip_affine"
+        ),
+    ),
+]
+BoundsOption = Annotated[
+    tuple[str, str] | None,
+    typer.Option(metavar="LOW HIGH", help="Action bounds: two numbers, or two lists with commas."),
+]
+ObsNormOption = Annotated[
+    str | None,
+    typer.Option(
+        "--obs-norm",
+        metavar="FILE",
+        help="Observation statistics: vecnormalize.pkl, or a file with mean and var.",
+    ),
+]
+
+
+def agent_facts(
+    activation: str | None,
+    head: str | None,
+    bounds: tuple[str, str] | None,
+    obs_norm: str | None,
+    env: str | None = None,
+) -> Any:
+    """Return the facts that the options give of an agent."""
+    if activation is None and head is None and bounds is None and obs_norm is None and env is None:
+        from ckpttool.ops.agent_facts import NO_FACTS
+
+        return NO_FACTS
+    from ckpttool.ops.agent_facts import AgentFacts, bounds_of_text
+
+    low, high = bounds_of_text(bounds)
+    return AgentFacts(activation, head, low, high, obs_norm, env)
 
 
 def importable(env: str | None) -> str | None:

@@ -11,6 +11,7 @@ from ckpttool import urls
 from ckpttool.cli import output, plots
 from ckpttool.cli.progress import progress
 from ckpttool.errors import CkpttoolError, UsageError
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.film import Film
 from ckpttool.ops.sweep import Sweep
@@ -52,7 +53,12 @@ def wanted(video: str | None, episodes: str, plot: str | None, *, chart: bool | 
 
 
 def require(
-    wanted: Wanted, paths: Sequence[str], env: str | None, how: Protocol, layout: str | None = None
+    wanted: Wanted,
+    paths: Sequence[str],
+    env: str | None,
+    how: Protocol,
+    layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
 ) -> None:
     """Raise unless all of it can be shown: before hours of playing, not after."""
     if wanted.plot is not None:
@@ -60,7 +66,7 @@ def require(
     if wanted.video is not None:
         from ckpttool.ops import film
 
-        film.require(paths, env, how, wanted.video, wanted.episodes, layout=layout)
+        film.require(paths, env, how, wanted.video, wanted.episodes, layout=layout, facts=facts)
 
 
 def show(
@@ -70,6 +76,7 @@ def show(
     layout: str | None,
     curves: Sequence[TrainingCurve],
     *,
+    facts: AgentFacts = NO_FACTS,
     quiet: bool,
     as_json: bool,
 ) -> Shown:
@@ -93,7 +100,9 @@ def show(
         if wanted.video is not None and found.interrupted:
             shown.lines.append("note: nothing is filmed of a play that was interrupted")
         elif wanted.video is not None:
-            filmed = _film(wanted.video, wanted.episodes, found, env, layout, quiet=quiet or as_json)
+            filmed = _film(
+                wanted.video, wanted.episodes, found, env, layout, facts=facts, quiet=quiet or as_json
+            )
             shown.document["video"] = filmed.document()
             shown.lines += _said(filmed, alone=len(found.scored) == 1, quiet=quiet)
     except CkpttoolError as error:
@@ -110,6 +119,7 @@ def _film(
     env: str | None,
     layout: str | None,
     *,
+    facts: AgentFacts,
     quiet: bool,
 ) -> Film:
     """Film the checkpoint of the highest mean."""
@@ -117,7 +127,7 @@ def _film(
 
     best: Evaluation = max(found.evaluations, key=lambda each: each.statistics.mean)
     with progress("video", quiet=quiet, unit="pictures") as moving:
-        return film.film(best, target, episodes, env=env, layout=layout, progress=moving)
+        return film.film(best, target, episodes, env=env, layout=layout, facts=facts, progress=moving)
 
 
 def _said(filmed: Film, *, alone: bool, quiet: bool) -> list[str]:

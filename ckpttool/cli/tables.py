@@ -88,6 +88,7 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
         lines += _compared(done.parity)
     if done.written:
         lines += [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
+        lines += [] if quiet else [f"load: {clean(line)}" for line in done.load]
     elif not done.within:
         lines.append("nothing was written: the model does not compute what the checkpoint does")
     elif not report.complete:

@@ -50,6 +50,9 @@ SLOTS = ("m", "v", "vhat", "rms", "mg", "buffer", "velocity")
 GROUP, NUMBER, NAMES = "group", "number", "param_names"
 
 
+NO_LAYOUT = "none"
+"""What --layout takes for no library's naming; the layout of a policy that none recognises."""
+
 ALL_OPTIMIZED = {**OPTIMIZED, **OPTIMIZED_MORE}
 # One optimizer of all networks that are trained, as on-policy algorithms have it.
 JOINT = "optimizer"

@@ -11,7 +11,7 @@ from typing import cast
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
-from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.canonical import NO_LAYOUT, Binding
 from ckpttool.layouts.plan import Layout
 from ckpttool.leaf import display
 from ckpttool.mapping import decorations
@@ -33,11 +33,12 @@ def recognise(tree: Tree, name: str, layout: str | None = None) -> Binding | Non
 
     An agent may have been saved with wrappers around its modules (`module.`), or inside a dict of other
     things ("model", "epoch"): its names are looked at without the former, and in the entry that alone is an
-    agent. `name` is the checkpoint's file name; `layout` names the one to ask. Raise UsageError when the
-    named layout does not fit, or when two layouts claim the tree. A tree of very many entries is asked for
-    its layout only when one is named: no agent has so many, and every layout looks at all of them.
+    agent. `name` is the checkpoint's file name; `layout` names the one to ask, `none` for none at all. Raise
+    UsageError when the named layout does not fit, or when two layouts claim the tree. A tree of very many
+    entries is asked for its layout only when one is named: no agent has so many, and every layout looks at
+    all of them.
     """
-    if layout is None and len(tree) > _MOST:
+    if layout == NO_LAYOUT or (layout is None and len(tree) > _MOST):
         return None
     # Scanning installed packages takes as long as importing numpy: at most once, and after ours.
     asked = partial(_all, strangers=cache(_strangers)) if layout is None else _one(layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,20 +11,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool import sidecar, urls
 from ckpttool.behind import Lane
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UsageError
+from ckpttool.errors import UnsupportedError, UsageError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Path
 from ckpttool.mapping import rule_file
 from ckpttool.mapping.report import Report
-from ckpttool.ops import receipt, save, side_files, targets
+from ckpttool.ops import knowledge, receipt, save, side_files, targets
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
+from ckpttool.ops.agent_facts import merged as merged_facts
 from ckpttool.ops.digest import Digest, Overheard
 from ckpttool.ops.layer_options import choices
+from ckpttool.ops.loading import loading_lines
 from ckpttool.ops.optimizer_options import Stated
 from ckpttool.ops.plain_names import Wanted
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.proof import DiffersError, Proof, as_read, prove
 from ckpttool.ops.request import Request
-from ckpttool.ops.restore import Own, own_sidecar
+from ckpttool.ops.restore import Own, networks, own_sidecar, playable_binding, policy_sizes
 from ckpttool.ops.route import Route, route
 from ckpttool.ops.undo import Undo, undo
 from ckpttool.sidecar import Sidecar
@@ -44,7 +48,7 @@ class Conversion:
     """What a conversion did; `digest` is the target's (None for a dry run or a refusal).
 
     `written` says whether the target is there now, `parity` how the networks that were written compared,
-    `model` what became of the user's own model.
+    `model` what became of the user's own model, `load` the Python lines that load the target.
     """
 
     source: str
@@ -54,6 +58,7 @@ class Conversion:
     written: bool
     parity: tuple[Parity, ...] = ()
     model: Filled | None = None
+    load: tuple[str, ...] = ()
 
     @property
     def within(self) -> bool:
@@ -73,6 +78,7 @@ class Conversion:
             "parity": [network.document() for network in self.parity],
             "digest": self.digest,
             "written": self.written,
+            "load": list(self.load),
             **({} if self.model is None else self.model.document()),
         }
 
@@ -94,6 +100,7 @@ def convert(
     flatten: Sequence[str] = (),
     network: str | None = None,
     env: str | None = None,
+    facts: AgentFacts = NO_FACTS,
     like: Like | str | None = None,
     match: Sequence[str] = (),
     allow_missing: bool = False,
@@ -110,12 +117,14 @@ def convert(
     a direction and a length. `l2` and `optimizer` say what no file does of optimizers
     (ops/optimizer_options.py), `kinds` and `flatten` what none does of layers (ops/layer_options.py). `rules`
     is a TOML file of the user's own rules. Nothing is written when something is unmapped (unless
-    `allow_missing`) or on `dry_run`. The target is written beside, read back, compared and then renamed; the
-    same conversion gives the same bytes. To onnx goes one network, the policy unless `network` names
-    another; `env` is what `export` takes. `like` names the user's own model, which is the target then,
-    and `match` pairs layers or modules of the two (ops/like.py). With `verify` an agent's networks are
-    compared with what was read back, and nothing is written if one computes something else.
+    `allow_missing`) or on `dry_run`. The target is written beside, read back, compared and then renamed;
+    the same conversion gives the same bytes. To onnx goes one network, the policy unless `network` names
+    another. `facts` and `env`, the environment, are what no file holds of an agent: they go into the
+    sidecar. `like` names the user's own model, which is the target then, and `match` pairs layers or
+    modules of the two (ops/like.py). With `verify` an agent's networks are compared with what was read
+    back, and nothing is written if one computes something else.
     """
+    given_facts = merged_facts(facts, env)
     if targets.word(target, to) in targets.EXPORTS:
         # Playing and comparing networks takes modules that no other conversion needs.
         from ckpttool.ops.export import export
@@ -124,13 +133,24 @@ def convert(
         _require_none("is not for onnx", fold_weight_norm=fold_weight_norm, l2=l2, optimizer=optimizer)
         _require_none("is not for onnx", kind=kinds, flatten=flatten, match=match, no_verify=not verify)
         title = network or "actor"
-        made = export(source, target, title, env, layout=layout, dry_run=dry_run, force=force, sync=sync)
+        made = export(
+            source,
+            target,
+            title,
+            env,
+            layout=layout,
+            facts=given_facts,
+            dry_run=dry_run,
+            force=force,
+            sync=sync,
+        )
         return _exported(made, target)
-    _require_none("is for --to onnx alone", network=network, env=env)
+    _require_none("is for --to onnx alone", network=network)
     if like is not None:
         from ckpttool.ops import like as models
 
         _require_none("is not for --like", layout=layout, restore=restore, map=rules)
+        _require_none("is not for --like", **{name: [1] for name in given_facts.known})
         _require_none("is not for --like", l2=l2, optimizer=optimizer)
         wanted, said = Wanted(strip, False, fold_weight_norm), choices(kinds, flatten)
         model = models.How(
@@ -148,7 +168,7 @@ def convert(
         Stated(tuple(l2), tuple(optimizer)),
         choices(kinds, flatten),
     )
-    how = _How(allow_missing, dry_run, force, sync, verify, progress, target, to)
+    how = _How(allow_missing, dry_run, force, sync, verify, progress, target, to, given_facts)
     return _converted(source, targets.stem(target, request.kind), request, how)
 
 
@@ -163,6 +183,7 @@ class _How(NamedTuple):
     progress: Progress
     target: str
     to: str | None
+    facts: AgentFacts = NO_FACTS
 
     @property
     def words(self) -> str:
@@ -181,13 +202,14 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
     if not how.dry_run:
         save.require_free(target, request.kind, checkpoint.files, force=how.force)
         require_new(sidecar.beside(target), checkpoint.files, force=how.force)
-    own = own_sidecar(checkpoint)
+    own, said = _with_facts(own_sidecar(checkpoint), checkpoint, request, how.facts)
     with Lane() as aside:
         # The receipt, written last, tells the source's digest: it is taken of what is read on the way.
         heard = Overheard(checkpoint, aside) if own.sha256 is None and not how.dry_run else None
         checkpoint = checkpoint if heard is None else heard.checkpoint
         way = route(checkpoint, request, own.sidecar)
         side_files.require_shards(way.source)
+        way = replace(way, report=replace(way.report, notes=(*said, *way.report.notes)))
         if how.dry_run or not (way.report.complete or how.allow_missing):
             return Conversion(urls.spelled(checkpoint.path), target, way.report, None, written=False)
 
@@ -206,7 +228,27 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         sha256,
         written=written is not None,
         parity=proof.networks,
+        load=() if written is None else loading_lines(target, request.kind, way.tree),
     )
+
+
+def _with_facts(
+    own: Own, checkpoint: Checkpoint, request: Request, facts: AgentFacts
+) -> tuple[Own, tuple[str, ...]]:
+    """Return what the source's sidecar holds with the facts that were given, and notes on these."""
+    if not facts:
+        return own, ()
+    binding = None
+    if request.part is None:
+        with contextlib.suppress(UnsupportedError, UsageError):
+            binding = playable_binding(checkpoint, request.layout)
+    notes = tuple(f"given: {text}" for text in facts.described())
+    if binding is not None:
+        tree = networks(checkpoint.tree, binding)
+        facts = facts.sized(*policy_sizes(binding, tree))
+        known = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
+        notes = (*notes, *facts.contradictions(known))
+    return replace(own, sidecar=facts.over(own.sidecar)), notes
 
 
 def _compared(way: Route, sha256: str | None) -> tuple[str, ...]:
@@ -268,7 +310,9 @@ def _require_none(why: str, **options: object) -> None:
 def _filled(made: Filled, target: str) -> Conversion:
     """Return what became of the user's own model as the record of a conversion."""
     written = made.sha256 is not None
-    return Conversion(made.path, target, made.report, made.sha256, written=written, model=made)
+    return Conversion(
+        made.path, target, made.report, made.sha256, written=written, model=made, load=made.load
+    )
 
 
 def _exported(made: Exported, target: str) -> Conversion:

@@ -9,9 +9,11 @@ from typing import Any
 from ckpttool import urls
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import ChecksumError, CkpttoolError, MissingExtraError, UsageError
-from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.canonical import NO_LAYOUT, Binding
+from ckpttool.layouts.policy_alone import policy_alone
 from ckpttool.layouts.recognise import recognised
 from ckpttool.ops import evaluate, knowledge
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.findings import Finding, command, data_alone, unjudged
 from ckpttool.ops.load_into import opened
@@ -19,6 +21,7 @@ from ckpttool.ops.model_findings import of_model
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, Own, agent_of, own_sidecar
 from ckpttool.ops.stats import Stats, stats_of
+from ckpttool.ops.wiring import require_facts
 from ckpttool.shown import count
 from ckpttool.wire import asked
 
@@ -53,12 +56,14 @@ def diagnose(
     layout: str | None = None,
     progress: Progress = silent,
     *,
+    facts: AgentFacts = NO_FACTS,
     model: Any = None,
     part: str | None = None,
 ) -> Diagnosis:
     """Look at everything that can be looked at without playing: pickles, numbers, facts, the environment.
 
-    `env` is the environment that the agent is meant for; without it the one that its files name. With a
+    `env` is the environment that the agent is meant for; without it the one that its files name. `facts` are
+    what no file holds; where one holds something else, that is a finding. With a
     `model`, a live one or a Like, also what of it nothing in the checkpoint fills; `part` takes what lies
     below one path, or one network. Raise what opening and reading raise: a damaged file is no finding, it is
     an error.
@@ -70,7 +75,13 @@ def diagnose(
     binding = recognised(checkpoint, layout)
     numbers = stats_of(checkpoint, binding, progress=progress)
     findings = list(_at_rest(checkpoint, binding, numbers, notes))
-    findings += _agent(checkpoint, binding, env, notes, _environment)
+    played = binding
+    if binding is None and layout in (None, NO_LAYOUT) and (facts or env is not None):
+        try:
+            played = policy_alone(checkpoint)
+        except CkpttoolError as error:
+            findings.append(Finding("agent", error.message + _facts(error), error.hint))
+    findings += _agent(checkpoint, played, env, notes, _environment, facts=facts)
     if model is not None:
         findings += of_model(checkpoint, model, part, notes)
     return _diagnosis(checkpoint, binding, findings, notes)
@@ -157,6 +168,7 @@ def _agent(
     notes: list[str],
     place: Callable[[Agent, str | None, list[str]], Iterator[Finding]],
     sha256: str | None = None,
+    facts: AgentFacts = NO_FACTS,
 ) -> Iterator[Finding]:
     """Give what running the checkpoint as an agent would lack, and what `place` says of its environment."""
     if binding is None:
@@ -167,7 +179,17 @@ def _agent(
         own = own_sidecar(checkpoint, sha256)
     except ChecksumError as error:
         yield Finding("agent", error.message, error.hint)
-    agent = agent_of(checkpoint, binding, own)
+    agent = agent_of(checkpoint, binding, own, facts)
+    before = knowledge.merged(own.sidecar, knowledge.of_files(binding, agent.tree))
+    for sentence in facts.contradictions(before):
+        yield Finding("agent", sentence, "leave the option out if the checkpoint is right")
+    try:
+        require_facts(
+            agent, "eval", checkpoint.path, "--env", env or (agent.known.env or {}).get("id") or "ID"
+        )
+    except UsageError as error:
+        yield Finding("agent", error.message, error.hint)
+        return
     for what in knowledge.lacking(agent.binding, agent.sidecar):
         if what == knowledge.ACTION_BOUNDS and env is not None:
             continue

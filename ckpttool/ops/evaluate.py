@@ -23,11 +23,12 @@ from ckpttool.agents.statistics import summarise
 from ckpttool.errors import EnvironmentMismatchError, UsageError
 from ckpttool.layouts.canonical import Part
 from ckpttool.layouts.fronts import Front
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.fingerprint import surroundings
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
-from ckpttool.ops.wiring import Bounds, wire
+from ckpttool.ops.wiring import Bounds, require_facts, wire
 from ckpttool.version import __version__
 
 
@@ -76,16 +77,18 @@ def evaluate(
     protocol: Protocol | None = None,
     *,
     layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
     progress: Progress = silent,
 ) -> Evaluation:
     """Restore the agent at `path` and play it in `env` (a Gymnasium id; None: the sidecar's).
 
+    `facts` are what no file holds, such as the activations of a state_dict.
     Raise UsageError when nobody names an environment, and EnvironmentMismatchError when the policy's
     sizes are not the environment's.
     """
     how = protocol or Protocol()
     require_backend(how)
-    agent = restore(path, layout)
+    agent = restore(path, layout, facts, how.network)
     place = place_of(agent, env, how)
     with place.make(how.at_once, how.engine, device=how.device) as vector:
         entrant = enter(agent, place, how, vector.spec)
@@ -101,12 +104,13 @@ def require_backend(how: Protocol) -> None:
 def place_of(agent: Agent, asked: str | None, how: Protocol) -> Place:
     """Return where the agent plays: what was asked for, or what its own files name."""
     part = _policy_part(agent, how.network)
+    known = agent.known.env or {}
+    require_facts(agent, "eval", agent.checkpoint.path, "--env", asked or str(known.get("id") or "ID"))
     front = agent.front(part.title)
     seen = widths(agent.tree, part)[0] if front is None else sum(s.size for s in front.streams)
     if asked is not None:
         return Place(asked, trusted=True, obs_dim=seen, adapter=how.adapter)
-    known = agent.known.env
-    if not known or not known.get("id"):
+    if not known.get("id"):
         raise UsageError(
             "the checkpoint does not say which environment it was trained in",
             file=agent.checkpoint.path,
@@ -179,7 +183,7 @@ def versions_of(backend: Backend, spec: EnvSpec) -> dict[str, str]:
 
 
 def _policy_part(agent: Agent, network: str) -> Part:
-    part = agent.playable(network)
+    part = agent.playable(agent.title(network))
     if part is None or not part.acts:
         policies = [p.title for p in agent.binding.parts if p.acts]
         raise UsageError(
@@ -224,7 +228,7 @@ def bounds_of(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> Bounds:
             found=f"{obs_dim} and {act_dim}",
             hint=suggestion(spec.id, obs_dim, act_dim),
         )
-    return Bounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space")
+    return Bounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space", spec.id)
 
 
 def _drift(agent: Agent, spec: EnvSpec) -> tuple[str, ...]:

@@ -18,11 +18,12 @@ from ckpttool.layouts.canonical import Part
 from ckpttool.mapping.report import Report
 from ckpttool.ops import export_contents as contents
 from ckpttool.ops import receipt
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.export_facts import told
 from ckpttool.ops.parity import Parity, measured, observations, run
 from ckpttool.ops.proof import Proof
 from ckpttool.ops.restore import Agent, restore
-from ckpttool.ops.wiring import network_of
+from ckpttool.ops.wiring import network_of, require_facts
 from ckpttool.sidecar import Sidecar
 from ckpttool.source import File
 from ckpttool.writing import Output, require_new, write_atomically
@@ -52,31 +53,38 @@ def export(
     env: str | None = None,
     *,
     layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
     dry_run: bool = False,
     force: bool = False,
     sync: bool = True,
 ) -> Exported:
     """Write the network `title` of the agent at `source` as an ONNX model, with its receipt beside it.
 
-    `env` is the Gymnasium id whose action space counts if the agent's files tell no bounds. Nothing is
-    written on `dry_run`, or if the model's outputs are not the network's by the bound of `verify`. Raise
-    UsageError when the checkpoint has no such network, or tells neither bounds nor environment.
+    `env` is the Gymnasium id whose action space counts if the agent's files tell no bounds; `facts` are what
+    no file holds. Nothing is written on `dry_run`, or if the model's outputs are not the network's by the
+    bound of `verify`. Raise UsageError when the checkpoint has no such network, or tells neither bounds nor
+    environment.
     """
     if not dry_run:
         _require_library()
-    agent = restore(source, layout)
+    agent = restore(source, layout, facts, title)
+    title = agent.title(title)
     part = _part(agent, title)
+    known = str((agent.known.env or {}).get("id") or "")
+    bounded = agent.known.action_low is not None
+    where = ("--env", env or known or "ID") if env or known or not bounded else ()
+    require_facts(agent, "convert", source, target, *where)
     if not dry_run:
         for file in (target, sidecar.beside(target)):
             require_new(file, agent.checkpoint.files, force=force)
-    wiring, facts, assumed = told(agent, part, env)
-    report = contents.report(agent, part, facts, assumed)
+    wiring, sidecar_facts, assumed = told(agent, part, env)
+    report = contents.report(agent, part, sidecar_facts, assumed)
     if dry_run:
         return Exported(urls.spelled(agent.checkpoint.path), report)
     network = network_of(agent, part, wiring)
-    own = agent.sidecar.target_sha256 if agent.sidecar is not None else None
+    own = (agent.sidecar.target_sha256 or None) if agent.sidecar is not None else None
     made = replace(
-        facts,
+        sidecar_facts,
         source=receipt.origin(agent.checkpoint, agent.binding, own, network=title),
         rules=receipt.rules(report),
         assumed=report.assumed,

@@ -18,6 +18,7 @@ from ckpttool.agents.envs.tensors import ENGINE as DEVICE
 from ckpttool.agents.filming import Camera, CutError, Show
 from ckpttool.agents.rollout import Rollout
 from ckpttool.errors import CkpttoolError, UsageError
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.entries import entries
 from ckpttool.ops.evaluate import Entrant, enter, place_of, play
 from ckpttool.ops.evaluation import Evaluation, Protocol
@@ -91,6 +92,7 @@ def require(
     wanted: Sequence[str] = ("0",),
     *,
     layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
 ) -> None:
     """Raise unless a film can be made of one of these checkpoints: for asking before hours of playing.
 
@@ -112,7 +114,7 @@ def require(
     _require_gymnasium(env, how)
     for entry in entries(paths):
         with suppress(CkpttoolError):
-            place = place_of(restore(entry.path, layout), env, how)
+            place = place_of(restore(entry.path, layout, facts, how.network), env, how)
             break
     else:
         return
@@ -128,19 +130,20 @@ def film(
     *,
     env: str | None = None,
     layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
     progress: Progress = silent,
 ) -> Film:
     """Play what was scored once more and write the episodes that are wanted, in their order, to a new file.
 
-    `env` and `layout` are what the evaluation was asked for with. The policy sees the same batches, so that
-    every step is repeated bit for bit; Take.equal says so. Where the score was computed otherwise (several
-    checkpoints stacked) it may not be. Raise as `require` does, and KeyboardInterrupt on Ctrl-C: then no file
-    is written.
+    `env`, `layout` and `facts` are what the evaluation was asked for with. The policy sees the same
+    batches, so that every step is repeated bit for bit; Take.equal says so. Where the score was computed
+    otherwise (several checkpoints stacked) it may not be. Raise as `require` does, and KeyboardInterrupt
+    on Ctrl-C: then no file is written.
     """
     require_new(target, hint="take another name")
     how = scored.protocol
     _require_gymnasium(env, how)
-    agent = restore(scored.checkpoint, layout)
+    agent = restore(scored.checkpoint, layout, facts, how.network)
     place = place_of(agent, env, how)
     chosen = _chosen(wanted, scored.rollout)
     counted = _Counted(progress, sum(int(scored.rollout.lengths[number]) + 1 for number in chosen))

@@ -17,7 +17,7 @@ from ckpttool.errors import FormatError, MappingError
 from ckpttool.formats import settings, text_proto, yaml_settings
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import canonical, plan, small_arrays
-from ckpttool.layouts.canonical import Binding, Facts, Norm, Part
+from ckpttool.layouts.canonical import NO_LAYOUT, Binding, Facts, Norm, Part
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
 from ckpttool.sidecar import Sidecar
 from ckpttool.source import File, Inline
@@ -38,6 +38,8 @@ _OF_STATISTICS = re.compile("statistics|normalised|observation scaler|limits of 
 
 def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, tuple[str, ...]]:
     """Return the binding with what files beside the checkpoint say, and a note for each that was read."""
+    if binding.layout == NO_LAYOUT:
+        return binding, ()
     layout = plan.told(plugins.find("layouts", binding.layout).load())
     notes = []
     for file in layout.companions(checkpoint.path) if layout is not None else ():
@@ -58,6 +60,14 @@ def lacking(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
     """
     if told is None:
         return binding.facts.lacks
+    if not told.target_sha256:
+        # Given facts alone are no sidecar: each tells of itself.
+        bounds, norm = told.action_low is not None, told.obs_norm is not None
+        return tuple(
+            what
+            for what in binding.facts.lacks
+            if not (bounds and what == ACTION_BOUNDS) and not (norm and _OF_STATISTICS.search(what))
+        )
     known = told.obs_norm is not None or "obs_norm" in told.provenance
     return () if known else tuple(filter(_OF_STATISTICS.search, binding.facts.lacks))
 
@@ -105,10 +115,12 @@ def of_files(binding: Binding, agent: Tree) -> Sidecar:
     normed = any("layer_norm" in each for each in kinds)
     policy = next((part for part in binding.parts if part.acts), None)
     found: dict[str, Any] = {
-        "head": facts.head,
+        "head": facts.head or None,
         "activations": list(facts.activations)
         if facts.activations is not None
-        else [facts.hidden] * (max(each.count("dense") for each in kinds) - 1),
+        else [facts.hidden] * (max(each.count("dense") for each in kinds) - 1)
+        if facts.hidden
+        else None,
         "epsilon": {"layer_norm": facts.epsilon} if normed else None,
         "obs_dim": widths(agent, policy)[0]
         if policy is not None and policy.component not in binding.fronts
@@ -224,6 +236,8 @@ def merged(told: Sidecar | None, read: Sidecar) -> Sidecar:
         and (getattr(told, name) is None or _assumed(told.provenance, name))
         and not (getattr(told, name) is not None and _assumed(read.provenance, name))
     }
+    if told.obs_dim is None and read.obs_dim is not None:
+        better["obs_dim"] = read.obs_dim
     provenance = {**told.provenance, **{name: read.provenance.get(name, "given") for name in better}}
     return replace(told, **better, provenance=provenance)
 

@@ -16,6 +16,7 @@ from ckpttool.mapping.matches import Ambiguity, Match
 from ckpttool.mapping.report import Report
 from ckpttool.ops import model_source, receipt, save, targets
 from ckpttool.ops.digest import Digest
+from ckpttool.ops.loading import loading_lines
 from ckpttool.ops.plain_names import Wanted
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import own_sidecar
@@ -39,6 +40,7 @@ class Filled:
     matched: tuple[Match, ...] = ()
     ambiguous: tuple[Ambiguity, ...] = ()
     loaded: bool = False
+    load: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document's keys."""
@@ -122,4 +124,5 @@ def like(
             sync=how.sync,
             progress=progress,
         )
-        return replace(done, report=report, sha256=put.sha256, loaded=how.prove)
+        load = loading_lines(target, kind, way.tree)
+        return replace(done, report=report, sha256=put.sha256, loaded=how.prove, load=load)

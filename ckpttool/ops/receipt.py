@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttool import documents
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.layouts.canonical import OPTIMIZERS, Binding
+from ckpttool.layouts.canonical import NO_LAYOUT, OPTIMIZERS, Binding
 from ckpttool.leaf import ValueLeaf
 from ckpttool.mapping.report import Report
 from ckpttool.ops import knowledge, optimizer_facts
@@ -69,7 +69,7 @@ def origin(
         "path": os.path.basename(checkpoint.path),
         "sha256": sha256 or digest_of(checkpoint).sha256,
         "format": checkpoint.format,
-        "layout": binding.layout if binding is not None else None,
+        "layout": binding.layout if binding is not None and binding.layout != NO_LAYOUT else None,
         **more,
     }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from ckpttool import plugins, sidecar
+from ckpttool.agents.components import widths
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import (
     ChecksumError,
@@ -19,13 +20,15 @@ from ckpttool.errors import (
 )
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.canonical import NETWORKS, RUN, Binding, Part
+from ckpttool.layouts.canonical import NETWORKS, NO_LAYOUT, RUN, Binding, Part
 from ckpttool.layouts.fronts import Front
+from ckpttool.layouts.policy_alone import policy_alone
 from ckpttool.layouts.recognise import recognise, recognised
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
 from ckpttool.mapping.report import Moves
 from ckpttool.mapping.rules import ToValue
 from ckpttool.ops import knowledge, side_files
+from ckpttool.ops.agent_facts import GIVEN, NO_FACTS, AgentFacts
 from ckpttool.ops.digest import digest_of
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
@@ -54,6 +57,10 @@ class Agent:
         """The backend that runs what this checkpoint's format usually holds."""
         plugin = plugins.find("formats", self.checkpoint.format)
         return cast(Format, plugin.load()).FRAMEWORK
+
+    def title(self, network: str) -> str:
+        """Return the canonical title of the network that is asked for; a policy alone has but one."""
+        return "actor" if self.binding.layout == NO_LAYOUT else network
 
     def part(self, title: str) -> Part | None:
         """Return the network of that title (`actor`, `critic/q1`), or None."""
@@ -86,16 +93,29 @@ class Agent:
         return part
 
 
-def restore(path: str, layout: str | None = None) -> Agent:
+def restore(
+    path: str, layout: str | None = None, facts: AgentFacts = NO_FACTS, network: str = "actor"
+) -> Agent:
     """Open the path as an agent that can be run: the canonical tree holds its networks only.
 
-    Raise UsageError when no layout knows its naming.
+    A checkpoint that no layout recognises may be a policy alone; of several chains of layers `network` names
+    one. Raise UsageError when there is neither.
     """
     checkpoint = open_checkpoint(path)
-    binding = recognised(checkpoint, layout)
+    binding = playable_binding(checkpoint, layout, network)
     if binding is None:
         raise no_agent(checkpoint)
-    return agent_of(checkpoint, binding, own_sidecar(checkpoint))
+    return agent_of(checkpoint, binding, own_sidecar(checkpoint), facts)
+
+
+def playable_binding(
+    checkpoint: Checkpoint, layout: str | None = None, network: str = "actor"
+) -> Binding | None:
+    """Return the agent that a layout recognises, else the policy that the checkpoint is alone."""
+    binding = recognised(checkpoint, layout)
+    if binding is not None or layout not in (None, NO_LAYOUT):
+        return binding
+    return policy_alone(checkpoint, network)
 
 
 def no_agent(checkpoint: Checkpoint) -> CkpttoolError:
@@ -108,13 +128,22 @@ def no_agent(checkpoint: Checkpoint) -> CkpttoolError:
     )
 
 
-def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own) -> Agent:
-    """Return the checkpoint as the agent that a layout recognised, with what its own sidecar says."""
+def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFacts = NO_FACTS) -> Agent:
+    """Return the checkpoint as the agent that a layout recognised, with what its own sidecar says.
+
+    Given `facts` win over the sidecar's and the files'; a note names each contradiction.
+    """
     require_layers(binding, own.sidecar, sidecar.beside(checkpoint.path))
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = knowledge.with_companions(binding, checkpoint)
-    notes = (*own.notes, *used, *knowledge.untold(binding, own.sidecar))
     tree = networks(checkpoint.tree, binding)
+    if facts:
+        facts = facts.sized(*policy_sizes(binding, tree))
+        held = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
+        used = (*used, *(f"given: {text}" for text in facts.described()), *facts.contradictions(held))
+        own = replace(own, sidecar=facts.over(own.sidecar))
+    own = _spread(own, binding, tree)
+    notes = (*own.notes, *used, *knowledge.untold(binding, own.sidecar))
     other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})
     if other:
         notes = (*notes, f"weights stored as {', '.join(other)} are run as float32")
@@ -155,6 +184,22 @@ def with_names(binding: Binding, tree: Tree, known: Sidecar | None) -> Binding:
     }
     found = recognise(Tree(leaves, containers=tree.containers), "", binding.layout)
     return found.moved(lambda path: back[path]) if found is not None else binding
+def _spread(own: Own, binding: Binding, tree: Tree) -> Own:
+    """Return what is known with one pair of bounds for each action, where one pair was given for all."""
+    told = own.sidecar
+    if told is None or told.action_low is None or told.action_high is None or len(told.action_low) != 1:
+        return own
+    _, actions = policy_sizes(binding, tree)
+    low, high = list(told.action_low) * actions, list(told.action_high) * actions
+    given = told.provenance.get("action_low") == GIVEN
+    return replace(own, sidecar=replace(told, action_low=low, action_high=high)) if given else own
+
+
+def policy_sizes(binding: Binding, tree: Tree) -> tuple[int, int]:
+    """Return the numbers of hidden layers and of actions of the policy, or of what there is without one."""
+    acting = [part for part in binding.parts if part.acts] or list(binding.parts)
+    hidden = max(sum(layer.kind == "dense" for layer in part.layers) - 1 for part in acting)
+    return hidden, widths(tree, acting[0])[1]
 
 
 def require_layers(binding: Binding, told: Sidecar | None, file: str | None = None) -> None:

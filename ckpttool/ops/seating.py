@@ -14,10 +14,11 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, MissingExtraError, UsageError
 from ckpttool.layouts.recognise import recognised
 from ckpttool.ops import results, training_step
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.entries import Entry
 from ckpttool.ops.evaluate import Entrant, Place, enter, place_of, require_backend, versions_of
 from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.restore import Agent, agent_of, no_agent, own_sidecar
+from ckpttool.ops.restore import Agent, agent_of, no_agent, own_sidecar, playable_binding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,9 +52,11 @@ class RequestError(Exception):
 class Seating:
     """Restores checkpoints for one request, and remembers what they have in common."""
 
-    def __init__(self, env: str | None, how: Protocol, layout: str | None) -> None:
+    def __init__(
+        self, env: str | None, how: Protocol, layout: str | None, facts: AgentFacts = NO_FACTS
+    ) -> None:
         require_backend(how)
-        self._env, self._how, self._layout = env, how, layout
+        self._env, self._how, self._layout, self._facts = env, how, layout, facts
         self._backend = cast(Backend, plugins.find("backends", how.backend).load())
         self._specs: dict[Place, EnvSpec] = {}
         self._layouts: dict[Hashable, str] = {}
@@ -65,7 +68,7 @@ class Seating:
         this checkpoint.
         """
         checkpoint = entry.open()
-        agent = self._agent(checkpoint)
+        agent = self._agent(checkpoint, named=entry.named)
         if agent is None and entry.named:
             raise no_agent(checkpoint)
         if agent is None or not (entry.named or any(part.acts for part in agent.binding.parts)):
@@ -78,17 +81,21 @@ class Seating:
         key = results.key(policy, place.env, self._how, versions)
         return Seat(number, entrant, key, training_step.steps_of(agent), versions)
 
-    def _agent(self, checkpoint: Checkpoint) -> Agent | None:
+    def _agent(self, checkpoint: Checkpoint, *, named: bool) -> Agent | None:
         """Return the checkpoint as an agent; what looks like one before it is of the same layout."""
         looks = tuple(
             (name, getattr(checkpoint.tree[path], "shape", None))
             for path, name in checkpoint.tree.names.items()
         )
-        binding = recognised(checkpoint, self._layout or self._layouts.get(looks))
+        layout = self._layout or self._layouts.get(looks)
+        binding = recognised(checkpoint, layout)
+        # Of a folder's files, a model that no layout recognises is not taken for a policy unasked.
+        if binding is None and (named or self._facts):
+            binding = playable_binding(checkpoint, layout, self._how.network)
         if binding is None:
             return None
         self._layouts[looks] = binding.layout
-        return agent_of(checkpoint, binding, own_sidecar(checkpoint))
+        return agent_of(checkpoint, binding, own_sidecar(checkpoint), self._facts)
 
     def _spec(self, place: Place) -> EnvSpec:
         """Return what an agent must fit there."""

@@ -10,6 +10,7 @@ from typing import Any
 from ckpttool import urls
 from ckpttool.errors import CkpttoolError, NotACheckpointError, WorkerError
 from ckpttool.ops import ranking, training_step
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.entries import Entry, entries
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.groups import Group, Outcome, Spread, here, size
@@ -84,22 +85,25 @@ def sweep(
     protocol: Protocol | None = None,
     *,
     layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
     out: str | None = None,
     spread: Spread = here,
     progress: Progress = silent,
 ) -> Sweep:
     """Play every checkpoint that the paths stand for (see entries.entries), and compare them.
 
-    `out` is a file of lines that gets every result when it is there; what it has already is not played
-    again. `spread` says who plays (groups.here, processes.on, ray_cluster.on): the returns are the same.
-    Checkpoints that cannot be played are reported, and the others are played. Ctrl-C keeps what is finished;
-    with nothing finished it passes on. Raise NotFoundError for a pattern without a match,
-    NotACheckpointError if there is no agent anywhere, UsageError for an environment that cannot be made,
-    and what `Results` raises.
+    `facts` are what no file of theirs holds. `out` is a file of lines that gets every result when it is
+    there; what it has already is not played again. `spread` says who plays (groups.here, processes.on,
+    ray_cluster.on): the returns are the same. Checkpoints that cannot be played are reported, and the
+    others are played. Ctrl-C keeps what is finished; with nothing finished it passes on. Raise
+    NotFoundError for a pattern without a match, NotACheckpointError if there is no agent anywhere,
+    UsageError for an environment that cannot be made, and what `Results` raises.
     """
     asked = entries(paths)
     with Results(out) if out is not None else nullcontext() as kept:
-        run = _Run(asked, env, protocol or Protocol(), layout, kept, progress)
+        run = _Run(
+            asked, Seating(env, protocol or Protocol(), layout, facts), protocol or Protocol(), kept, progress
+        )
         interrupted = False
         try:
             for group, outcome in spread(run.groups(), run.within):
@@ -122,14 +126,13 @@ class _Run:
     def __init__(
         self,
         asked: Sequence[Entry],
-        env: str | None,
+        seating: Seating,
         how: Protocol,
-        layout: str | None,
         kept: Results | None,
         progress: Progress,
     ) -> None:
         self.asked, self.how, self.kept, self.progress = asked, how, kept, progress
-        self.seating = Seating(env, how, layout)
+        self.seating = seating
         self.found: dict[int, Evaluation] = {}
         self.steps: dict[int, Mapping[str, int]] = {}
         self.failed: dict[int, CkpttoolError] = {}

@@ -16,6 +16,7 @@ from ckpttool.agents.worker import TIMEOUT_S, Worker
 from ckpttool.errors import UsageError
 from ckpttool.ops import learner as learners
 from ckpttool.ops import optimizer_facts
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.digest import digest_of
 from ckpttool.ops.optimizer_options import NOTHING_STATED, stated_in
 from ckpttool.ops.pairs import lost, pairs, shared, wired
@@ -23,6 +24,7 @@ from ckpttool.ops.parity import OWN_ERROR, Parity, measured, observations, run, 
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
 from ckpttool.ops.train_step import TrainStep, batches, train_step
+from ckpttool.ops.wiring import require_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +67,20 @@ def verify(
     tolerance: float | None = None,
     steps: int | None = None,
     layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
     python: str | None = None,
     progress: Progress = silent,
 ) -> Verification:
     """Compare every network that both checkpoints have on fixed observations (and actions).
 
     `tolerance` replaces the default bound: B's largest error against float64, relative to the output's
-    scale. With `steps` both are trained on for that many updates. `python` names the interpreter that runs
-    the frameworks. Raise UsageError when the two have no network in common.
+    scale. With `steps` both are trained on for that many updates. `facts` are what no file holds of the agent
+    that both are. `python` names the interpreter that runs the frameworks. Raise UsageError when the two have
+    no network in common.
     """
-    a, b = restore(first, layout), restore(second)
+    a, b = restore(first, layout, facts), restore(second, facts=facts)
+    for one, other in ((a, b), (b, a)):
+        require_facts(one, "verify", first, second, other=other)
     titles = shared(a, b)
     if not titles:
         raise UsageError("the two checkpoints have no network in common", file=second)

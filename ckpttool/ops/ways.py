@@ -12,7 +12,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UsageError, some
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import objects, variables
-from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts.canonical import NO_LAYOUT, Binding
 from ckpttool.mapping import by_rules, generic
 from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.plan import Plan
@@ -58,7 +58,9 @@ def way(
             file=checkpoint.path,
         )
     kept = (
-        request.layout is None and not kind.agent and _is_kept(checkpoint.format, kind.format, tree, binding)
+        request.layout in (None, NO_LAYOUT)
+        and not kind.agent
+        and _is_kept(checkpoint.format, kind.format, tree, binding)
     )
     if given and (kept or binding is not None):
         why = "stays as it is" if kept or binding is None else f"goes by its layout, {binding.layout}"

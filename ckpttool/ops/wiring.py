@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ckpttool.agents.components import Wiring, policy_network, q_network, value_network, widths
 from ckpttool.agents.network import Network
-from ckpttool.layouts.canonical import VALUES, Part
+from ckpttool.errors import UsageError
+from ckpttool.layouts.canonical import NO_LAYOUT, VALUES, Part
+from ckpttool.ops.findings import command
 from ckpttool.ops.knowledge import FACTS, merged
-from ckpttool.ops.restore import Agent
+from ckpttool.ops.restore import Agent, policy_sizes
 from ckpttool.sidecar import Sidecar
 
 
@@ -23,6 +27,57 @@ class Bounds:
     low: Sequence[float]
     high: Sequence[float]
     origin: str | None
+    env: str | None = None
+
+
+def missing_options(agent: Agent, known: Sidecar) -> tuple[str, ...]:
+    """Return the options, with an example value, for facts without which the policy cannot be computed."""
+    facts = agent.binding.facts
+    hidden, _ = policy_sizes(agent.binding, agent.tree)
+    activations = known.activations or facts.activations or facts.hidden
+    found = ("--activation relu",) if hidden and not activations else ()
+    return found if known.head or facts.head else (*found, "--head tanh")
+
+
+def require_facts(agent: Agent, *words: str, other: Agent | None = None) -> None:
+    """Raise UsageError with the completing command if no file holds the activations or the action map.
+
+    `words` are the command's, its verb first; without them the command is `eval`.
+    """
+    missing = missing_options(agent, agent.known if other is None else _with(agent, other))
+    if not missing:
+        return
+    verb, *rest = words or ("eval", agent.checkpoint.path, "--env", "ID")
+    options = [option.partition(" ")[0] for option in missing]
+    wanted = ["--env"] * ("ID" in rest) + options
+    named = " and ".join((", ".join(wanted[:-1]), wanted[-1]) if len(wanted) > 1 else wanted)
+    raise UsageError(
+        f"needs {named}: no file holds {_LACKED[tuple(options)]}",
+        file=agent.checkpoint.path,
+        hint=" ".join((command(verb, *rest), *missing)),
+    )
+
+
+_LACKED = {
+    ("--activation", "--head"): "the activations and the action map",
+    ("--activation",): "the activations",
+    ("--head",): "the action map",
+}
+
+
+def _require_scaled(agent: Agent, known: Sidecar, bounds: Bounds) -> None:
+    """Raise UsageError if a model ends in tanh, and the actions reach further than that."""
+    read = str(known.provenance.get("head", "")).startswith("read")
+    low = bounds.low if known.action_low is None else known.action_low
+    high = bounds.high if known.action_high is None else known.action_high
+    if known.head == "unit_tanh" and read and not (np.all(np.equal(low, -1)) and np.all(np.equal(high, 1))):
+        raise UsageError(
+            "needs --head: the model ends in tanh, and no file holds whether its program scales the actions",
+            file=agent.checkpoint.path,
+            expected="bounds -1 to 1, --head affine (scaled to them) or --head unit_tanh (as it is)",
+            found=f"bounds {_shown(low)} to {_shown(high)}",
+            hint=command("eval", agent.checkpoint.path, "--env", bounds.env or "ID", "--head", "affine"),
+        )
 
 
 def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiring, tuple[str, ...]]:
@@ -31,6 +86,7 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
     What the agent's sidecar or files say decides; where they are silent, what `other` knows (the same agent
     in another form); then the layout's habit, and `bounds` for the actions.
     """
+    require_facts(agent, other=other)
     known = agent.known if other is None else _with(agent, other)
     assumed = list(agent.binding.moves.assumed)
     facts, layout = agent.binding.facts, agent.binding.layout
@@ -58,6 +114,11 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
         low, high = bounds.low, bounds.high
         if bounds.origin is not None:
             assumed.append(f"action bounds {_shown(low)} to {_shown(high)}: {bounds.origin}")
+    if bounds.origin is not None or known.action_low is not None:
+        _require_scaled(agent, known, bounds)
+    read = str(known.provenance.get("head", "")).startswith("read")
+    if agent.binding.layout == NO_LAYOUT and known.head in ("identity", "unit_tanh") and read:
+        assumed.append("an action is what the model gives: no file holds what its program does with it")
     wiring = Wiring(
         tuple(known.activations or (facts.hidden,)),
         str(known.head or facts.head),

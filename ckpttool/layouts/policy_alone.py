@@ -1,0 +1,484 @@
+"""A policy that no library's layout names: one chain of dense layers.
+
+The order of the layers comes from a model's own configuration (Keras, a pickled torch Sequential), else from
+the sizes where only one order fits, else from the numbers in the layers' names. What a chain of weights does
+not hold (activations, the action map) stays unknown here: a person gives it (ops/agent_facts.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, cast
+
+from ckpttool import plugins
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import UnsupportedError, UsageError, some
+from ckpttool.formats.probe import Format
+from ckpttool.layouts import canonical, model_steps
+from ckpttool.layouts.canonical import LOG_STD, NO_LAYOUT, Binding, Facts, Part, PartLayer
+from ckpttool.layouts.model_steps import Step
+from ckpttool.layouts.modules import Entry, Module
+from ckpttool.layouts.whole_module import Whole, whole
+from ckpttool.leaf import attr
+from ckpttool.mapping import decorations
+from ckpttool.mapping.kinds import Kind, candidates, recognise
+from ckpttool.mapping.report import Move, Moves
+from ckpttool.mapping.rules import KEEP
+from ckpttool.tree import Tree
+
+Name = tuple[str, ...]
+_EPSILON = {"torch": 1e-5, "tensorflow": 1e-3}
+_MAP = ("action_scale", "action_bias")
+_POLICY = re.compile(r"(^|_)(actor|policy|pi|mu|actor_mean|policy_net|policy_network)(_|$)")
+_CRITIC = re.compile(r"(^|_)(critics?|q|q?vf?\d*|qf?\d*|value|values|val|baseline|advantage)(_|\d*$)")
+_SLOW = re.compile(r"target|(^|_)(ema|old|slow)(_|$)")
+_DEVIATION = re.compile(r"log_?(std|sigma|scale|var)|(^|_)(std|sigma|logstd)(_|$|\d)")
+_TRUNK = re.compile(
+    r"trunk|body|base|shared|encoder|features?|hidden|backbone|torso|net|mlp|head|out|output|last"
+)
+_NUMBERS = re.compile(r"\d+")
+_MOST = 200  # layers; no policy that is a chain of dense layers comes near
+_TRIES = 20_000
+
+
+class _Group(NamedTuple):
+    """Tensors that stand together below one module, and the kind of layer that they are, None for none."""
+
+    name: Name
+    kind: Kind | None
+    tensors: Mapping[str, Entry]
+
+    @property
+    def layer(self) -> Module | None:
+        """The layer, None for tensors of no known one."""
+        return None if self.kind is None else Module(self.name, self.kind, self.tensors)
+
+
+class _Network(NamedTuple):
+    """One network of a checkpoint: the name of the module that holds it, and its tensors by module."""
+
+    name: Name
+    groups: tuple[_Group, ...]
+
+    @property
+    def title(self) -> str:
+        return "/".join(self.name) or "the whole file"
+
+
+class _Chain(NamedTuple):
+    """Layers in the order of their use, and a sentence for what the order rests on."""
+
+    layers: tuple[Module, ...]
+    assumed: tuple[str, ...] = ()
+
+
+def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | None:
+    """Return the policy that the checkpoint is alone, None if it holds no dense layer.
+
+    `network` names one of several networks, by its module's name. Raise UsageError for several networks, or
+    several orders of layers, of which nothing tells the right one, and UnsupportedError for other layers.
+    """
+    tree = checkpoint.tree
+    module = whole(tree)
+    if module is not None:
+        binding = _bound(module.state, checkpoint, network, module)
+        return None if binding is None else module.bound(binding)
+    plain = decorations.undecorated(tree)
+    if plain is None:
+        return _bound(tree, checkpoint, network)
+    binding = _bound(plain[0], checkpoint, network)
+    return None if binding is None else binding.moved(lambda path: plain[1].get(path, path))
+
+
+def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | None = None) -> Binding | None:
+    file = checkpoint.path
+    framework = _framework(checkpoint.format, tree)
+    found = _groups(tree, framework)
+    if not any(each.kind is not None and each.kind.name == "dense" for each in found):
+        return None
+    if len(found) > _MOST:
+        raise UsageError("the checkpoint holds more layers than a policy", file=file, found=str(len(found)))
+    network_, assumed = _chosen(_networks(tuple(found)), network, file)
+    steps = model_steps.of_whole(module, network_.name) if module is not None else None
+    if steps is None:
+        steps = model_steps.of_keras(tree, network_.name)
+    layers, action_map, notes = _parts(network_, file)
+    if steps is not None:
+        return _of_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
+    chain = _ordered(layers, file)
+    _require_sequential(chain.layers, file)
+    facts = Facts(head="affine" if action_map else "", hidden="", epsilon=_EPSILON[framework])
+    more = _gaps(chain.layers)
+    return _binding(chain.layers, facts, action_map, (*assumed, *chain.assumed, *more), notes, network_.title)
+
+
+def _framework(format_: str, tree: Tree) -> str:
+    """Return the framework of the layers' names; of arrays alone, by what they call a matrix."""
+    named = cast(Format, plugins.find("formats", format_).load()).FRAMEWORK
+    if named in _EPSILON:
+        return named
+    lasts = {name.rpartition("/")[2].removesuffix(":0") for name in tree.names.values()}
+    return "torch" if "weight" in lasts else "tensorflow"
+
+
+def _groups(tree: Tree, framework: str) -> list[_Group]:
+    """Return what stands together below each module."""
+    groups: dict[Name, dict[str, Entry]] = {}
+    for path, leaf in tree.tensors():
+        if leaf.role not in ("parameter", "buffer") or leaf.dtype in ("string", "bool"):
+            continue
+        segments = tuple(tree.names[path].removesuffix(":0").split("/"))
+        # model.export() of Keras 3 saves every variable a second time, below this name.
+        if segments[0] == "_all_variables" and framework == "tensorflow":
+            continue
+        groups.setdefault(segments[:-1], {})[segments[-1]] = Entry(path, segments, leaf)
+    found = []
+    for name, tensors in groups.items():
+        leaves = {n: e.leaf for n, e in tensors.items()}
+        kind = recognise(leaves, framework)
+        if kind is None and framework == "torch" and tensors.keys() == {"weight"}:
+            # A matrix alone may be an embedding too, which no policy of numbers has.
+            kind = next((k for k in candidates(leaves, framework) if k.name == "dense"), None)
+        found.append(_Group(name, kind, tensors))
+    return found
+
+
+def _networks(found: tuple[_Group, ...], prefix: Name = ()) -> list[_Network]:
+    """Return the networks among the modules: by the outermost modules that hold a chain each."""
+    cut = len(prefix)
+    children: dict[str, list[_Group]] = {}
+    for module in found:
+        children.setdefault(module.name[cut] if len(module.name) > cut else "", []).append(module)
+    many = {name: each for name, each in children.items() if sum(map(_is_dense, each)) > 1}
+    rest = [m for name, each in children.items() if name not in many for m in each]
+    if len(many) == 1 and not any(map(_is_dense, rest)):
+        ((name, each),) = many.items()
+        inner = _networks(tuple(each), (*prefix, name))
+        # Tensors beside the only network, such as the action's scale, belong to it.
+        return [n._replace(groups=(*n.groups, *rest)) for n in inner] if len(inner) == 1 else inner
+    if len(many) < 2 or _is_one(tuple(many)):
+        return [_Network(prefix, found)]
+    return [network for name, each in many.items() for network in _networks(tuple(each), (*prefix, name))]
+
+
+def _is_one(names: Sequence[str]) -> bool:
+    """Say whether modules of these names are parts of one network: numbered alike, or trunk and head."""
+    if any(_CRITIC.search(name) or _POLICY.search(name) or _SLOW.search(name) for name in names):
+        return False
+    return len({_NUMBERS.sub("#", name) for name in names}) == 1 or all(_TRUNK.search(n) for n in names)
+
+
+def _is_dense(module: _Group | Module) -> bool:
+    return module.kind is not None and module.kind.name == "dense"
+
+
+def _chosen(found: list[_Network], wanted: str, file: str) -> tuple[_Network, tuple[str, ...]]:
+    """Return the one network that is the policy, by the name that was asked for or by its own name."""
+    asked = [n for n in found if wanted in (n.title, *n.name[-1:])]
+    if len(asked) == 1:
+        return asked[0], ()
+    acting = [n for n in found if _acts(n)]
+    others = [n for n in found if n not in acting]
+    if len(found) == 1:
+        only = found[0]
+        if wanted in ("actor", only.title) and not _is_critic((*only.name, *_words_of(file))):
+            return only, ()
+    elif len(acting) == 1 and all(_is_critic(n.name) or _SLOW.search("_".join(n.name)) for n in others):
+        titles = ", ".join(n.title for n in others)
+        return acting[0], (f"the policy is {acting[0].title}, by its name; beside it: {titles}",)
+    names = [n.title for n in found]
+    if len(found) == 1:
+        absent = f"the checkpoint has no policy called {wanted}"
+        raise UsageError(
+            "the checkpoint is a critic alone" if wanted == "actor" else absent,
+            file=file,
+            found=names[0],
+            hint=f"--network {names[0]} takes it for the policy" if found[0].name else None,
+        )
+    raise UsageError(
+        "several networks, and nothing tells which one is the policy",
+        file=file,
+        found=some(names, 8),
+        hint=f"name it: --network {names[0]}",
+    )
+
+
+def _acts(network: _Network) -> bool:
+    words = "_".join(network.name).lower()
+    return bool(_POLICY.search(words)) and not _SLOW.search(words)
+
+
+def _is_critic(words: Sequence[str]) -> bool:
+    lower = [word.lower() for word in words]
+    return any(_CRITIC.search(word) for word in lower) and not any(_POLICY.search(word) for word in lower)
+
+
+def _words_of(file: str) -> tuple[str, ...]:
+    """Return the word `critic` where the file's name has it, as in TD3_critic.pth."""
+    stem = os.path.basename(file).lower().partition(".")[0]
+    return ("critic",) if "critic" in stem and "actor" not in stem else ()
+
+
+def _parts(network: _Network, file: str) -> tuple[tuple[Module, ...], dict[str, Entry], tuple[str, ...]]:
+    """Return the layers that make the action, the buffers of its map, and notes on what is left out.
+
+    Raise UnsupportedError for a tensor of no layer that is known here: it might change every action.
+    """
+    layers: list[Module] = []
+    action_map: dict[str, Entry] = {}
+    notes: list[str] = []
+    strange: list[str] = []
+    known = [layer for group in network.groups if (layer := group.layer) is not None]
+    dense = [layer for layer in known if _is_dense(layer)]
+    for layer in known:
+        name = "/".join(layer.name)
+        if _is_dense(layer) and len(dense) > 1 and _is_deviation(layer, dense):
+            notes.append(f"{name} is left out: the policy is deterministic")
+        elif _is_dense(layer) and len(dense) > 1 and _is_side_head(layer, dense):
+            notes.append(f"{name} is left out: a value head, by its name")
+        else:
+            layers.append(layer)
+    for group in network.groups:
+        for name, entry in group.tensors.items() if group.kind is None else ():
+            if name in _MAP:
+                action_map[name] = entry
+            elif name in LOG_STD or _DEVIATION.search(name):
+                notes.append(f"{'/'.join(entry.segments)} is left out: the policy is deterministic")
+            else:
+                strange.append("/".join(entry.segments))
+    if strange:
+        raise UnsupportedError(
+            "the policy holds tensors of no dense layer or layer norm", file=file, found=some(strange, 4)
+        )
+    return tuple(layers), action_map, tuple(notes)
+
+
+def _is_deviation(layer: Module, dense: Sequence[Module]) -> bool:
+    last = layer.name[-1] if layer.name else ""
+    if last not in LOG_STD and not _DEVIATION.search(last.lower()):
+        return False
+    sizes = [(each.width_in, each.width_out) for each in dense if each is not layer]
+    return (layer.width_in, layer.width_out) in sizes
+
+
+def _is_side_head(layer: Module, dense: Sequence[Module]) -> bool:
+    """Say whether a layer is a value head beside a policy head: both have such names."""
+    names = [each.name[-1].lower() for each in dense if each.name]
+    acting = any(_POLICY.search(name) or _MEAN.search(name) for name in names)
+    return acting and _is_critic(layer.name[-1:])
+
+
+_MEAN = re.compile(r"(^|_)(mean|mu|loc)(_|$)")
+
+
+def _ordered(layers: Sequence[Module], file: str) -> _Chain:
+    """Return the dense layers as the only chain that sizes, and then numbers in names, allow."""
+    dense = [module for module in layers if _is_dense(module)]
+    by_size = _chains(dense, {})
+    if not by_size:
+        raise UsageError(
+            "the dense layers do not form a chain",
+            file=file,
+            expected="each layer takes what another one gives",
+            found=some([_described(module) for module in dense], 8),
+        )
+    assumed: tuple[str, ...] = ()
+    if len(by_size) == 1:
+        chain = by_size[0]
+    else:
+        by_number = _chains(dense, _before(dense))
+        if len(by_number) != 1:
+            orders = [" ".join("/".join(m.name) for m in each) for each in (by_number or by_size)]
+            raise UsageError(
+                "several orders of the layers fit, and nothing tells the right one",
+                file=file,
+                found="; ".join(orders[:3]),
+                hint="a whole module (torch.save(model)), TorchScript or a .keras file records the order",
+            )
+        chain = by_number[0]
+        order = ", ".join("/".join(m.name) or "the layer" for m in chain)
+        assumed = (f"the layers are used in the order of their numbers: {order}",)
+    norms = [module for module in layers if not _is_dense(module)]
+    placed, more = _with_norms(list(chain), norms, file)
+    return _Chain(placed, (*assumed, *more))
+
+
+def _described(module: Module) -> str:
+    return f"{'/'.join(module.name)} {module.width_in} -> {module.width_out}"
+
+
+def _key(name: Name, names: frozenset[Name]) -> tuple[str, tuple[int, ...]]:
+    """Return a name with its numbers taken out, and these; Keras leaves out the first one's number."""
+    text = "/".join(name)
+    if not _NUMBERS.search(name[-1] if name else "") and any(
+        other[:-1] == name[:-1] and re.fullmatch(re.escape(name[-1]) + r"_\d+", other[-1])
+        for other in names
+        if name and other
+    ):
+        text += "_0"
+    return _NUMBERS.sub("#", text), tuple(int(n) for n in _NUMBERS.findall(text)[:9] if len(n) < 10)
+
+
+def _before(dense: Sequence[Module]) -> dict[int, frozenset[int]]:
+    """Return for each layer those of the same name with lower numbers, which come before it."""
+    names = frozenset(module.name for module in dense)
+    keys = [_key(module.name, names) for module in dense]
+    return {
+        n: frozenset(m for m, (stem, number) in enumerate(keys) if stem == mine and number < own)
+        for n, (mine, own) in enumerate(keys)
+    }
+
+
+def _chains(dense: Sequence[Module], before: Mapping[int, frozenset[int]]) -> list[tuple[Module, ...]]:
+    """Return up to two orders in which every layer takes what the one before gives."""
+    found: list[tuple[Module, ...]] = []
+    stack: list[tuple[int, ...]] = [(n,) for n in range(len(dense) - 1, -1, -1) if not before.get(n)]
+    tries = 0
+    while stack and len(found) < 2 and tries < _TRIES:
+        tries += 1
+        done = stack.pop()
+        if len(done) == len(dense):
+            found.append(tuple(dense[n] for n in done))
+            continue
+        width = dense[done[-1]].width_out
+        for n in range(len(dense) - 1, -1, -1):
+            fits = n not in done and dense[n].width_in == width
+            if fits and before.get(n, frozenset()) <= frozenset(done):
+                stack.append((*done, n))
+    return found
+
+
+def _with_norms(
+    chain: list[Module], norms: Sequence[Module], file: str
+) -> tuple[tuple[Module, ...], tuple[str, ...]]:
+    """Return the chain with each layer norm after the dense layer of its number, or of its width."""
+    placed: list[Module] = list(chain)
+    for norm in norms:
+        owners = [m for m in chain[:-1] if m.width_out == norm.width_norm]
+        exact = [m for m in owners if _follows(m, norm)]
+        owners = exact or owners
+        if len(owners) != 1 or any(m in norms for m in placed[placed.index(owners[0]) + 1 :][:1]):
+            raise UsageError(
+                "nothing tells which layer a layer norm follows",
+                file=file,
+                path="/".join(norm.name),
+                found=some([_described(m) for m in owners or chain], 4),
+            )
+        placed.insert(placed.index(owners[0]) + 1, norm)
+    titles = ", ".join("/".join(norm.name) for norm in norms)
+    return tuple(placed), (f"layer norms before the activations: {titles}",) if norms else ()
+
+
+def _follows(dense: Module, norm: Module) -> bool:
+    ours, theirs = (_NUMBERS.findall("/".join(m.name)) for m in (dense, norm))
+    if not ours or not theirs or ours[:-1] != theirs[:-1]:
+        return False
+    if all(m.name and m.name[-1].isdigit() for m in (dense, norm)):
+        return dense.name[:-1] == norm.name[:-1] and int(theirs[-1]) == int(ours[-1]) + 1
+    return bool(ours[-1] == theirs[-1])
+
+
+def _require_sequential(chain: Sequence[Module], file: str) -> None:
+    """Raise UnsupportedError where a Sequential has something between a dense layer and its norm."""
+    for one, two in pairwise(chain):
+        if _is_numbered(one) and _is_numbered(two) and not _is_dense(two) and not _follows(one, two):
+            raise UnsupportedError(
+                "a layer norm stands behind an activation",
+                file=file,
+                path="/".join(two.name),
+                found=f"{'/'.join(one.name)} before it",
+            )
+
+
+def _is_numbered(layer: Module) -> bool:
+    """Return whether the layer is called as a part of torch's Sequential is."""
+    return bool(layer.name) and layer.name[-1].isdigit() and layer.kind.framework == "torch"
+
+
+def _gaps(chain: Sequence[Module]) -> Iterator[str]:
+    """Yield a sentence where a Sequential has several modules without weights between two layers."""
+    for one, two in pairwise(chain):
+        if not (_is_numbered(one) and _is_numbered(two)):
+            continue
+        gap = int(two.name[-1]) - int(one.name[-1])
+        if one.name[:-1] == two.name[:-1] and gap > 2:
+            yield (
+                f"{gap - 1} modules without weights between {'/'.join(one.name)} and {'/'.join(two.name)}: "
+                "one activation, and nothing else that acts in evaluation"
+            )
+
+
+def _of_steps(
+    steps: Sequence[Step],
+    layers: Sequence[Module],
+    action_map: Mapping[str, Entry],
+    where: tuple[str, str],
+    said: tuple[tuple[str, ...], tuple[str, ...], str],
+) -> Binding:
+    """Return the binding of a model whose own configuration lists what it computes, step by step."""
+    framework, file = where
+    by_name = {module.name: module for module in layers}
+    listed = model_steps.read(steps, file)
+    absent = [title for title in listed.layers if title not in by_name]
+    left = [module for module in layers if module.name not in listed.layers]
+    if absent or left:
+        raise UsageError(
+            "the model's configuration lists other layers than its weights are of",
+            file=file,
+            expected=some(["/".join(name) for name in listed.layers], 6),
+            found=some(["/".join(module.name) for module in layers], 6),
+        )
+    chain = tuple(by_name[name] for name in listed.layers)
+    width: int | None = None
+    for module in chain:
+        taken = module.width_in if _is_dense(module) else module.width_norm
+        if width is not None and taken != width:
+            raise UsageError("the dense layers do not form a chain", file=file, found=_described(module))
+        width = module.width_out if _is_dense(module) else width
+    facts = Facts(
+        head=listed.head or ("affine" if action_map else ""),
+        hidden="",
+        epsilon=listed.epsilon if listed.epsilon is not None else _EPSILON[framework],
+        activations=listed.activations,
+    )
+    read = [name for name, known in (("activations", listed.activations), ("head", listed.head)) if known]
+    if listed.epsilon is not None:
+        read.append("epsilon")
+    facts = facts._replace(said=dict.fromkeys(read, listed.origin))
+    if listed.scale is not None:
+        width_ = chain[-1].width_out if _is_dense(chain[-1]) else None
+        low, high = listed.bounds(width_ or 1)
+        facts = facts.read(listed.origin, action_low=low, action_high=high)
+    assumed, notes, title = said
+    return _binding(chain, facts, action_map, assumed, (*notes, *listed.notes), title)
+
+
+def _binding(
+    chain: Sequence[Module],
+    facts: Facts,
+    action_map: Mapping[str, Entry],
+    assumed: Sequence[str],
+    notes: Sequence[str],
+    title: str,
+) -> Binding:
+    layers = tuple(PartLayer(module.name or ("layer",), module.kind.name) for module in chain)
+    policy = Part("actor", None, layers)
+    moves = [
+        Move(module.tensors[w.name].path, canonical.weight(policy, n, w.canonical), w.to_canonical)
+        for n, module in enumerate(chain)
+        for w in module.kind.weights
+        if w.name in module.tensors
+    ]
+    moves += [Move(entry.path, (attr("actor"), attr(name)), KEEP) for name, entry in action_map.items()]
+    if action_map and "head" not in facts.said:
+        assumed = (*assumed, "an action is tanh of the last layer, times action_scale, plus action_bias")
+    return Binding(
+        layout=NO_LAYOUT,
+        moves=Moves(tuple(moves), tuple(assumed), tuple(notes)),
+        parts=(policy,),
+        facts=facts,
+        evidence=f"a chain of layers: {title}",
+    )
