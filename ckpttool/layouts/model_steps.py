@@ -6,14 +6,13 @@ keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ckpttool.errors import UnsupportedError
+from ckpttool.formats.keras_tree.config import config_of
 from ckpttool.layouts.whole_module import Whole
-from ckpttool.leaf import attr
-from ckpttool.tree import Container, Tree
 
 Name = tuple[str, ...]
 
@@ -146,43 +145,91 @@ _SKIPPED = frozenset(
 )
 _LAYERS = {"ReLU": "relu", "ELU": "elu"}
 _MODELS = frozenset(("Sequential", "Functional", "Model"))
+# Where the classes of those names come from; a program's own class may have the same name.
+_KERAS_MODULES = ("keras", "tf_keras", "tensorflow.keras", "tensorflow.python.keras")
 
 
-def of_keras(tree: Tree, name: Name) -> tuple[Step, ...] | None:
-    """Return the steps of the Keras model at a module's name, None if the file holds no configuration."""
-    root = tuple(map(attr, name))
-    while True:
-        top = tree.containers.get(root)
-        if top is not None and top.kind == "module" and (top.name or "").rpartition(".")[2] in _MODELS:
-            break
-        if not root:
-            return None
-        root = root[:-1]
-    found = list(_keras_steps(tree, root))
+def of_keras(document: Mapping[str, Any]) -> tuple[Step, ...] | None:
+    """Return the steps of a Keras model's configuration, None if it lists no layers.
+
+    `document` is that of `model.save`: `class_name`, `config`. A functional model is followed from its output
+    to its input; one that is no chain has an unknown step.
+    """
+    config = config_of(dict(document))
+    if config.cls not in _MODELS or not isinstance(config.settings.get("layers"), list):
+        return None
+    found = list(_model_steps(document, ()))
     return tuple(found) if any(step.kind == "dense" for step in found) else None
 
 
-def _keras_steps(tree: Tree, root: tuple[Any, ...]) -> Iterator[Step]:
-    outputs = _state(tree.containers[root]).get("output_layers")
-    if isinstance(outputs, list) and outputs and isinstance(outputs[0], list) and len(outputs) > 1:
-        yield Step("unknown", (), f"{len(outputs)} outputs")
-    for path, container in tree.containers.items():
-        if len(path) != len(root) + 1 or path[: len(root)] != root or container.kind != "module":
-            continue
-        name = tuple(str(step.value) for step in path)
-        cls = (container.name or "").rpartition(".")[2]
-        if cls in _MODELS:
-            yield from _keras_steps(tree, path)
+def _model_steps(document: Mapping[str, Any], above: Name) -> Iterator[Step]:
+    config = config_of(dict(document))
+    layers = [each for each in config.settings.get("layers") or () if isinstance(each, dict)]
+    if config.cls != "Sequential":
+        chain = _chain(layers, config.settings.get("output_layers"))
+        if chain is None:
+            yield Step("unknown", above, "layers that are no chain")
+            return
+        layers = chain
+    for layer in layers:
+        inner = config_of(layer)
+        name = (*above, str(inner.name or layer.get("name") or "?"))
+        if _is_foreign(layer):
+            yield Step("unknown", name, f"{inner.cls}, a class of another package")
+        elif inner.cls in _MODELS:
+            yield from _model_steps(layer, name)
         else:
-            yield from _keras_layer(cls, name, _state(container))
+            yield from _keras_layer(str(inner.cls), name, inner.facts())
 
 
-def _state(container: Container) -> dict[str, Any]:
-    return container.state if isinstance(container.state, dict) else {}
+def _is_foreign(layer: Mapping[str, Any]) -> bool:
+    """Return whether the layer's class is the program's own, whatever it is called."""
+    module, registered = layer.get("module"), layer.get("registered_name")
+    own = isinstance(module, str) and not module.startswith(_KERAS_MODULES)
+    return own or ">" in str(layer.get("class_name")) or (isinstance(registered, str) and ">" in registered)
+
+
+def _chain(layers: Sequence[dict[str, Any]], outputs: Any) -> list[dict[str, Any]] | None:
+    """Return a functional model's layers from input to output, None unless each has one input and one use."""
+    by_name = {str(layer.get("name") or config_of(layer).name): layer for layer in layers}
+    ends = outputs if isinstance(outputs, list) else []
+    ends = [ends] if ends and isinstance(ends[0], str) else ends
+    if len(by_name) != len(layers) or len(ends) != 1 or not isinstance(ends[0], list):
+        return None
+    found: list[dict[str, Any]] = []
+    name = str(ends[0][0])
+    while name in by_name and len(found) < len(layers):
+        layer = by_name[name]
+        found.append(layer)
+        nodes = layer.get("inbound_nodes")
+        if not nodes:
+            return found[::-1] if len(found) == len(layers) else None
+        sources = _sources(nodes) if isinstance(nodes, list) and len(nodes) == 1 else []
+        if len(sources) != 1:
+            return None
+        name = sources[0]
+    return None
+
+
+def _sources(node: Any) -> list[str]:
+    """Return the layers whose outputs a node takes, in the spelling of Keras 3 or of Keras 2."""
+    if isinstance(node, dict):
+        history = node.get("keras_history")
+        if isinstance(history, list) and history:
+            return [str(history[0])]
+        return [name for value in node.values() for name in _sources(value)]
+    if isinstance(node, list):
+        if len(node) in (3, 4) and isinstance(node[0], str) and isinstance(node[1], int):
+            return [node[0], *_sources(node[3:])]
+        return [name for value in node for name in _sources(value)]
+    return []
 
 
 def _keras_layer(cls: str, name: Name, state: dict[str, Any]) -> Iterator[Step]:
     if cls in _SKIPPED:
+        return
+    if state.get("quantization_config") is not None:
+        yield Step("unknown", name, f"a quantised {cls}")
         return
     if cls == "Dense":
         yield Step("dense", name)
@@ -234,6 +281,14 @@ def of_whole(module: Whole, name: Name) -> tuple[Step, ...] | None:
     if title:
         found.append(Step("code", (outer.rpartition(".")[2] or "module",), "forward"))
     return tuple(found)
+
+
+def is_hooked(module: Whole) -> bool:
+    """Return whether a function was hooked into a forward: it may change what goes in or comes out."""
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    return any(step.value in names for path in module.tree for step in path[:-1]) or any(
+        step.value in names for path in module.tree.containers for step in path[:-1]
+    )
 
 
 def _torch_steps(module: Whole, title: str) -> Iterator[Step]:

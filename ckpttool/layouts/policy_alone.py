@@ -16,15 +16,16 @@ from typing import NamedTuple, cast
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UnsupportedError, UsageError, some
+from ckpttool.formats import keras_tree
 from ckpttool.formats.probe import Format
-from ckpttool.layouts import canonical, model_steps
+from ckpttool.layouts import canonical, model_steps, script_steps
 from ckpttool.layouts.canonical import LOG_STD, NO_LAYOUT, Binding, Facts, Part, PartLayer
 from ckpttool.layouts.model_steps import Step
 from ckpttool.layouts.modules import Entry, Module
 from ckpttool.layouts.whole_module import Whole, whole
-from ckpttool.leaf import attr
+from ckpttool.leaf import Leaf, attr
 from ckpttool.mapping import decorations
-from ckpttool.mapping.kinds import Kind, candidates, recognise
+from ckpttool.mapping.kinds import SPELLING, Kind, candidates, recognise
 from ckpttool.mapping.report import Move, Moves
 from ckpttool.mapping.rules import KEEP
 from ckpttool.tree import Tree
@@ -82,8 +83,13 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
     several orders of layers, of which nothing tells the right one, and UnsupportedError for other layers.
     """
     tree = checkpoint.tree
+    followed = script_steps.of_script(checkpoint)
+    if followed is not None:
+        return _of_script(followed, tree, checkpoint.path)
     module = whole(tree)
     if module is not None:
+        if model_steps.is_hooked(module):
+            raise UnsupportedError("a hook changes what the module gives", file=checkpoint.path)
         binding = _bound(module.state, checkpoint, network, module)
         return None if binding is None else module.bound(binding)
     plain = decorations.undecorated(tree)
@@ -103,8 +109,9 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
         raise UsageError("the checkpoint holds more layers than a policy", file=file, found=str(len(found)))
     network_, assumed = _chosen(_networks(tuple(found)), network, file)
     steps = model_steps.of_whole(module, network_.name) if module is not None else None
-    if steps is None:
-        steps = model_steps.of_keras(tree, network_.name)
+    document = keras_tree.config_document(checkpoint.format, checkpoint.path)
+    if document is not None:
+        steps = model_steps.of_keras(document)
     layers, action_map, notes = _parts(network_, file)
     if steps is not None:
         return _of_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
@@ -417,11 +424,12 @@ def _of_steps(
     action_map: Mapping[str, Entry],
     where: tuple[str, str],
     said: tuple[tuple[str, ...], tuple[str, ...], str],
+    origin: str = "the model's configuration",
 ) -> Binding:
     """Return the binding of a model whose own configuration lists what it computes, step by step."""
     framework, file = where
     by_name = {module.name: module for module in layers}
-    listed = model_steps.read(steps, file)
+    listed = model_steps.read(steps, file, origin)
     absent = [title for title in listed.layers if title not in by_name]
     left = [module for module in layers if module.name not in listed.layers]
     if absent or left:
@@ -454,6 +462,31 @@ def _of_steps(
         facts = facts.read(listed.origin, action_low=low, action_high=high)
     assumed, notes, title = said
     return _binding(chain, facts, action_map, assumed, (*notes, *listed.notes), title)
+
+
+def _of_script(steps: Sequence[Step], tree: Tree, file: str) -> Binding:
+    """Return the binding of a TorchScript archive whose code was followed to its layers' tensors."""
+    listed: list[Step] = []
+    layers: list[Module] = []
+    for number, step in enumerate(steps):
+        weights = step.value
+        if not isinstance(weights, script_steps.Weights):
+            listed.append(step)
+            continue
+        group = {n: p for n, p in (("weight", weights.weight), ("bias", weights.bias)) if p is not None}
+        tensors = {
+            name: Entry(path, tuple(tree.names[path].split("/")), cast(Leaf, tree[path]))
+            for name, path in group.items()
+        }
+        kind = SPELLING["torch", step.kind]
+        if not kind.fits({name: entry.leaf for name, entry in tensors.items()}):
+            raise UnsupportedError("a layer's tensors have other shapes than its kind", file=file)
+        name = tensors["weight"].segments[:-1]
+        if not name or name == ("CONSTANTS",) or any(name == layer.name for layer in layers):
+            name = (f"l{number}",)
+        layers.append(Module(name, kind, tensors))
+        listed.append(Step(step.kind, name, weights.epsilon))
+    return _of_steps(listed, layers, {}, ("torch", file), ((), (), "forward"), "the TorchScript code")
 
 
 def _binding(

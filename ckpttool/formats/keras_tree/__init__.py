@@ -12,11 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttool.errors import CkpttoolError, FormatError
+from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Index
 from ckpttool.formats.keras_tree import asking, counted, legacy, modules, optimizers, pairs
 from ckpttool.formats.keras_tree.config import NOTHING, Config, config_of, lambdas, parse
 from ckpttool.leaf import Leaf, Path, attr
+from ckpttool.source import File
 from ckpttool.tree import Alias, Container, Tree
+from ckpttool.wire import zip as zip_archive
 from ckpttool.wire.asked import Asked
 
 OPTIMIZER: Path = (attr("optimizer"),)
@@ -176,3 +179,20 @@ def named(file: str, make: Callable[[], Model]) -> Model:
         return make()
     except CkpttoolError as error:
         raise error.located(file=file) from error.__cause__
+
+
+def config_document(format_: str, location: str) -> dict[str, Any] | None:
+    """Return the configuration that a .keras archive or a legacy .h5 model holds, None without one.
+
+    Unlike the tree it lists layers without weights, and how a functional model joins its layers.
+    """
+    if format_ == "keras_zip":
+        archive = zip_archive.read(File.stamp(location))
+        if "config.json" not in archive.members:
+            return None
+        text: object = bytes(archive.source("config.json").read())
+    elif format_ == "keras_h5" and not location.endswith(".json"):
+        text = hdf5.index(hdf5.whole(File.stamp(location))).groups[""].attributes.get("model_config")
+    else:
+        return None
+    return parse(text, "the configuration")[0] or None if isinstance(text, str | bytes) else None

@@ -25,6 +25,8 @@ _NAMES = re.compile(r"  __(parameters|buffers)__ = \[(.*)\]")
 _QUOTED = re.compile(r'"([^"\\]*)"')
 # More of a class than its first lines is not needed, and no real file comes near this.
 _FILE, _ALL = 4 << 20, 64 << 20
+# Code whose steps are followed (layouts/script_steps.py).
+_FOLLOWED = 1 << 20
 _CONSTANTS = attr("CONSTANTS")
 
 
@@ -124,3 +126,20 @@ def _native(path: Path) -> str:
 def asks(members: Collection[str], top: str) -> tuple[Asked, ...]:
     """Return the files of code, which torch.jit.load compiles; it runs their `__setstate__`."""
     return tuple(Asked(name.removeprefix(f"{top}/"), CODE, by="torchscript") for name in _code(members, top))
+
+
+def texts(members: Collection[str], top: str, source: Callable[[str], Storage]) -> dict[str, str]:
+    """Return the archive's code by its module's name (`__torch__.torch.nn.functional`), unparsed.
+
+    Code of a large file is left out: no policy's is.
+    """
+    found: dict[str, str] = {}
+    left = _FOLLOWED
+    for name in _code(members, top):
+        held = source(name) if name.endswith(".py") else None
+        if held is None or held.length > left:
+            continue
+        left -= held.length
+        module = name.removeprefix(f"{top}/code/").removesuffix(".py").replace("/", ".")
+        found[module] = bytes(held.read()).decode("utf-8", "replace")
+    return found

@@ -1,0 +1,407 @@
+"""Follows TorchScript's code as text to the steps that a policy computes; nothing of it is compiled or run.
+
+An archive's `code/` is a small language of assignments and calls that looks like Python
+(torch/csrc/jit/serialization/python_print.cpp). A forward that is one chain of known operations is followed;
+anything else is left to the names of the layers.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CkpttoolError
+from ckpttool.formats.torch_pickle import names, script
+from ckpttool.layouts.model_steps import Step
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr
+from ckpttool.source import File
+from ckpttool.tree import Tree
+from ckpttool.wire import zip as archives
+
+_CALLS, _DEEP, _ELEMENTS = 5_000, 40, 4096
+_TOP = "__torch__"
+# What Python's parser raises for text that is no code, or nests too deep.
+_HOSTILE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+
+
+class _UnknownError(Exception):
+    """The code does something that is not followed."""
+
+
+class _Module(NamedTuple):
+    """An object of the archive: a module, by its path."""
+
+    path: Path
+
+
+class _Tensor(NamedTuple):
+    """A parameter, a buffer or a constant, by its path."""
+
+    path: Path
+
+
+class _Function(NamedTuple):
+    """A function of the archive's code, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """What the input has become: the steps up to here."""
+
+    steps: tuple[Step, ...] = ()
+
+    def then(self, kind: str, value: Any = None) -> _Flow:
+        return _Flow((*self.steps, Step(kind, (f"step {len(self.steps)}",), value)))
+
+
+class Weights(NamedTuple):
+    """The tensors of a layer that the code applies; `bias` may be absent."""
+
+    weight: Path
+    bias: Path | None
+    epsilon: float | None = None
+
+
+def of_script(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
+    """Return the steps of a TorchScript archive's forward, None if it is none or cannot be followed."""
+    root = checkpoint.tree.containers.get(())
+    if root is None or not (root.name or "").startswith(f"{_TOP}.") or len(checkpoint.files) != 1:
+        return None
+    try:
+        archive = archives.read(File.stamp(checkpoint.files[0].path))
+        top = names.top(archive.members, archive.file.path)
+        if not script.is_script(archive.members, top):
+            return None
+        texts = script.texts(archive.members, top, archive.source)
+        return _Reader(checkpoint.tree, texts).forward()
+    except (
+        _UnknownError,
+        CkpttoolError,
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+    ):
+        return None
+
+
+@dataclass
+class _Reader:
+    """Evaluates the code on one unknown input."""
+
+    tree: Tree
+    texts: Mapping[str, str]
+    calls: int = 0
+    depth: int = 0
+    parsed: dict[str, ast.Module] = field(default_factory=dict)
+    overwritten: list[_Flow] = field(default_factory=list)
+
+    def forward(self) -> tuple[Step, ...]:
+        found = self._method((), "forward", [_Flow()])
+        if not isinstance(found, _Flow):
+            raise _UnknownError
+        return found.steps
+
+    def _method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
+        container = self.tree.containers.get(module)
+        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
+        for node in self._module(where).body:
+            if isinstance(node, ast.ClassDef) and node.name == cls:
+                for part in node.body:
+                    if isinstance(part, ast.FunctionDef) and part.name == name:
+                        return self._run(part, [_Module(module), *given])
+        raise _UnknownError
+
+    def _function(self, name: str, given: Sequence[Any]) -> Any:
+        where, _, last = name.rpartition(".")
+        for node in self._module(where).body:
+            if isinstance(node, ast.FunctionDef) and node.name == last:
+                return self._run(node, given)
+        raise _UnknownError
+
+    def _module(self, name: str) -> ast.Module:
+        if name not in self.parsed:
+            text = self.texts.get(name)
+            if text is None:
+                raise _UnknownError
+            self.parsed[name] = ast.parse(text)
+        return self.parsed[name]
+
+    def _run(self, function: ast.FunctionDef, given: Sequence[Any]) -> Any:
+        self.calls += 1
+        if self.calls > _CALLS or self.depth > _DEEP:
+            raise _UnknownError
+        named = [each.arg for each in function.args.args]
+        known = [self._value(each, {}) for each in function.args.defaults]
+        if len(given) < len(named):
+            given = [*given, *known[len(known) - (len(named) - len(given)) :]]
+        if len(given) != len(named):
+            raise _UnknownError
+        self.depth += 1
+        done, value = self._block(function.body, dict(zip(named, given, strict=True)))
+        self.depth -= 1
+        if not done:
+            raise _UnknownError
+        return value
+
+    def _block(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> tuple[bool, Any]:
+        """Return whether a return was met, and its value."""
+        for node in body:
+            if isinstance(node, ast.Return) and node.value is not None:
+                return True, self._value(node.value, scope)
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                target = node.targets[0]
+                if not isinstance(target, ast.Name):
+                    raise _UnknownError
+                scope[target.id] = self._value(node.value, scope)
+            elif isinstance(node, ast.If):
+                test = self._value(node.test, scope)
+                if not isinstance(test, bool):
+                    raise _UnknownError
+                done, value = self._block(node.body if test else node.orelse, scope)
+                if done:
+                    return True, value
+            elif not isinstance(node, ast.Pass):
+                raise _UnknownError
+        return False, None
+
+    def _value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            if node.id in scope and not any(scope[node.id] is each for each in self.overwritten):
+                return scope[node.id]
+            raise _UnknownError
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            value = self._value(node.operand, scope)
+            if _is_number(value):
+                return -value
+            raise _UnknownError
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self._value(each, scope) for each in node.elts]
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node, scope)
+        if isinstance(node, ast.Call) and not node.keywords:
+            return self._call(node, scope)
+        raise _UnknownError
+
+    def _attribute(self, node: ast.Attribute, scope: Mapping[str, Any]) -> Any:
+        if isinstance(node.value, ast.Name) and node.value.id == "CONSTANTS":
+            return self._of((attr("CONSTANTS"),), node.attr)
+        if (name := _dotted(node)) is not None and name.startswith(f"{_TOP}."):
+            return _Function(name)
+        owner = self._value(node.value, scope)
+        if isinstance(owner, _Module):
+            return self._of(owner.path, node.attr)
+        raise _UnknownError
+
+    def _of(self, module: Path, name: str) -> Any:
+        """Return an attribute of a module; `training` is that of evaluation."""
+        if name == "training":
+            return False
+        path = (*module, attr(name))
+        leaf = self.tree.get(path)
+        if isinstance(leaf, Leaf):
+            return _Tensor(path)
+        if isinstance(leaf, ValueLeaf):
+            return leaf.value
+        for first, others in self.tree.aliases.items():
+            if any(alias.path == path for alias in others):
+                return _Tensor(first)
+        if path in self.tree.containers:
+            return _Module(path)
+        return self._final(module, name)
+
+    def _final(self, module: Path, name: str) -> Any:
+        """Return a constant of a module's class: `eps : Final[float] = 1e-05`."""
+        container = self.tree.containers.get(module)
+        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
+        for node in self._module(where).body:
+            for part in node.body if isinstance(node, ast.ClassDef) and node.name == cls else ():
+                if not isinstance(part, ast.AnnAssign) or not isinstance(part.target, ast.Name):
+                    continue
+                if part.value is not None and part.target.id == name:
+                    return self._value(part.value, {})
+        raise _UnknownError
+
+    def _call(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
+        called = _dotted(node.func)
+        if called == "annotate" and len(node.args) == 2:
+            return self._value(node.args[1], scope)
+        if called is None or called.partition(".")[0] in scope:
+            function = scope.get(called or "")
+            if isinstance(function, _Function):
+                return self._function(function.name, [self._value(a, scope) for a in node.args])
+            if not isinstance(node.func, ast.Attribute):
+                raise _UnknownError
+            owner = self._value(node.func.value, scope)
+            if not isinstance(owner, _Module):
+                raise _UnknownError
+            return self._method(owner.path, node.func.attr, [self._value(a, scope) for a in node.args])
+        return self._applied(called, [self._value(each, scope) for each in node.args])
+
+    def _applied(self, called: str, given: list[Any]) -> Any:
+        """Return what a function or an operation gives."""
+        if called == "getattr" and len(given) == 2 and isinstance(given[0], _Module):
+            return self._of(given[0].path, str(given[1]))
+        if called == "unchecked_cast" and len(given) == 2:
+            return given[1]
+        if called.startswith(f"{_TOP}."):
+            return self._function(called, given)
+        operation = _OPERATIONS.get(called.removesuffix("_"))
+        if operation is None:
+            raise _UnknownError
+        if called.endswith("_"):
+            # It overwrites its input, under whichever names that has.
+            self.overwritten += [each for each in given if isinstance(each, _Flow)]
+        self.calls += 1
+        if self.calls > _CALLS:
+            raise _UnknownError
+        return operation(self, given)
+
+    def numbers(self, value: Any) -> list[float]:
+        """Return a number, or a small tensor's numbers."""
+        if _is_number(value):
+            return [float(value)]
+        leaf = self.tree.get(value.path) if isinstance(value, _Tensor) else None
+        if not isinstance(leaf, Leaf) or math.prod(leaf.shape) > _ELEMENTS or len(leaf.shape) > 2:
+            raise _UnknownError
+        if len(leaf.shape) == 2 and leaf.shape[0] != 1:
+            raise _UnknownError
+        return [float(number) for number in leaf.array().astype("float64").reshape(-1)]
+
+
+def _dotted(node: ast.expr) -> str | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _flow(value: Any) -> _Flow:
+    if not isinstance(value, _Flow):
+        raise _UnknownError
+    return value
+
+
+def _linear(_: _Reader, given: Sequence[Any]) -> _Flow:
+    flow, weight, bias = given
+    if not isinstance(weight, _Tensor) or not (bias is None or isinstance(bias, _Tensor)):
+        raise _UnknownError
+    return _flow(flow).then("dense", Weights(weight.path, None if bias is None else bias.path))
+
+
+def _layer_norm(_: _Reader, given: Sequence[Any]) -> _Flow:
+    flow, shape, weight, bias, epsilon = given[:5]
+    ready = isinstance(weight, _Tensor) and isinstance(bias, _Tensor) and _is_number(epsilon)
+    if not ready or not isinstance(shape, list) or len(shape) != 1:
+        raise _UnknownError
+    return _flow(flow).then("layer_norm", Weights(weight.path, bias.path, float(epsilon)))
+
+
+def _activation(name: str, *allowed: object) -> Callable[[_Reader, Sequence[Any]], _Flow]:
+    """Return the reading of an activation whose further arguments must be these, as far as they are given."""
+
+    def read(_: _Reader, given: Sequence[Any]) -> _Flow:
+        flow, *rest = given
+        if len(rest) > len(allowed) or any(a != b for a, b in zip(rest, allowed, strict=False)):
+            raise _UnknownError
+        return _flow(flow).then("activation", name)
+
+    return read
+
+
+def _same(_: _Reader, given: Sequence[Any]) -> _Flow:
+    return _flow(given[0])
+
+
+def _affine(flow: _Flow, scale: list[float], offset: list[float]) -> _Flow:
+    """Return `flow * scale + offset`, one step with an affine map before it."""
+    steps = flow.steps
+    if steps and steps[-1].kind == "affine":
+        before, shift = steps[-1].value
+        size = max(map(len, (before, shift, scale, offset)))
+        before, shift, scale, offset = (_wide(v, size) for v in (before, shift, scale, offset))
+        offset = [s * b + o for s, b, o in zip(scale, shift, offset, strict=True)]
+        scale = [s * b for s, b in zip(scale, before, strict=True)]
+        flow = _Flow(steps[:-1])
+    return flow.then("affine", (scale, offset))
+
+
+def _wide(values: Sequence[float], size: int) -> list[float]:
+    if len(values) not in (1, size):
+        raise _UnknownError
+    return [*values] * (size if len(values) == 1 else 1)
+
+
+def _scaled(sign: int) -> Callable[[_Reader, Sequence[Any]], _Flow]:
+    def read(reader: _Reader, given: Sequence[Any]) -> _Flow:
+        one, two = given[:2]
+        if len(given) != 2:
+            raise _UnknownError
+        if isinstance(two, _Flow) and sign > 0:
+            one, two = two, one
+        numbers = reader.numbers(two)
+        if sign < 0:
+            if 0.0 in numbers:
+                raise _UnknownError
+            numbers = [1 / number for number in numbers]
+        return _affine(_flow(one), numbers, [0.0])
+
+    return read
+
+
+def _shifted(sign: int) -> Callable[[_Reader, Sequence[Any]], _Flow]:
+    def read(reader: _Reader, given: Sequence[Any]) -> _Flow:
+        one, two, *alpha = given
+        if alpha not in ([], [1]):
+            raise _UnknownError
+        if isinstance(two, _Flow) and sign > 0:
+            one, two = two, one
+        return _affine(_flow(one), [1.0], [sign * number for number in reader.numbers(two)])
+
+    return read
+
+
+def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[_Reader, Sequence[Any]], bool]:
+    """Return the reading of a comparison of two numbers, such as the check of a probability."""
+
+    def read(_: _Reader, given: Sequence[Any]) -> bool:
+        if len(given) != 2 or not all(map(_is_number, given)):
+            raise _UnknownError
+        return compare(*given)
+
+    return read
+
+
+_OPERATIONS: dict[str, Callable[[_Reader, Sequence[Any]], Any]] = {
+    "torch.linear": _linear,
+    "torch.layer_norm": _layer_norm,
+    **{f"torch.{name}": _activation(name) for name in ("relu", "tanh", "sigmoid", "silu")},
+    "torch.elu": _activation("elu", 1, 1, 1),
+    "torch.leaky_relu": _activation("leaky_relu", 0.01),
+    "torch.softplus": _activation("softplus", 1, 20),
+    "torch.gelu": _activation("gelu", "none"),
+    "torch.mul": _scaled(1),
+    "torch.div": _scaled(-1),
+    "torch.add": _shifted(1),
+    "torch.sub": _shifted(-1),
+    **{f"torch.{name}": _compared(getattr(operator, name)) for name in ("lt", "gt", "le", "ge", "eq", "ne")},
+    # What acts in training alone, and what changes nothing.
+    "torch.dropout": _same,
+    "torch.detach": _same,
+    "torch.contiguous": _same,
+}

@@ -1,0 +1,557 @@
+"""A policy that no layout names: each form plays as its own framework computes it, and nothing is guessed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shlex
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ckpttool
+from ckpttool.agents.backends import numpy as reference
+from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
+from ckpttool.ops.evaluate import enter, evaluate, place_of
+from ckpttool.ops.evaluation import Protocol
+from ckpttool.ops.export import export
+from ckpttool.ops.parity import run
+from ckpttool.ops.restore import restore
+from tests import tensorflow_child
+from tests.conftest import in_process
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+TASK = "Pendulum-v1"
+GIVEN = AgentFacts(activations="relu", head="tanh")
+
+
+def observations(n: int = 64) -> np.ndarray:
+    return np.random.default_rng(1).normal(0, 3, (n, 3)).astype(np.float32)
+
+
+class Actor(nn.Module):
+    """A hand-written actor: what its forward computes is in no state_dict."""
+
+    def __init__(self, hidden: int = 16) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(3, hidden)
+        self.fc2 = nn.Linear(hidden, hidden)
+        self.fc3 = nn.Linear(hidden, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.relu(self.fc1(x))
+        x = torch.relu(self.fc2(x))
+        return 2.0 * torch.tanh(self.fc3(x))
+
+
+class Scaled(nn.Module):
+    """An actor with CleanRL's buffers, and a head that a deterministic policy leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(3, 16), nn.Linear(16, 16)
+        self.fc_mean, self.fc_logstd = nn.Linear(16, 1), nn.Linear(16, 1)
+        self.register_buffer("action_scale", torch.tensor([1.5]))
+        self.register_buffer("action_bias", torch.tensor([0.25]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.fc2(torch.tanh(self.fc1(x))))
+        scale, bias = self.get_buffer("action_scale"), self.get_buffer("action_bias")
+        return torch.tanh(self.fc_mean(x)) * scale + bias
+
+
+def sequential(*, norm: bool = False) -> nn.Sequential:
+    parts = [nn.Linear(3, 16), *([nn.LayerNorm(16, eps=1e-3)] if norm else []), nn.ELU(), nn.Linear(16, 16)]
+    return nn.Sequential(*parts, nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 1), nn.Tanh())
+
+
+def played(
+    path: Path, facts: AgentFacts = NO_FACTS, network: str = "actor"
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the actions for fixed observations, and what was assumed."""
+    how = Protocol(network=network)
+    agent = restore(str(path), facts=facts, network=network)
+    place = place_of(agent, TASK, how)
+    with place.make(1) as vector:
+        entrant = enter(agent, place, how, vector.spec)
+    return run(reference.build(entrant.network), observations()), entrant.assumed
+
+
+def wanted(model: nn.Module) -> np.ndarray:
+    with torch.no_grad():
+        return model.eval()(torch.from_numpy(observations())).numpy()
+
+
+def close(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def saved(path: Path, value: Any) -> Path:
+    torch.save(value, path)
+    return path
+
+
+# --- State dicts: order by names and sizes, the rest given -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda sd: sd,
+        lambda sd: {"model": sd, "epoch": 3},
+        lambda sd: {"model_state_dict": sd, "loss": 0.1, "args": {"lr": 1e-3}},
+        lambda sd: OrderedDict((f"module.{name}", value) for name, value in sd.items()),
+        lambda sd: OrderedDict((f"_orig_mod.{name}", value) for name, value in sd.items()),
+        lambda sd: OrderedDict(reversed(sd.items())),
+        lambda sd: {"net": {"policy": sd}},
+    ],
+)
+def test_a_state_dict_plays_as_torch_does(wrap: Any, tmp_path: Path) -> None:
+    model = Actor()
+    path = saved(tmp_path / "policy.pth", wrap(model.state_dict()))
+    close(played(path, GIVEN)[0], wanted(model))
+
+
+def test_a_whole_checkpoint_with_its_optimizer_plays(tmp_path: Path) -> None:
+    model = Actor()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.from_numpy(observations())).sum().backward()
+    optimizer.step()
+    states = {"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict()}
+    close(played(saved(tmp_path / "c.pt", {"epoch": 1, **states}), GIVEN)[0], wanted(model))
+
+
+def test_arrays_and_safetensors_play_too(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    model = Actor()
+    np.savez(tmp_path / "a.npz", **{name: value.numpy() for name, value in model.state_dict().items()})
+    save_file(model.state_dict(), tmp_path / "a.safetensors")
+    for name in ("a.npz", "a.safetensors"):
+        close(played(tmp_path / name, GIVEN)[0], wanted(model))
+
+
+def test_buffers_of_the_action_are_its_map(tmp_path: Path) -> None:
+    model = Scaled()
+    path = saved(tmp_path / "a.pth", {"model": model.state_dict(), "step": 7})
+    with pytest.raises(UsageError) as error:
+        played(path)
+    assert "--activation" in str(error.value)
+    assert "--head" not in str(error.value.hint)
+    close(played(path, AgentFacts(activations="tanh"))[0], wanted(model))
+
+
+def test_an_activation_for_each_layer(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 1))
+    path = saved(tmp_path / "a.pth", model.state_dict())
+    close(played(path, AgentFacts(activations="relu,tanh", head="linear"))[0], wanted(model))
+    with pytest.raises(UsageError) as error:
+        played(path, AgentFacts(activations=["relu", "tanh", "relu"], head="linear"))
+    assert (error.value.expected, error.value.found) == ("1 or 2", "3")
+
+
+def test_squares_go_by_their_numbers_and_that_is_said(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(12)))
+    shuffled = OrderedDict(sorted(model.state_dict().items(), key=lambda item: hash(item[0])))
+    last = {"12.weight": torch.ones(1, 3), "12.bias": torch.ones(1)}
+    path = saved(tmp_path / "b.pth", OrderedDict({**shuffled, **last}))
+    found, assumed = played(path, AgentFacts(activations="linear", head="linear"))
+    whole = nn.Sequential(*model, nn.Linear(3, 1))
+    whole[-1].load_state_dict({"weight": torch.ones(1, 3), "bias": torch.ones(1)})
+    close(found, wanted(whole))
+    assert any("10, 11, 12" in line for line in assumed)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"a": (8, 3), "b": (8, 8), "c": (8, 8), "d": (1, 8)},  # two squares without numbers
+        {"fc1": (8, 3), "fc3": (1, 9)},  # no chain
+        {"left.0": (8, 3), "left.2": (1, 8), "right.0": (8, 3), "right.2": (1, 8)},  # two policies
+        {"q1.0": (8, 4), "q1.2": (1, 8), "q2.0": (8, 4), "q2.2": (1, 8)},  # critics
+    ],
+)
+def test_what_is_ambiguous_is_refused_with_what_was_found(tensors: dict[str, Any], tmp_path: Path) -> None:
+    named = {f"{name}.weight": torch.ones(shape) for name, shape in tensors.items()}
+    biases = {f"{name}.bias": torch.ones(shape[0]) for name, shape in tensors.items()}
+    with pytest.raises(UsageError) as error:
+        played(saved(tmp_path / "a.pth", {**named, **biases}), GIVEN)
+    assert error.value.found
+
+
+def test_of_several_networks_the_named_one_plays(tmp_path: Path) -> None:
+    one, two = Actor(), Actor()
+    path = saved(tmp_path / "a.pth", {"left": one.state_dict(), "right": two.state_dict()})
+    close(played(path, GIVEN, network="right")[0], wanted(two))
+
+
+def test_a_critic_beside_is_left_out_by_its_name_and_that_is_said(tmp_path: Path) -> None:
+    model, critic = Actor(), nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    path = saved(
+        tmp_path / "a.pth", {"pi_net": {"x": 1}, "policy": model.state_dict(), "value": critic.state_dict()}
+    )
+    found, assumed = played(path, GIVEN)
+    close(found, wanted(model))
+    assert any("policy" in line and "value" in line for line in assumed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("conv.weight", torch.ones(4, 3, 3, 3)),
+        ("scale", torch.ones(1)),
+        ("obs_mean", torch.ones(3)),
+        ("bn.running_mean", torch.ones(16)),
+    ],
+)
+def test_a_tensor_that_nothing_explains_is_never_left_out(name: str, value: Any, tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", OrderedDict({**Actor().state_dict(), name: value}))
+    with pytest.raises(UnsupportedError) as error:
+        played(path, GIVEN)
+    assert name.replace(".", "/") in str(error.value.found)
+
+
+def test_a_layer_norm_behind_an_activation_is_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 1))
+    with pytest.raises(UnsupportedError):
+        played(saved(tmp_path / "a.pth", model.state_dict()), GIVEN)
+    with pytest.raises(UnsupportedError):
+        played(saved(tmp_path / "b.pt", model), GIVEN)
+
+
+# --- Models that hold their activations -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_sequential_pickled_whole_needs_the_scale_alone(norm: bool, tmp_path: Path) -> None:
+    model = sequential(norm=norm)
+    path = saved(tmp_path / "a.pt", model)
+    with pytest.raises(UsageError) as error:
+        played(path)
+    assert "--head" in str(error.value.hint)
+    assert "--activation" not in str(error.value.hint)
+    close(played(path, AgentFacts(head="unit_tanh"))[0], wanted(model))
+    close(played(path, AgentFacts(head="affine"))[0], 2 * wanted(model))
+
+
+def test_a_sequential_that_ends_in_a_layer_is_the_action(tmp_path: Path) -> None:
+    model = nn.Sequential(
+        nn.Linear(3, 8), nn.Sequential(nn.SiLU(), nn.Linear(8, 5), nn.Softplus()), nn.Linear(5, 1)
+    )
+    found, assumed = played(saved(tmp_path / "a.pt", model))
+    close(found, wanted(model))
+    assert assumed
+
+
+@pytest.mark.parametrize("change", ["hook", "slope", "unknown", "prelu"])
+def test_a_whole_module_that_computes_more_is_not_played_as_less(change: str, tmp_path: Path) -> None:
+    act = {"slope": nn.LeakyReLU(0.3), "unknown": nn.Hardswish(), "prelu": nn.PReLU()}.get(change, nn.ReLU())
+    model = nn.Sequential(nn.Linear(3, 8), act, nn.Linear(8, 1))
+    if change == "hook":
+        model.register_forward_hook(twice)
+    with pytest.raises(CkpttoolError):
+        played(saved(tmp_path / "a.pt", model))
+
+
+def twice(module: Any, given: Any, output: Any) -> Any:
+    return 2 * output
+
+
+class Summed(nn.Module):
+    """Not a chain: the code cannot be followed, and the file holds no other order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.a(x))
+        return self.c(x + torch.relu(self.b(x)))
+
+
+class Plain(nn.Module):
+    """Layers used in another order than their numbers, one activation in place, constants of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l3, self.l1, self.l2 = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.norm, self.drop, self.act = nn.LayerNorm(8, eps=1e-2), nn.Dropout(0.9), nn.ELU(inplace=True)
+        self.register_buffer("scale", torch.tensor([1.5]))
+        self.limit = 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.act(self.norm(self.l3(x))))
+        x = nn.functional.leaky_relu(self.l1(x))
+        return torch.tanh(self.l2(x)) * self.scale / 2 + self.limit
+
+
+@pytest.mark.parametrize("model", [Actor(), Plain(), nn.Sequential(Actor(), nn.Identity())])
+@pytest.mark.parametrize("how", ["script", "trace", "freeze"])
+def test_torchscript_is_followed_to_its_activations_and_scale(
+    model: nn.Module, how: str, tmp_path: Path
+) -> None:
+    model.eval()
+    made = torch.jit.trace(model, torch.zeros(1, 3)) if how == "trace" else torch.jit.script(model)
+    if how == "freeze":
+        made = torch.jit.freeze(made)
+    made.save(str(tmp_path / "a.pt"))
+    close(played(tmp_path / "a.pt")[0], wanted(model))
+
+
+def test_torchscript_that_is_no_chain_is_not_played_as_one(tmp_path: Path) -> None:
+    torch.jit.script(Summed().eval()).save(str(tmp_path / "a.pt"))
+    with pytest.raises(UsageError) as error:
+        played(tmp_path / "a.pt")
+    assert "--activation" in str(error.value.hint)
+
+
+# --- Facts ------------------------------------------------------------------------------------------
+
+
+def test_the_command_that_is_named_works(tmp_path: Path) -> None:
+    path = saved(tmp_path / "it's an actor.pth", Actor().state_dict())
+    refused = in_process("eval", path, "--env", TASK, "--episodes", "2")
+    assert refused.status == 2
+    assert "Traceback" not in refused.err
+    command = refused.err.split("hint: ckpttool ")[1].strip()
+    ran = in_process(*shlex.split(command), "--episodes", "2", "--json")
+    assert ran.status == 0, ran.err
+    assert "given: head tanh" in json.loads(ran.out)["notes"]
+
+
+def test_an_export_names_its_command_too_and_records_what_was_given(tmp_path: Path) -> None:
+    model = Actor()
+    path, target = saved(tmp_path / "a.pth", model.state_dict()), tmp_path / "a.onnx"
+    refused = in_process("convert", path, target)
+    assert refused.status == 2
+    command = refused.err.split("hint: ckpttool ")[1].strip().replace("--env ID", f"--env {TASK}")
+    ran = in_process(*shlex.split(command), "--json")
+    assert ran.status == 0, ran.err
+    receipt = json.loads((tmp_path / "a.onnx.ckpttool.json").read_text())
+    assert (receipt["head"], receipt["activations"], receipt["env"]["id"]) == ("tanh", ["relu"], TASK)
+    assert [receipt["provenance"][name] for name in ("head", "activations", "env")] == ["given"] * 3
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(target))
+    (found,) = session.run(None, {session.get_inputs()[0].name: observations()})
+    close(found, wanted(model))
+
+
+def test_returns_are_those_of_a_torch_loop(tmp_path: Path) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    model = Actor().eval()
+    path = saved(tmp_path / "a.pth", model.state_dict())
+    found = evaluate(str(path), TASK, Protocol(episodes=2, engine="gymnasium"), facts=GIVEN)
+    env, returns = gymnasium.make(TASK), []
+    for seed in (1000, 1001):
+        obs, _ = env.reset(seed=seed)
+        total, done = 0.0, False
+        while not done:
+            with torch.no_grad():
+                action = model(torch.from_numpy(obs)[None]).numpy()[0]
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total, done = total + float(reward), terminated or truncated
+        returns.append(total)
+    np.testing.assert_allclose(found.rollout.returns, returns, rtol=1e-3)
+
+
+def test_facts_given_to_a_conversion_play_its_target(tmp_path: Path) -> None:
+    model = Actor()
+    path = saved(tmp_path / "a.pth", model.state_dict())
+    facts = AgentFacts(activations="relu", head="tanh", action_low=-2, action_high=2)
+    ckpttool.convert(str(path), str(tmp_path / "b.safetensors"), env=TASK, facts=facts)
+    receipt = json.loads((tmp_path / "b.safetensors.ckpttool.json").read_text())
+    assert {receipt["provenance"][n] for n in ("head", "activations", "action_low", "env")} == {"given"}
+    close(played(tmp_path / "b.safetensors")[0], wanted(model))
+    done = in_process("verify", path, tmp_path / "b.safetensors", "--json")
+    assert done.status == 0, done.err
+
+
+def test_a_given_fact_wins_over_the_file_and_the_contradiction_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pt", sequential())
+    facts = AgentFacts(activations="relu", head="affine")
+    agent = restore(str(path), facts=facts)
+    assert agent.known.activations == ["relu"]
+    assert any("activations" in note and "elu" in note for note in agent.notes)
+    diagnosis = ckpttool.diagnose(str(path), TASK, facts=facts)
+    assert any("activations" in each.sentence for each in diagnosis.findings)
+
+
+def test_doctor_names_what_no_file_holds(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", Actor().state_dict())
+    findings = ckpttool.diagnose(str(path), TASK).findings
+    assert any("--activation relu --head tanh" in (each.fix or "") for each in findings)
+    assert not [f for f in ckpttool.diagnose(str(path), TASK, facts=GIVEN).findings if f.topic == "agent"]
+
+
+STATISTICS = {"mean": np.array([0.5, -1.0, 2.0]), "var": np.array([0.25, 4.0, 9.0])}
+
+
+@pytest.mark.parametrize("form", ["npz", "torch", "nested", "vecnormalize", "json", "std"])
+def test_statistics_of_observations_from_any_file(form: str, tmp_path: Path) -> None:
+    model, file = Actor(), tmp_path / "norm"
+    plain = {name: value.tolist() for name, value in STATISTICS.items()}
+    if form == "npz":
+        file = tmp_path / "norm.npz"
+        np.savez(file, **STATISTICS, epsilon=1e-8)
+    elif form == "json":
+        file = tmp_path / "norm.json"
+        file.write_text(json.dumps(plain))
+    elif form == "vecnormalize":
+        rms = {"mean": STATISTICS["mean"], "var": STATISTICS["var"], "count": 10.0}
+        returns = {"mean": np.zeros(()), "var": np.ones(()), "count": 10.0}
+        file.write_bytes(pickle.dumps({"obs_rms": rms, "ret_rms": returns, "clip_obs": 1.5, "epsilon": 1e-8}))
+    else:
+        value = {name: torch.from_numpy(array) for name, array in STATISTICS.items()}
+        if form == "std":
+            value = {"mean": value["mean"], "std": value["var"].sqrt()}
+        torch.save({"obs_rms": value, "ret_rms": {"mean": torch.zeros(1), "var": torch.ones(1)}}
+                   if form == "nested" else value, file)  # fmt: skip
+    facts = AgentFacts(activations="relu", head="tanh", obs_norm=str(file))
+    rows = (observations() - STATISTICS["mean"]) / np.sqrt(STATISTICS["var"] + 1e-8)
+    rows = np.clip(rows, -1.5, 1.5) if form == "vecnormalize" else rows
+    path = saved(tmp_path / "a.pth", model.state_dict())
+    with torch.no_grad():
+        expected = model(torch.from_numpy(rows.astype(np.float32))).numpy()
+    close(played(path, facts)[0], expected)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"activations": "rellu"},
+        {"head": "than"},
+        {"action_low": 1.0},
+        {"action_low": 1.0, "action_high": 1.0},
+        {"action_low": [0.0, float("nan")], "action_high": [1.0, 2.0]},
+        {"action_low": [0.0, 0.0], "action_high": [1.0, 2.0, 3.0]},
+        {"obs_norm": {"mean": [0.0]}},
+        {"obs_norm": {"mean": [0.0], "var": [-1.0]}},
+        {"obs_norm": {"mean": [0.0], "var": [float("inf")]}},
+        {"obs_norm": {"mean": [0.0], "var": [1.0, 2.0]}},
+        {"obs_norm": {"mean": [0.0], "var": [0.0], "epsilon": 0.0}},
+    ],
+)
+def test_a_wrong_fact_is_a_usage_error(facts: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        AgentFacts(**facts)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--activation", "relu,,tanh"),
+        ("--head", "softmax"),
+        ("--bounds", "a", "b"),
+        ("--bounds", "-1,-1", "1"),
+        ("--obs-norm", "absent.npz"),
+        ("--layout", "nonesuch"),
+    ],
+)
+def test_a_wrong_option_ends_with_2_and_one_sentence(options: tuple[str, ...], tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", Actor().state_dict())
+    ran = in_process("eval", path, "--env", TASK, *options, cwd=tmp_path)
+    assert ran.status == 2
+    assert "Traceback" not in ran.err
+
+
+def test_bounds_on_the_command_line_take_negative_numbers(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", Actor().state_dict())
+    options = ("--activation", "relu", "--head", "affine", "--bounds", "-1.5", "0.5", "--layout", "none")
+    ran = in_process("eval", path, "--env", TASK, "--episodes", "1", "--json", *options)
+    assert ran.status == 0, ran.err
+    assert "given: action_low -1.5" in json.loads(ran.out)["notes"]
+
+
+def test_statistics_of_another_size_are_refused(tmp_path: Path) -> None:
+    facts = AgentFacts(activations="relu", head="tanh", obs_norm={"mean": [0.0] * 4, "var": [1.0] * 4})
+    with pytest.raises(CkpttoolError):
+        played(saved(tmp_path / "a.pth", Actor().state_dict()), facts)
+
+
+def test_export_without_an_environment_takes_given_bounds(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", Actor().state_dict())
+    facts = AgentFacts(activations="relu", head="tanh", action_low=-2.0, action_high=2.0)
+    assert export(str(path), str(tmp_path / "a.onnx"), facts=facts).sha256
+
+
+# --- TensorFlow -------------------------------------------------------------------------------------
+
+
+def keras_files(folder: Path) -> dict[str, Any]:
+    """Save policies of Keras in every form; return what each gives for the observations."""
+    import keras
+    import tensorflow as tf
+
+    layers = keras.layers
+    keras.utils.set_random_seed(3)
+
+    def dense(*, scaled: bool) -> Any:
+        after = [layers.Rescaling(2.0)] if scaled else []
+        parts = [layers.Dense(8, activation="relu"), layers.Dense(8, activation="silu")]
+        return keras.Sequential([keras.Input((3,)), *parts, layers.Dense(1, activation="tanh"), *after])
+
+    inputs = keras.Input((3,))
+    x = layers.LayerNormalization(epsilon=0.01)(layers.Dense(8)(inputs))
+    x = layers.Dropout(0.5)(layers.ReLU()(x))
+    functional = keras.Model(inputs, layers.Dense(1)(layers.Dense(6, activation="softplus")(x)))
+    skip = layers.Dense(3, activation="relu")(inputs)
+    skipping = keras.Model(inputs, layers.Dense(1)(layers.Add()([skip, inputs])))
+    leaky = keras.Sequential([keras.Input((3,)), layers.Dense(4, activation="leaky_relu"), layers.Dense(1)])
+    found = {}
+    for name, model in (("scaled", dense(scaled=True)), ("functional", functional)):
+        model.save(f"{name}.keras")
+        model.save(f"{name}.h5")
+        found[f"{name}.keras"] = found[f"{name}.h5"] = model(observations()).numpy().tolist()
+    bare = dense(scaled=False)
+    bare.save_weights("bare.weights.h5")
+    bare.save("bare.keras")
+    tf.train.Checkpoint(model=bare).write("bare")
+    tf.saved_model.save(bare, "bare_saved")
+    bare.export("bare_exported", verbose=False)
+    found["bare"] = bare(observations()).numpy().tolist()
+    skipping.save("skipping.keras")
+    leaky.save("leaky.keras")
+    return found
+
+
+@pytest.fixture(scope="module")
+def keras_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    tensorflow_child.require("tensorflow", "keras")
+    folder = tmp_path_factory.mktemp("keras")
+    return folder, tensorflow_child.run(__file__, "keras_files", folder)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", ["scaled.keras", "scaled.h5", "functional.keras", "functional.h5"])
+def test_a_keras_model_needs_no_facts(name: str, keras_folder: tuple[Path, dict[str, Any]]) -> None:
+    folder, expected = keras_folder
+    close(played(folder / name)[0], np.asarray(expected[name], np.float32))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", ["bare.weights.h5", "bare", "bare_saved", "bare_exported"])
+def test_keras_weights_play_with_the_facts(name: str, keras_folder: tuple[Path, dict[str, Any]]) -> None:
+    folder, expected = keras_folder
+    facts = AgentFacts(activations=["relu", "silu"], head="unit_tanh")
+    close(played(folder / name, facts)[0], np.asarray(expected["bare"], np.float32))
+    close(
+        played(folder / "bare.keras", AgentFacts(head="affine"))[0],
+        2 * np.asarray(expected["bare"], np.float32),
+    )
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", ["skipping.keras", "leaky.keras"])
+def test_a_keras_model_that_is_no_such_chain_is_refused(
+    name: str, keras_folder: tuple[Path, dict[str, Any]]
+) -> None:
+    folder, _ = keras_folder
+    with pytest.raises(CkpttoolError):
+        played(folder / name)
