@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ckpttool.formats.resolve import open_checkpoint as open  # noqa: A004  # ckpttool.open(path)
     from ckpttool.leaf import Leaf, ValueLeaf, display
     from ckpttool.live.flatten import flatten_with_path
+    from ckpttool.ops.agent_facts import AgentFacts
     from ckpttool.ops.convert import convert
     from ckpttool.ops.diff import diff
     from ckpttool.ops.digest import digest
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from ckpttool.tree import Tree
 
 __all__ = [
+    "AgentFacts",
     "Branch",
     "Checkpoint",
     "CkpttoolError",
@@ -79,6 +81,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AgentFacts": "ops.agent_facts",
     "Branch": "face.branch",
     "Checkpoint": "checkpoint",
     "CkpttoolError": "errors",

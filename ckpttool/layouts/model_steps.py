@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.keras_tree.config import config_of
 from ckpttool.layouts.whole_module import Whole
+from ckpttool.leaf import Path
 
 Name = tuple[str, ...]
 
@@ -23,6 +24,14 @@ class Step(NamedTuple):
     kind: str
     name: Name = ()
     value: Any = None
+
+
+class Weights(NamedTuple):
+    """A layer's tensors by their paths, where its steps were followed to them; a bias may be absent."""
+
+    weight: Path
+    bias: Path | None
+    epsilon: float | None = None
 
 
 class Listed(NamedTuple):

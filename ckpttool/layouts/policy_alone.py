@@ -18,9 +18,9 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UnsupportedError, UsageError, some
 from ckpttool.formats import keras_tree
 from ckpttool.formats.probe import Format
-from ckpttool.layouts import canonical, model_steps, script_steps
+from ckpttool.layouts import canonical, graph_steps, model_steps, script_steps
 from ckpttool.layouts.canonical import LOG_STD, NO_LAYOUT, Binding, Facts, Part, PartLayer
-from ckpttool.layouts.model_steps import Step
+from ckpttool.layouts.model_steps import Step, Weights
 from ckpttool.layouts.modules import Entry, Module
 from ckpttool.layouts.whole_module import Whole, whole
 from ckpttool.leaf import Leaf, attr
@@ -83,9 +83,10 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
     several orders of layers, of which nothing tells the right one, and UnsupportedError for other layers.
     """
     tree = checkpoint.tree
-    followed = script_steps.of_script(checkpoint)
-    if followed is not None:
-        return _of_script(followed, tree, checkpoint.path)
+    if (followed := script_steps.of_script(checkpoint)) is not None:
+        return _of_followed(followed, tree, checkpoint.path, "torch", "the TorchScript code")
+    if (followed := graph_steps.of_saved_model(checkpoint)) is not None:
+        return _of_followed(followed, tree, checkpoint.path, "tensorflow", "the SavedModel's graph")
     module = whole(tree)
     if module is not None:
         if model_steps.is_hooked(module):
@@ -464,29 +465,35 @@ def _of_steps(
     return _binding(chain, facts, action_map, assumed, (*notes, *listed.notes), title)
 
 
-def _of_script(steps: Sequence[Step], tree: Tree, file: str) -> Binding:
-    """Return the binding of a TorchScript archive whose code was followed to its layers' tensors."""
+def _of_followed(steps: Sequence[Step], tree: Tree, file: str, framework: str, origin: str) -> Binding:
+    """Return the binding of a model whose code or graph was followed to its layers' tensors."""
     listed: list[Step] = []
     layers: list[Module] = []
     for number, step in enumerate(steps):
         weights = step.value
-        if not isinstance(weights, script_steps.Weights):
+        if not isinstance(weights, Weights):
             listed.append(step)
             continue
-        group = {n: p for n, p in (("weight", weights.weight), ("bias", weights.bias)) if p is not None}
+        kind = SPELLING[framework, step.kind]
+        paths = (weights.weight, weights.bias)
+        # Both frameworks' dense layers and norms have two tensors: what multiplies, and what is added.
+        by_role = dict(zip(_ROLES[step.kind], paths, strict=True))
         tensors = {
-            name: Entry(path, tuple(tree.names[path].split("/")), cast(Leaf, tree[path]))
-            for name, path in group.items()
+            each.name: Entry(path, tuple(tree.names[path].split("/")), cast(Leaf, tree[path]))
+            for each in kind.weights
+            if (path := by_role.get(each.canonical)) is not None
         }
-        kind = SPELLING["torch", step.kind]
         if not kind.fits({name: entry.leaf for name, entry in tensors.items()}):
             raise UnsupportedError("a layer's tensors have other shapes than its kind", file=file)
-        name = tensors["weight"].segments[:-1]
+        name = tuple(tree.names[weights.weight].split("/")[:-1])
         if not name or name == ("CONSTANTS",) or any(name == layer.name for layer in layers):
             name = (f"l{number}",)
         layers.append(Module(name, kind, tensors))
         listed.append(Step(step.kind, name, weights.epsilon))
-    return _of_steps(listed, layers, {}, ("torch", file), ((), (), "forward"), "the TorchScript code")
+    return _of_steps(listed, layers, {}, (framework, file), ((), (), "its output"), origin)
+
+
+_ROLES = {"dense": ("kernel", "bias"), "layer_norm": ("scale", "offset")}
 
 
 def _binding(

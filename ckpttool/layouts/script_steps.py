@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.torch_pickle import names, script
-from ckpttool.layouts.model_steps import Step
+from ckpttool.layouts.model_steps import Step, Weights
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr
 from ckpttool.source import File
 from ckpttool.tree import Tree
@@ -59,14 +59,6 @@ class _Flow:
 
     def then(self, kind: str, value: Any = None) -> _Flow:
         return _Flow((*self.steps, Step(kind, (f"step {len(self.steps)}",), value)))
-
-
-class Weights(NamedTuple):
-    """The tensors of a layer that the code applies; `bias` may be absent."""
-
-    weight: Path
-    bias: Path | None
-    epsilon: float | None = None
 
 
 def of_script(checkpoint: Checkpoint) -> tuple[Step, ...] | None:

@@ -119,9 +119,9 @@ class AgentFacts:
                 what = "other values" if name == "obs_norm" else _shown(theirs)
                 yield f"{name} given as {_described(name, value)}; the checkpoint holds {what} ({origin})"
 
-    def described(self) -> tuple[str, ...]:
-        """Return a short text for each given fact, for notes and results."""
-        return tuple(f"{name} {_described(name, value)}" for name, value in self.known.items())
+    def described(self) -> str:
+        """Return a short text of all given facts, for notes."""
+        return ", ".join(f"{name} {_described(name, value)}" for name, value in self.known.items())
 
 
 def merged(facts: AgentFacts | None, env: str | None) -> AgentFacts:

@@ -242,7 +242,7 @@ def _with_facts(
     if request.part is None:
         with contextlib.suppress(UnsupportedError, UsageError):
             binding = playable_binding(checkpoint, request.layout)
-    notes = tuple(f"given: {text}" for text in facts.described())
+    notes: tuple[str, ...] = (f"given: {facts.described()}",)
     if binding is not None:
         tree = networks(checkpoint.tree, binding)
         facts = facts.sized(*policy_sizes(binding, tree))

@@ -140,7 +140,7 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     if facts:
         facts = facts.sized(*policy_sizes(binding, tree))
         held = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
-        used = (*used, *(f"given: {text}" for text in facts.described()), *facts.contradictions(held))
+        used = (*used, f"given: {facts.described()}", *facts.contradictions(held))
         own = replace(own, sidecar=facts.over(own.sidecar))
     own = _spread(own, binding, tree)
     notes = (*own.notes, *used, *knowledge.untold(binding, own.sidecar))

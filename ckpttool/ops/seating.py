@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,7 +12,7 @@ from ckpttool.agents.envs import EnvSpec
 from ckpttool.agents.policy import Backend
 from ckpttool.agents.stacking import structure
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, MissingExtraError, UsageError
+from ckpttool.errors import CkpttoolError, MissingExtraError, UnsupportedError, UsageError
 from ckpttool.layouts.recognise import recognised
 from ckpttool.ops import results, training_step
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
@@ -91,7 +92,8 @@ class Seating:
         binding = recognised(checkpoint, layout)
         # Of a folder's files, a model that no layout recognises is not taken for a policy unasked.
         if binding is None and (named or self._facts):
-            binding = playable_binding(checkpoint, layout, self._how.network)
+            with nullcontext() if named else suppress(UsageError, UnsupportedError):
+                binding = playable_binding(checkpoint, layout, self._how.network)
         if binding is None:
             return None
         self._layouts[looks] = binding.layout

@@ -64,7 +64,7 @@ def by_objects(tree: Tree, graph: objects.Objects) -> Facts:
         for number, path in facts.numbers.items()
     }
     facts.signatures = {
-        name: _paths(graph.captures.get(function, ()), facts.numbers) for name, function in _signatures(graph)
+        name: _paths(graph.captures.get(function, ()), facts.numbers) for name, function in signatures(graph)
     }
     if different:
         facts.notes.append(
@@ -120,7 +120,8 @@ def _unique_names(graph: objects.Objects, taken: Mapping[int, Path]) -> dict[str
     return {name: number for name, number in found.items() if name not in several}
 
 
-def _signatures(graph: objects.Objects) -> Iterator[tuple[str, str]]:
+def signatures(graph: objects.Objects) -> Iterator[tuple[str, str]]:
+    """Go through the signatures: name, and the concrete function that is called."""
     signatures = graph.children[0].get(_SIGNATURES) if graph.children else None
     for name, number in graph.children[signatures].items() if signatures is not None else ():
         for function in graph.functions.get(number, ()):

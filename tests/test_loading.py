@@ -1,0 +1,194 @@
+"""The lines that a conversion prints load what it wrote: they are executed beside hand-written models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ckpttool.ops.loading import loading_lines
+from ckpttool.ops.targets import TARGETS
+from ckpttool.tree import Tree
+from tests import tensorflow_child
+from tests.conftest import ROOT, in_process
+
+TF_SAMPLE = ROOT / "sample_ckpts" / "td3_pendulum_tf" / "ckpt-15000"
+TORCH_SAMPLE = ROOT / "sample_ckpts" / "td3_pendulum_torch" / "ckpt-15000.pt"
+
+
+class Actor(nn.Module):
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(3, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x))))))
+
+
+def observations() -> np.ndarray:
+    return np.random.default_rng(2).normal(size=(16, 3)).astype(np.float32)
+
+
+def loaded(source: object, target: str, *options: str, cwd: Path) -> list[str]:
+    """Convert, and return the lines that the JSON document names."""
+    ran = in_process("convert", source, target, *options, "--json", cwd=cwd)
+    assert ran.status == 0, ran.err + ran.out
+    lines: list[str] = json.loads(ran.out)["load"]
+    assert 0 < len(lines) <= 4
+    return lines
+
+
+def execute(lines: list[str], **names: Any) -> None:
+    exec("\n".join(lines), {"torch": torch, "shutil": shutil, **names})
+
+
+@pytest.mark.parametrize("key", [None, "actor", "policy_net", "model_state_dict", "state-dict"])
+def test_one_network_in_torch(key: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = Actor(), Actor()
+    state = model.state_dict()
+    torch.save(state if key is None else {key: state}, tmp_path / "a.pth")
+    lines = loaded("a.pth", 'it\'s "b".pt', "--layout", "none", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    execute(lines, **dict.fromkeys(("actor", "model", "policy_net", "state_dict"), other))
+    for name, value in other.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+def test_an_agent_in_torch_loads_strictly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = loaded(TF_SAMPLE, "agent.pt", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    written = torch.load("agent.pt", weights_only=True)
+
+    def network(state: dict[str, torch.Tensor]) -> nn.Module:
+        root = nn.Module()
+        for name in dict.fromkeys(key.rpartition(".")[0] for key in state):
+            out, into = state[f"{name}.weight"].shape
+            *above, last = name.split(".")
+            owner = root
+            for step in above:
+                if not hasattr(owner, step):
+                    owner.add_module(step, nn.Module())
+                owner = getattr(owner, step)
+            owner.add_module(last, nn.Linear(into, out))
+        return root
+
+    networks = {n: network(written[n]) for n in ("actor", "actor_target", "critic", "critic_target")}
+    optimizers = {f"{n}_optimizer": torch.optim.Adam(networks[n].parameters()) for n in ("actor", "critic")}
+    execute(lines, **networks, **optimizers)
+    assert torch.equal(networks["actor"].state_dict()["l1.weight"], written["actor"]["l1.weight"])
+
+
+def test_quiet_prints_none_and_no_line_is_long(tmp_path: Path) -> None:
+    torch.save(Actor().state_dict(), tmp_path / "a.pth")
+    assert "load:" not in in_process("convert", "a.pth", "q.pt", "--quiet", cwd=tmp_path).out
+    shown = in_process("convert", TORCH_SAMPLE, "c-1", "--to", "tf", cwd=tmp_path).out
+    lines = [line for line in shown.splitlines() if line.startswith("load:")]
+    assert 0 < len(lines) <= 4
+    assert max(map(len, lines)) <= 80
+
+
+def test_other_targets_have_none() -> None:
+    for name in ("sb3", "cleanrl", "safetensors"):
+        assert loading_lines("x", TARGETS[name], Tree({})) == ()
+
+
+# --- TensorFlow, in a process of its own -------------------------------------------------------------
+
+
+def load_all(folder: Path) -> dict[str, Any]:
+    """Execute the lines beside models of TensorFlow and Keras; return what these give."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    import keras
+    import tensorflow as tf
+    from td3_contract import AgentSpec
+    from td3_tensorflow import TD3
+
+    dense = keras.layers.Dense
+    obs = observations()
+
+    class Model(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2, self.fc3 = dense(8, "relu"), dense(8, "relu"), dense(1, "tanh")
+
+        def call(self, x: Any) -> Any:
+            return self.fc3(self.fc2(self.fc1(x)))
+
+    class Agent(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.actor = Model()
+
+        def call(self, x: Any) -> Any:
+            return self.actor(x)
+
+    def built(model: Any) -> Any:
+        model(obs)
+        return model
+
+    sequential = keras.Sequential([keras.Input((3,)), dense(8, "relu"), dense(8, "relu"), dense(1, "tanh")])
+    models = {
+        "objects": built(Model()),
+        "below": built(Model()),
+        "weights": built(Model()),
+        "renamed": built(Model()),
+        "numbered": sequential,
+        "part": built(Agent()),
+    }
+    found = {}
+    cases = json.loads((folder / "lines.json").read_text())
+    for name, model in models.items():
+        scope = {"tf": tf, "shutil": shutil, "model": model, "policy": model, "net": model}
+        exec("\n".join(cases[name]), scope)
+        found[name] = model(obs).numpy().tolist()
+    policy = TD3(AgentSpec(3, 1, 2.0, (64, 64), 1e-3, adam_epsilon=1e-8))
+    exec("\n".join(cases["agent"]), {"tf": tf, "policy": policy})
+    found["agent"] = policy.actor(obs).numpy().tolist()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        shapes = {"fc1": (3, 8), "fc2": (8, 8), "fc3": (8, 1)}
+        for layer, shape in shapes.items():
+            tf.compat.v1.get_variable(f"{layer}/kernel", shape)
+            tf.compat.v1.get_variable(f"{layer}/bias", shape[1:])
+        exec("\n".join(cases["variables"]), {"tf": tf, "session": session})
+        found["variables"] = session.run("fc1/kernel/Read/ReadVariableOp:0").tolist()
+    return found
+
+
+@pytest.mark.tensorflow
+def test_the_lines_load_into_models_of_tensorflow_and_keras(tmp_path: Path) -> None:
+    tensorflow_child.require("tensorflow", "keras")
+    model = Actor()
+    torch.save(model.state_dict(), tmp_path / "a.pth")
+    torch.save({"net": model.state_dict()}, tmp_path / "n.pth")
+    numbers = {
+        f"{2 * n}.{k}": v for n in range(3) for k, v in getattr(model, f"fc{n + 1}").state_dict().items()
+    }
+    torch.save(numbers, tmp_path / "s.pth")
+    torch.save({"actor": model.state_dict()}, tmp_path / "agent.pth")
+    cases = {
+        "objects": ("a.pth", "objects-1", "--to", "tf"),
+        "below": ("n.pth", "below-1", "--to", "tf"),
+        "weights": ("a.pth", "a.weights.h5", "--to", "keras"),
+        "renamed": ("a.pth", "a.h5"),
+        "numbered": ("s.pth", "s.weights.h5", "--to", "keras"),
+        "part": ("agent.pth", "agent.weights.h5", "--to", "keras"),
+        "agent": (TORCH_SAMPLE, "agent-1", "--to", "tf"),
+        "variables": ("a.pth", "named-1", "--to", "tf1"),
+    }
+    lines = {name: loaded(*case, cwd=tmp_path) for name, case in cases.items()}
+    (tmp_path / "lines.json").write_text(json.dumps(lines))
+    found = tensorflow_child.run(__file__, "load_all", tmp_path)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(observations())).numpy()
+    for name in ("objects", "below", "weights", "renamed", "numbered", "part"):
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
+    np.testing.assert_array_equal(np.float32(found["variables"]), model.fc1.weight.detach().numpy().T)
+    assert os.path.exists(tmp_path / "a.weights.h5")
