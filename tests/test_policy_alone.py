@@ -170,6 +170,15 @@ def test_squares_go_by_their_numbers_and_that_is_said(tmp_path: Path) -> None:
     assert any("10, 11, 12" in line for line in assumed)
 
 
+def test_a_trunk_and_a_head_are_one_network(tmp_path: Path) -> None:
+    trunk = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+    head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    path = saved(tmp_path / "a.pth", nn.ModuleDict({"encoder": trunk, "head": head}).state_dict())
+    found, assumed = played(path, AgentFacts(activations="relu", head="linear"))
+    close(found, wanted(nn.Sequential(trunk, head)))
+    assert any("encoder/2" in line for line in assumed)
+
+
 @pytest.mark.parametrize(
     "tensors",
     [

@@ -211,7 +211,8 @@ class _Reader:
         return scope[node]
 
     def _node(self, node: _Node, given: list[Any]) -> Any:
-        if node.op in _SAME and len(given) == 1:
+        # Of several outputs only the first is ever taken.
+        if (node.op in _SAME and len(given) == 1) or node.op == "IdentityN":
             return given[0]
         if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
             function = self.library.get(_called(node.attributes.get("f", memoryview(b""))))

@@ -293,11 +293,12 @@ def _ordered(layers: Sequence[Module], file: str) -> _Chain:
             expected="each layer takes what another one gives",
             found=some([_described(module) for module in dense], 8),
         )
-    assumed: tuple[str, ...] = ()
     if len(by_size) == 1:
-        chain = by_size[0]
+        chain, why = by_size[0], "the only order that their sizes allow"
     else:
         by_number = _chains(dense, _before(dense))
+        if len(by_number) > 1:
+            by_number = _chains(dense, _before(dense), together=True)
         if len(by_number) != 1:
             orders = [" ".join("/".join(m.name) for m in each) for each in (by_number or by_size)]
             raise UsageError(
@@ -306,9 +307,10 @@ def _ordered(layers: Sequence[Module], file: str) -> _Chain:
                 found="; ".join(orders[:3]),
                 hint="a whole module (torch.save(model)), TorchScript or a .keras file records the order",
             )
-        chain = by_number[0]
-        order = ", ".join("/".join(m.name) or "the layer" for m in chain)
-        assumed = (f"the layers are used in the order of their numbers: {order}",)
+        chain, why = by_number[0], "the order of their names and numbers"
+    order = ", ".join("/".join(module.name) for module in chain)
+    # That nothing else stands between them (a sum, a product) is in no file of weights.
+    assumed = (f"the layers follow one another in {why}: {order}",) if len(chain) > 1 else ()
     norms = [module for module in layers if not _is_dense(module)]
     placed, more = _with_norms(list(chain), norms, file)
     return _Chain(placed, (*assumed, *more))
@@ -340,8 +342,14 @@ def _before(dense: Sequence[Module]) -> dict[int, frozenset[int]]:
     }
 
 
-def _chains(dense: Sequence[Module], before: Mapping[int, frozenset[int]]) -> list[tuple[Module, ...]]:
-    """Return up to two orders in which every layer takes what the one before gives."""
+def _chains(
+    dense: Sequence[Module], before: Mapping[int, frozenset[int]], *, together: bool = False
+) -> list[tuple[Module, ...]]:
+    """Return up to two orders in which every layer takes what the one before gives.
+
+    `before` are the layers that come before each; `together` keeps a module's layers next to one another.
+    """
+    owners = [module.name[:-1] for module in dense]
     found: list[tuple[Module, ...]] = []
     stack: list[tuple[int, ...]] = [(n,) for n in range(len(dense) - 1, -1, -1) if not before.get(n)]
     tries = 0
@@ -354,6 +362,9 @@ def _chains(dense: Sequence[Module], before: Mapping[int, frozenset[int]]) -> li
         width = dense[done[-1]].width_out
         for n in range(len(dense) - 1, -1, -1):
             fits = n not in done and dense[n].width_in == width
+            left = together and owners[n] != owners[done[-1]]
+            if left and any(owner == owners[done[-1]] for m, owner in enumerate(owners) if m not in done):
+                continue
             if fits and before.get(n, frozenset()) <= frozenset(done):
                 stack.append((*done, n))
     return found

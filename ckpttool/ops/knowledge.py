@@ -110,7 +110,8 @@ def of_files(binding: Binding, agent: Tree) -> Sidecar:
     `agent` is the canonical tree; the few small tensors that are facts (statistics, action maps) are read.
     """
     facts = binding.facts
-    habit = f"assumed: the habit of layout {binding.layout}"
+    alone = binding.layout == NO_LAYOUT
+    habit = "assumed: the framework's default" if alone else f"assumed: the habit of layout {binding.layout}"
     kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
     normed = any("layer_norm" in each for each in kinds)
     policy = next((part for part in binding.parts if part.acts), None)

@@ -99,6 +99,7 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
         # A sidecar may name the layout of the checkpoint that it was converted from.
         origin = str(known.provenance[name]).removeprefix("assumed: the ")
         habit = origin if origin.startswith("habit of layout") else f"habit of layout {layout}"
+        habit = "the framework's default" if layout == NO_LAYOUT else habit
         sentence = f"{sentence}: {habit}"
         assumed.append(f"{sentence} (so says {whose})" if told else sentence)
 

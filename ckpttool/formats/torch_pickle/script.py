@@ -26,7 +26,7 @@ _QUOTED = re.compile(r'"([^"\\]*)"')
 # More of a class than its first lines is not needed, and no real file comes near this.
 _FILE, _ALL = 4 << 20, 64 << 20
 # Code whose steps are followed (layouts/script_steps.py).
-_FOLLOWED = 1 << 20
+_FOLLOWED = 256 << 10
 _CONSTANTS = attr("CONSTANTS")
 
 
