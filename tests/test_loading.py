@@ -86,6 +86,22 @@ def test_an_agent_in_torch_loads_strictly(tmp_path: Path, monkeypatch: pytest.Mo
     assert torch.equal(networks["actor"].state_dict()["l1.weight"], written["actor"]["l1.weight"])
 
 
+def test_objects_of_tensorflow_above_the_model_are_left_out_of_its_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, other = Actor(), Actor()
+    torch.save({"net": model.state_dict()}, tmp_path / "a.pth")
+    loaded("a.pth", "ckpt-1", "--to", "tf", cwd=tmp_path)
+    lines = loaded("ckpt-1", "back.pt", cwd=tmp_path)
+    (tmp_path / "ckpt-1.ckpttool.json").unlink()
+    again = loaded("ckpt-1", "again.pt", "--allow-missing", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for each in (lines, again):
+        other = Actor()
+        execute(each, model=other, net=other)
+        assert torch.equal(other.fc2.weight, model.fc2.weight)
+
+
 def test_quiet_prints_none_and_no_line_is_long(tmp_path: Path) -> None:
     torch.save(Actor().state_dict(), tmp_path / "a.pth")
     assert "load:" not in in_process("convert", "a.pth", "q.pt", "--quiet", cwd=tmp_path).out

@@ -6,12 +6,13 @@ import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ckpttool import sidecar, urls
+from ckpttool import plugins, sidecar, urls
 from ckpttool.behind import Lane
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UnsupportedError, UsageError
+from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Path
 from ckpttool.mapping import rule_file
@@ -228,7 +229,7 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         sha256,
         written=written is not None,
         parity=proof.networks,
-        load=() if written is None else loading_lines(target, request.kind, way.tree),
+        load=() if written is None else _loading(target, request, way, checkpoint),
     )
 
 
@@ -249,6 +250,13 @@ def _with_facts(
         known = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
         notes = (*notes, *facts.contradictions(known))
     return replace(own, sidecar=facts.over(own.sidecar)), notes
+
+
+def _loading(target: str, request: Request, way: Route, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return the lines that load the target; its names are the source's unless a layout gave them."""
+    source = cast(Format, plugins.find("formats", checkpoint.format).load()).FRAMEWORK
+    foreign = way.binding is None and source == "tensorflow"
+    return loading_lines(target, request.kind, way.tree, foreign=foreign)
 
 
 def _compared(way: Route, sha256: str | None) -> tuple[str, ...]:

@@ -18,13 +18,14 @@ _WEIGHTS = ".weights.h5"
 _TRAINED = ("parameter", "buffer")
 
 
-def loading_lines(target: str, kind: TargetKind, tree: Tree) -> tuple[str, ...]:
+def loading_lines(target: str, kind: TargetKind, tree: Tree, *, foreign: bool = False) -> tuple[str, ...]:
     """Return at most four lines that load the target, none for targets of an RL library's own form.
 
-    `tree` is the one that was written to `target`, a file or a TensorFlow prefix.
+    `tree` is the one that was written to `target`, a file or a TensorFlow prefix. Names that are `foreign`,
+    of another framework, may begin with objects that no PyTorch model has.
     """
     if kind is TARGETS["torch"]:
-        return _torch(target, tree)
+        return _torch(target, tree, foreign=foreign)
     if kind is TARGETS["tf"]:
         return _objects(target, tree)
     if kind is TARGETS["tf1"]:
@@ -42,13 +43,20 @@ def _text(value: object) -> str:
     return f'"{value}"' if plain else ascii(value)
 
 
-def _torch(target: str, tree: Tree) -> tuple[str, ...]:
+def _torch(target: str, tree: Tree, *, foreign: bool) -> tuple[str, ...]:
     states, optimizers = _states(tree)
     source = f"torch.load({_text(target)}, weights_only=True)"
     if not states:
         return (f"tensors = {source}",)
     if len(states) == 1 and not optimizers:
-        return (_load_state(states[0], f"{source}{_items(states[0])}", tree),)
+        (at,) = states
+        modules = _modules(at, tree)
+        above = _shared(modules) if foreign else ""
+        about = _listed("# modules of model: ", [name.removeprefix(above) for name in modules])
+        if not above:
+            return (_load_state(at, f"{source}{_items(at)}", tree), *((about,) if foreign else ()))
+        shorter = f"{{k.removeprefix({_text(above)}): v for k, v in state.items()}}"
+        return (f"state = {source}{_items(at)}", f"state = {shorter}", _load_state(at, "state", tree), about)
     lines = [f"checkpoint = {source}"]
     names = {at: _name(at) for at in (*states, *optimizers)}
     each = [_load_state(at, f"checkpoint{_items(at)}", tree) for at in (*states, *optimizers)]
@@ -57,6 +65,23 @@ def _torch(target: str, tree: Tree) -> tuple[str, ...]:
         return (*lines, *each)
     rest = [names[at] for at in (*states, *optimizers)[room - 1 :]]
     return (*lines, *each[: room - 1], _listed("# likewise ", rest))
+
+
+def _modules(at: Path, tree: Tree) -> list[str]:
+    """Return the modules' names in the keys of a state_dict."""
+    names = [
+        str(path[-1].value) for path, leaf in tree.tensors() if path[:-1] == at and leaf.role in _TRAINED
+    ]
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+
+
+def _shared(modules: list[str]) -> str:
+    """Return the objects above all modules, with the dot behind them: `model.` for model.fc1, model.fc2."""
+    split = [name.split(".") for name in modules]
+    depth = 0
+    while all(len(each) > depth + 1 and each[depth] == split[0][depth] for each in split):
+        depth += 1
+    return "".join(f"{segment}." for segment in split[0][:depth])
 
 
 def _states(tree: Tree) -> tuple[list[Path], list[Path]]:
