@@ -170,6 +170,32 @@ def test_squares_go_by_their_numbers_and_that_is_said(tmp_path: Path) -> None:
     assert any("10, 11, 12" in line for line in assumed)
 
 
+@pytest.mark.parametrize("beside", [{}, {"running_mean_std.running_mean": torch.zeros(3)}])
+def test_heads_and_normalisers_beside_the_networks_are_not_left_out(
+    beside: dict[str, Any], tmp_path: Path
+) -> None:
+    actor, critic = (nn.Sequential(nn.Linear(3, 8), nn.ELU(), nn.Linear(8, 6), nn.ELU()) for _ in range(2))
+    mean, value = nn.Linear(6, 1), nn.Linear(6, 1)
+    whole = nn.ModuleDict({"actor_mlp": actor, "critic_mlp": critic, "mu": mean, "value": value})
+    path = saved(tmp_path / "a.pth", {"model": {**whole.state_dict(), "sigma": torch.zeros(1), **beside}})
+    facts = AgentFacts(activations="elu", head="linear")
+    if beside:
+        with pytest.raises(UnsupportedError) as error:
+            played(path, facts)
+        assert "running_mean" in str(error.value.found)
+    else:
+        close(played(path, facts)[0], wanted(nn.Sequential(actor, mean)))
+
+
+@pytest.mark.parametrize("name", ["policy.q_net", "embed"])
+def test_values_and_embeddings_are_no_policy(name: str, tmp_path: Path) -> None:
+    path = saved(
+        tmp_path / "a.pth", {f"{name}.0.weight": torch.ones(8, 3), f"{name}.2.weight": torch.ones(1, 8)}
+    )
+    with pytest.raises(CkpttoolError):
+        played(path, GIVEN)
+
+
 def test_a_trunk_and_a_head_are_one_network(tmp_path: Path) -> None:
     trunk = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
     head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))

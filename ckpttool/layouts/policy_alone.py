@@ -34,12 +34,17 @@ Name = tuple[str, ...]
 _EPSILON = {"torch": 1e-5, "tensorflow": 1e-3}
 _MAP = ("action_scale", "action_bias")
 _POLICY = re.compile(r"(^|_)(actor|policy|pi|mu|actor_mean|policy_net|policy_network)(_|$)")
-_CRITIC = re.compile(r"(^|_)(critics?|q|q?vf?\d*|qf?\d*|value|values|val|baseline|advantage)(_|\d*$)")
+_CRITIC = re.compile(
+    r"(^|_)(critics?|q|q?vf?\d*|qf?\d*|value|values|val|baseline|advantage|quantile)(_|\d*$)"
+)
 _SLOW = re.compile(r"target|(^|_)(ema|old|slow)(_|$)")
 _DEVIATION = re.compile(r"log_?(std|sigma|scale|var)|(^|_)(std|sigma|logstd)(_|$|\d)")
+_TEMPERATURE = re.compile(r"^(log_?)?(alpha|temperature|ent_coef)$")
 _TRUNK = re.compile(
     r"trunk|body|base|shared|encoder|features?|hidden|backbone|torso|net|mlp|head|out|output|last"
 )
+# Containers of RL libraries: what their layouts do not recognise is another algorithm, not a policy alone.
+_LIBRARIES = frozenset(("stable_baselines3", "stable_baselines2", "rllib", "d3rlpy", "keras_rl"))
 _NUMBERS = re.compile(r"\d+")
 _MOST = 200  # layers; no policy that is a chain of dense layers comes near
 _TRIES = 20_000
@@ -83,6 +88,8 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
     several orders of layers, of which nothing tells the right one, and UnsupportedError for other layers.
     """
     tree = checkpoint.tree
+    if checkpoint.format in _LIBRARIES:
+        return None
     if (followed := script_steps.of_script(checkpoint)) is not None:
         return _of_followed(followed, tree, checkpoint.path, "torch", "the TorchScript code")
     if (followed := graph_steps.of_saved_model(checkpoint)) is not None:
@@ -108,7 +115,12 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
         return None
     if len(found) > _MOST:
         raise UsageError("the checkpoint holds more layers than a policy", file=file, found=str(len(found)))
-    network_, assumed = _chosen(_networks(tuple(found)), network, file)
+    networks = _networks(tuple(found))
+    network_, assumed = _chosen(networks, network, file)
+    # What stands beside all networks (a head, a normaliser of observations) may be the policy's.
+    inside = {group.name for each in networks for group in each.groups}
+    beside = tuple(group for group in found if group.name not in inside)
+    network_ = network_._replace(groups=(*network_.groups, *beside))
     steps = model_steps.of_whole(module, network_.name) if module is not None else None
     document = keras_tree.config_document(checkpoint.format, checkpoint.path)
     if document is not None:
@@ -138,6 +150,8 @@ def _groups(tree: Tree, framework: str) -> list[_Group]:
     for path, leaf in tree.tensors():
         if leaf.role not in ("parameter", "buffer") or leaf.dtype in ("string", "bool"):
             continue
+        if not leaf.shape and "int" in leaf.dtype:
+            continue  # a count: no layer has such a tensor
         segments = tuple(tree.names[path].removesuffix(":0").split("/"))
         # model.export() of Keras 3 saves every variable a second time, below this name.
         if segments[0] == "_all_variables" and framework == "tensorflow":
@@ -147,7 +161,8 @@ def _groups(tree: Tree, framework: str) -> list[_Group]:
     for name, tensors in groups.items():
         leaves = {n: e.leaf for n, e in tensors.items()}
         kind = recognise(leaves, framework)
-        if kind is None and framework == "torch" and tensors.keys() == {"weight"}:
+        embeds = any("emb" in segment.lower() for segment in name)
+        if kind is None and framework == "torch" and tensors.keys() == {"weight"} and not embeds:
             # A matrix alone may be an embedding too, which no policy of numbers has.
             kind = next((k for k in candidates(leaves, framework) if k.name == "dense"), None)
         found.append(_Group(name, kind, tensors))
@@ -164,9 +179,7 @@ def _networks(found: tuple[_Group, ...], prefix: Name = ()) -> list[_Network]:
     rest = [m for name, each in children.items() if name not in many for m in each]
     if len(many) == 1 and not any(map(_is_dense, rest)):
         ((name, each),) = many.items()
-        inner = _networks(tuple(each), (*prefix, name))
-        # Tensors beside the only network, such as the action's scale, belong to it.
-        return [n._replace(groups=(*n.groups, *rest)) for n in inner] if len(inner) == 1 else inner
+        return _networks(tuple(each), (*prefix, name))
     if len(many) < 2 or _is_one(tuple(many)):
         return [_Network(prefix, found)]
     return [network for name, each in many.items() for network in _networks(tuple(each), (*prefix, name))]
@@ -215,13 +228,20 @@ def _chosen(found: list[_Network], wanted: str, file: str) -> tuple[_Network, tu
 
 
 def _acts(network: _Network) -> bool:
-    words = "_".join(network.name).lower()
-    return bool(_POLICY.search(words)) and not _SLOW.search(words)
+    return _role(network.name) is _POLICY and not _SLOW.search("_".join(network.name).lower())
 
 
 def _is_critic(words: Sequence[str]) -> bool:
-    lower = [word.lower() for word in words]
-    return any(_CRITIC.search(word) for word in lower) and not any(_POLICY.search(word) for word in lower)
+    return _role(words) is _CRITIC
+
+
+def _role(words: Sequence[str]) -> re.Pattern[str] | None:
+    """Return what the innermost word that tells says: `actor` in actor_critic/actor, `q` in policy/q_net."""
+    for word in reversed(words):
+        found = [each for each in (_POLICY, _CRITIC) if each.search(word.lower())]
+        if len(found) == 1:
+            return found[0]
+    return None
 
 
 def _words_of(file: str) -> tuple[str, ...]:
@@ -253,7 +273,7 @@ def _parts(network: _Network, file: str) -> tuple[tuple[Module, ...], dict[str, 
         for name, entry in group.tensors.items() if group.kind is None else ():
             if name in _MAP:
                 action_map[name] = entry
-            elif name in LOG_STD or _DEVIATION.search(name):
+            elif name in LOG_STD or _DEVIATION.search(name) or _TEMPERATURE.search(name):
                 notes.append(f"{'/'.join(entry.segments)} is left out: the policy is deterministic")
             else:
                 strange.append("/".join(entry.segments))
