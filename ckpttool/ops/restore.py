@@ -184,6 +184,8 @@ def with_names(binding: Binding, tree: Tree, known: Sidecar | None) -> Binding:
     }
     found = recognise(Tree(leaves, containers=tree.containers), "", binding.layout)
     return found.moved(lambda path: back[path]) if found is not None else binding
+
+
 def _spread(own: Own, binding: Binding, tree: Tree) -> Own:
     """Return what is known with one pair of bounds for each action, where one pair was given for all."""
     told = own.sidecar
