@@ -20,25 +20,33 @@ from ckpttool.tree import Container, Tree
 _STATISTICS = frozenset(("moving_mean", "moving_variance"))
 
 
-class _Placed(NamedTuple):
-    """What becomes of a tree's layers, under the names that their tensors get; and what is said of it."""
+class Placed(NamedTuple):
+    """What becomes of a tree's layers, under the names that their tensors get; and what is said of it.
+
+    `refused` are the tensors of layers that are not converted; a note gives the reason.
+    """
 
     done: tuple[tuple[Layer, Done, Mapping[str, Name]], ...]
     notes: tuple[str, ...]
+    refused: frozenset[Path] = frozenset()
 
     @property
     def names(self) -> tuple[Name, ...]:
+        """The names of all tensors in the target."""
         return tuple(name for _, _, names in self.done for name in names.values())
 
     @property
     def left(self) -> tuple[Path, ...]:
+        """The source tensors of converted layers that the target has no place for."""
         return tuple(path for _, done, _ in self.done for path in done.left)
 
     @property
     def assumed(self) -> tuple[str, ...]:
+        """The sentences on defaults that were taken."""
         return tuple(dict.fromkeys(said for _, done, _ in self.done for said in done.assumed))
 
     def moves(self, paths: Mapping[Name, Path]) -> tuple[Move, ...]:
+        """Return the moves to the paths that the names get."""
         return tuple(
             Move(source, paths[names[stored]], rule)
             for _, done, names in self.done
@@ -46,9 +54,20 @@ class _Placed(NamedTuple):
         )
 
     def added(self, paths: Mapping[Name, Path]) -> dict[Path, Leaf]:
+        """Return the tensors that only the target has, by the paths that their names get."""
         return {
             paths[names[stored]]: leaf for _, done, names in self.done for stored, leaf in done.added.items()
         }
+
+
+def placed_torch(tree: Tree, given: Sequence[Choice] = ()) -> Placed:
+    """Return what becomes of the layers of a TensorFlow tree in PyTorch."""
+    return _placed(tree, layers(tree, "tensorflow", given), "torch", torch_names)
+
+
+def placed_tensorflow(tree: Tree, given: Sequence[Choice] = ()) -> Placed:
+    """Return what becomes of the layers of a PyTorch tree in TensorFlow."""
+    return _placed(tree, layers(tree, "torch", given), "tensorflow", tensorflow_names)
 
 
 def to_torch(tree: Tree, given: Sequence[Choice] = ()) -> Plan:
@@ -58,7 +77,7 @@ def to_torch(tree: Tree, given: Sequence[Choice] = ()) -> Plan:
     siblings) has no move and is reported as unused, and so is a layer that may be of several kinds: a note
     names them.
     """
-    placed = _placed(tree, layers(tree, "tensorflow", given), "torch", torch_names)
+    placed = placed_torch(tree, given)
     paths = {name: (key(".".join(name)),) for name in placed.names}
     moves = (*placed.moves(paths), *_experience(tree))
     containers: dict[Path, Container] = {(): Container("OrderedDict")}
@@ -78,12 +97,9 @@ def to_tensorflow(tree: Tree, given: Sequence[Choice] = ()) -> Plan:
 
     A number in a name is an item of a list, as in a Sequential, and goes on being one.
     """
-    placed = _placed(tree, layers(tree, "torch", given), "tensorflow", tensorflow_names)
+    placed = placed_tensorflow(tree, given)
     paths = edges(placed.names)
-    labels = {
-        paths[name]: Label("buffer" if name[-1] in _STATISTICS else "parameter", "/".join(name))
-        for name in placed.names
-    }
+    labels = {paths[name]: label(name) for name in placed.names}
     return Plan(
         placed.moves(paths),
         placed.added(paths),
@@ -94,20 +110,27 @@ def to_tensorflow(tree: Tree, given: Sequence[Choice] = ()) -> Plan:
     )
 
 
+def label(name: Name) -> Label:
+    """Return the label of a layer's variable in TensorFlow."""
+    return Label("buffer" if name[-1] in _STATISTICS else "parameter", "/".join(name))
+
+
 def _placed(
     tree: Tree,
     found: tuple[Layer, ...],
     framework: str,
     naming: Callable[[tuple[Layer, ...]], Callable[[Layer, str], Name]],
-) -> _Placed:
+) -> Placed:
     done: list[tuple[Layer, Done, Mapping[str, Name]]] = []
     refused: list[str] = []
+    not_done: set[Path] = set()
     asked: dict[cautions.Why, list[str]] = {}
     named = naming(found)
     unknown = flattened.unknown(tree, found)
     for layer in found:
         if layer.title in unknown:
             refused.append(unknown[layer.title])
+            not_done.update(layer.tensors.values())
             continue
         ways, why = _ways(tree, layer, framework)
         if len(ways) == 1 and not why:
@@ -116,10 +139,11 @@ def _placed(
         else:
             reason = why[0] if len(layer.kinds) == 1 else cautions.ambiguous(layer)
             asked.setdefault(reason, []).append(layer.title)
+            not_done.update(layer.tensors.values())
     refused += [reason.sentence(titles) for reason, titles in asked.items()]
     left = [tree.names[path] for _, made, _ in done for path in made.left]
     said = (*cautions.left(left), *cautions.notes(layer for layer, _, _ in done))
-    return _Placed(tuple(done), (*refused, *said))
+    return Placed(tuple(done), (*refused, *said), frozenset(not_done))
 
 
 def _ways(tree: Tree, layer: Layer, framework: str) -> tuple[list[Done], list[cautions.Why]]:

@@ -38,7 +38,8 @@ class Plan:
     leaves that the target says without an entry of its own, or that nothing depends on there. `aliases` are
     further paths of a target, `labels` its role and owner where they differ from the source's. `told` are
     settings by optimizer that the target cannot hold and its sidecar tells, `partly` source leaves of which
-    a part has no place in it.
+    a part has no place in it. `kept` are source leaves that are neither a network's nor an optimizer's and
+    that the target has no place for: the sidecar, and the file beside it, keep them.
     """
 
     moves: tuple[Move, ...]
@@ -52,6 +53,7 @@ class Plan:
     labels: Mapping[Path, Label] = field(default_factory=dict)
     told: Settings = field(default_factory=dict)
     partly: tuple[Path, ...] = ()
+    kept: tuple[Path, ...] = ()
 
 
 def build(tree: Tree, plan: Plan) -> Tree:
@@ -145,6 +147,18 @@ def after(first: Plan, second: Plan) -> Plan:
         second.labels,
         {**first.told, **second.told},
         (*first.partly, *dict.fromkeys(lost)),
+        (*first.kept, *(move.source for path in second.kept for move in ways.get(path, ()))),
+    )
+
+
+def resourced(plan: Plan, sources: Mapping[Path, Path]) -> Plan:
+    """Return the plan of a tree whose leaves lie at `sources` of where this plan's tree has them."""
+    return replace(
+        plan,
+        moves=tuple(replace(move, source=sources[move.source]) for move in plan.moves),
+        consumed=tuple(sources[path] for path in plan.consumed),
+        partly=tuple(sources[path] for path in plan.partly),
+        kept=tuple(sources[path] for path in plan.kept),
     )
 
 

@@ -166,6 +166,8 @@ class ToValue(NamedTuple):
             return leaf
         if leaf.size != 1:
             raise MappingError("only a tensor of one element is a number", found=str(leaf.shape))
+        if leaf.dtype == "string":
+            return ValueLeaf(_text(leaf.strings()[0]), leaf.role)
         value: Plain = leaf.array().reshape(-1)[0].item()
         if isinstance(self.exact, float) and leaf.dtype == "float32" and _rounded(self.exact) == value:
             value = self.exact
@@ -198,6 +200,13 @@ class ToTensor(NamedTuple):
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
         """Return the way back to a number."""
         return ToValue() if isinstance(source, ValueLeaf) else Keep()
+
+
+def _text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def _rounded(value: float) -> float | None:

@@ -42,11 +42,9 @@ class Stated(NamedTuple):
         known = _configured(known, binding, tree)
         if not any(self):
             return known
-        if binding is None:
-            raise UsageError(
-                "no layout recognises an agent here: it has no optimizers of which to say anything"
-            )
         base = known or Sidecar("")
+        if binding is None:
+            return self._general(base)
         found = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
         once: set[tuple[str, str]] = set()
         for text in self.optimizer:
@@ -64,6 +62,28 @@ class Stated(NamedTuple):
         said = {"l2": self.l2, "optimizer": self.optimizer}
         provenance = {name: f"given: {', '.join(texts)}" for name, texts in said.items() if texts}
         return replace(base, optimizers=found, provenance={**base.provenance, **provenance})
+
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """Return the optimizers and settings of `--optimizer NAME/SETTING=VALUE`, without their values."""
+        places = (text.partition("=")[0].strip().rpartition("/") for text in self.optimizer)
+        return tuple((name, key) for name, _, key in places)
+
+    def _general(self, base: Sidecar) -> Sidecar:
+        """Return the sidecar with what was said of optimizers that no layout knows."""
+        if self.l2:
+            raise UsageError("--l2 needs a checkpoint that a layout recognises", hint="leave it out")
+        found = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
+        for text, (name, key) in zip(self.optimizer, self.settings(), strict=True):
+            if not name or key not in _SETTINGS:
+                raise UsageError(
+                    f"--optimizer {text}: unknown setting '{key}'",
+                    hint=choice(_TORCH.get(key, key), _SETTINGS) if name else _OPTIMIZER,
+                )
+            found.setdefault(name, {})[key] = _value(text, key)
+        if len(set(self.settings())) < len(self.optimizer):
+            raise UsageError("--optimizer gives a setting twice")
+        provenance = {**base.provenance, "optimizer": f"given: {', '.join(self.optimizer)}"}
+        return replace(base, optimizers=found, provenance=provenance)
 
     def notes(self, known: Sidecar | None) -> Iterator[str]:
         """Go through what a report says of the penalties that were given, or that the file's layers have."""
@@ -108,8 +128,7 @@ def _configured(known: Sidecar | None, binding: Binding | None, tree: Tree) -> S
 
 def _setting(text: str, binding: Binding) -> tuple[str, str, float | bool | None]:
     """Return the optimizer, the setting and the value of `NAME/SETTING=VALUE`."""
-    place, _, said = text.partition("=")
-    name, _, key = place.strip().partition("/")
+    name, _, key = text.partition("=")[0].strip().partition("/")
     present = [each for each in OPTIMIZERS if _moves(binding, each)]
     if name not in present:
         raise UsageError(
@@ -119,8 +138,14 @@ def _setting(text: str, binding: Binding) -> tuple[str, str, float | bool | None
     _require_setting(text, name, key, binding)
     if any(move.target == setting(name, key) for move in binding.moves.moves):
         raise UsageError(f"--optimizer {text}: the checkpoint itself says its {key}")
+    return name, key, _value(text, key)
+
+
+def _value(text: str, key: str) -> float | bool | None:
+    """Return the value of `NAME/SETTING=VALUE`; raise UsageError for one that the setting cannot have."""
+    said: str = text.partition("=")[2]
     try:
-        value = json.loads(said)
+        value: object = json.loads(said)
     except json.JSONDecodeError:
         value = said
     if value is not None and not isinstance(value, bool | int | float):
@@ -130,7 +155,7 @@ def _setting(text: str, binding: Binding) -> tuple[str, str, float | bool | None
     if value is not None and isinstance(value, bool) != (key in FLAGS):
         meant = "true, false or null" if key in FLAGS else "a number"
         raise UsageError(f"--optimizer {text}: {key} is {meant}")
-    return name, key, value
+    return value
 
 
 def _require_setting(text: str, name: str, key: str, binding: Binding) -> None:

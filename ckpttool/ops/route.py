@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import some
 from ckpttool.layouts import objects, variable_names, variables
 from ckpttool.layouts.canonical import Binding
 from ckpttool.leaf import Leaf, Path, display
@@ -21,6 +22,7 @@ from ckpttool.ops.plain_names import Prepared, prepared
 from ckpttool.ops.request import Request
 from ckpttool.ops.way_back import way_back
 from ckpttool.ops.ways import way
+from ckpttool.shown import count
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
@@ -88,7 +90,9 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
         )
     known = request.stated.into(known, binding, tree)
     ready = ready._replace(notes=(*ready.notes, *request.stated.notes(known)))
-    plan, agent = way(checkpoint, tree, request, binding, known)
+    plan, agent, general = way(checkpoint, tree, request, binding, known)
+    if general:
+        binding = None
     if plan is not None and agent is not None:
         plan = replace(plan, notes=(*plan.notes, *read))
     remembered = None
@@ -108,7 +112,7 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
     else:
         moves, target = plan.moves, build(tree, plan)
         report = _report(ready, target, plan, agent)
-        settings = plan.told if agent is not None else settings
+        settings = plan.told if agent is not None or plan.told else settings
     return Route(
         tree,
         target,
@@ -137,17 +141,20 @@ def _told_still(
     """Return what was once stated of the optimizers, for which the undone source has no place, with notes."""
     if not _said(known) or binding is None:
         return None, ()
-    plan, _ = way(checkpoint, tree, request, binding, known)
+    plan, _, _ = way(checkpoint, tree, request, binding, known)
     return (None, ()) if plan is None else (plan.told, plan.notes)
 
 
 def _report(ready: Prepared, target: Tree, plan: Plan, agent: Binding | None) -> Report:
-    used = {move.source for move in plan.moves} | set(plan.consumed)
+    used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept}
     if agent is not None:
         used |= agent.consumed
     used -= set(plan.partly)
     unused = (*(ready.names[path] for path in ready.tree if path not in used), *ready.lost)
     notes = (*ready.notes, *plan.notes)
+    if plan.kept:
+        names = [ready.names[path] for path in plan.kept]
+        notes = (*notes, f"kept in the sidecar: {count(len(names), 'value')} ({some(names, 3)})")
     return Report(mapped(ready, target, plan.moves), unused, plan.missing, plan.assumed, notes)
 
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import MappingError, UsageError, some
+from ckpttool.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import objects, variables
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding
+from ckpttool.leaf import Path
 from ckpttool.mapping import by_rules, generic
 from ckpttool.mapping.layers import Choice
-from ckpttool.mapping.plan import Plan
+from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.rules import KEEP
-from ckpttool.ops import agent_way, optimizer_facts, side_files
+from ckpttool.ops import agent_way, general_way, optimizer_facts, side_files
 from ckpttool.ops.agent_way import framework_of
 from ckpttool.ops.request import Request
 from ckpttool.ops.restore import require_layers, with_names
@@ -29,6 +31,7 @@ from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
 TENSORFLOW, NUMPY = "tensorflow", "numpy"
+_WEIGHTS_FILE = "keras_h5"
 # Those that pickle NumPy arrays, whichever framework trained them, among much else.
 PICKLES = frozenset(("rllib",))
 # The layouts of a library's own container, whose settings mean nothing elsewhere.
@@ -36,10 +39,14 @@ ENCLOSED = frozenset(("stable_baselines3", "rllib", "rllib_policy", "d3rlpy"))
 
 
 class Way(NamedTuple):
-    """The plan, None if everything stays as it is, and the agent if it goes by its layout."""
+    """The plan, None if everything stays as it is, and the agent if it goes by its layout.
+
+    `general` says that the plan is of networks, optimizers and values, whatever layout the tree has.
+    """
 
     plan: Plan | None
     agent: Binding | None = None
+    general: bool = False
 
 
 def way(
@@ -72,8 +79,51 @@ def way(
     if binding is not None:
         require_layers(binding, known, sidecar.beside(checkpoint.path))
         agent = with_names(agent_way.without_added(binding, tree, known), tree, known)
-        return Way(agent_way.plan(tree, agent, kind, optimizer_facts.settings(known), known), agent)
-    return Way(_by_kind(checkpoint, tree, _framework(kind.format), given))
+        return _by_layout(checkpoint, tree, request, agent, known)
+    return Way(_general(checkpoint, tree, request, optimizer_facts.settings(known)), general=True)
+
+
+def _by_layout(
+    checkpoint: Checkpoint, tree: Tree, request: Request, agent: Binding, known: Sidecar | None
+) -> Way:
+    """Return the way of an agent: by its layout, or by its parts if that leaves less over."""
+    told = optimizer_facts.settings(known)
+    failed: CkpttoolError | None = None
+    plan: Plan | None = None
+    try:
+        plan = agent_way.plan(tree, agent, request.kind, told, known)
+    except (MappingError, UnsupportedError) as error:
+        failed = error
+    left = _problems(tree, plan, agent.consumed) if plan is not None else len(tree)
+    if plan is not None and not left:
+        return Way(plan, agent)
+    if request.layout is None and not request.kind.agent:
+        with contextlib.suppress(CkpttoolError):
+            general = _general(checkpoint, tree, request, told)
+            if _problems(tree, general) < left:
+                said = f"converted by its parts: layout {agent.layout} has no place for all of them"
+                return Way(replace(general, notes=(said, *general.notes)), general=True)
+    if failed is not None:
+        raise failed
+    return Way(plan, agent)
+
+
+def _problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> int:
+    """Return how many entries of either side a plan leaves open."""
+    used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept, *consumed}
+    return len(plan.missing) + len(plan.partly) + sum(path not in used for path in tree)
+
+
+def _general(checkpoint: Checkpoint, tree: Tree, request: Request, told: Settings) -> Plan:
+    """Return the plan of a checkpoint without a layout; raise MappingError where no layer is known."""
+    kind, given, stated = request.kind, request.given, request.stated.settings()
+    try:
+        if _framework(kind.format) == TENSORFLOW:
+            file = kind.format == _WEIGHTS_FILE
+            return general_way.to_tensorflow(tree, given, told, stated, file=file)
+        return general_way.to_torch(tree, given, told, stated)
+    except CkpttoolError as error:
+        raise error.located(file=checkpoint.path) from error.__cause__
 
 
 def _is_kept(source: str, target: str, tree: Tree, binding: Binding | None) -> bool:

@@ -7,7 +7,7 @@ unless there is momentum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ckpttool.layouts import canonical
 from ckpttool.layouts.optimizers.families import ADAM, RMSPROP
@@ -21,17 +21,19 @@ _PLACES: Mapping[str, str] = {
 }
 
 
-def notes(agent: Tree, source: str, target: str) -> tuple[str, ...]:
+def notes(
+    agent: Tree, source: str, target: str, names: Iterable[str] = canonical.OPTIMIZERS
+) -> tuple[str, ...]:
     """Return a sentence for each kind of optimizer whose epsilon is not the same thing in both frameworks."""
     if source == target:
         return ()
     named: dict[str, list[str]] = {}
-    for name in canonical.OPTIMIZERS:
+    for name in names:
         if any(path[0] == attr(name) for path in agent):
             named.setdefault(Known(name, agent, {}, {}).family.name, []).append(name)
     return tuple(
-        f"{' and '.join(names)}: epsilon keeps its number; {_PLACES[family]}: updates differ where gradients "
+        f"{' and '.join(mine)}: epsilon keeps its number; {_PLACES[family]}: updates differ where gradients "
         "are as small as it"
-        for family, names in named.items()
+        for family, mine in named.items()
         if family in _PLACES
     )

@@ -74,7 +74,8 @@ def powers(
     first, *others = [counted(optimizer.tree, pair) for pair in pairs]
     if any(other != first for other in others):
         return {}
-    number = canonical.OPTIMIZERS.index(optimizer.name)
+    known = list(canonical.OPTIMIZERS)
+    number = known.index(optimizer.name) if optimizer.name in known else 0
     return dict(zip(POWERS, pairs[min(number, len(pairs) - 1)], strict=True))
 
 

@@ -1,0 +1,806 @@
+"""Plans the conversion of a checkpoint that no layout recognises: networks, optimizers and plain values.
+
+Networks go by the kinds of their layers (mapping/generic.py). An optimizer is joined to the parameters that
+it trains by the object graph, by names, or by PyTorch's own rule (the order of param_groups is the order of
+the parameters, which the shapes of all slots must confirm), and becomes the target's optimizer. Counters
+become variables or numbers. Other values stay where the target can hold them; the rest goes to the sidecar.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ckpttool import dtypes
+from ckpttool.errors import MappingError, UsageError, choice, some
+from ckpttool.formats.object_graph.roles import slot_path
+from ckpttool.layouts import canonical, optimizers
+from ckpttool.layouts.optimizers import differences
+from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES, OTHERS
+from ckpttool.layouts.optimizers.tf1 import POWERS
+from ckpttool.layouts.optimizers.torch_groups import groups
+from ckpttool.layouts.table import Optimizer, OptimizerMoves
+from ckpttool.layouts.writing import together
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, index, key
+from ckpttool.mapping import decorations, generic, inert
+from ckpttool.mapping.generic import Placed
+from ckpttool.mapping.layers import Choice
+from ckpttool.mapping.modules import Name
+from ckpttool.mapping.parts import Term
+from ckpttool.mapping.plan import Label, Plan, Settings, after, edges, resourced
+from ckpttool.mapping.report import Move, Moves
+from ckpttool.mapping.rules import KEEP, Rule, ToTensor, ToValue, chained, steps
+from ckpttool.ops.restore import canonical_tree
+from ckpttool.tree import Alias, Container, Tree
+
+_DICT, _ORDERED = Container("dict"), Container("OrderedDict")
+_NETWORKS = attr("networks")  # the component of all weights in the canonical tree of an optimizer
+_MODEL, _OPTIMIZER = "model", "optimizer"
+_COUNTS = 1 << 63
+# Edges between a Keras model and its layers: what they lead to is the model's own
+# (keras/src/models/{sequential,functional}.py; tf_keras: layer_with_weights-0, layer-1).
+_INNER = re.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
+# Words of an entry's name that do not tell one network or optimizer from another.
+_COMMON = frozenset(
+    (
+        "optimizer",
+        "optimizers",
+        "optim",
+        "opt",
+        "state",
+        "states",
+        "dict",
+        "model",
+        "net",
+        "network",
+        "module",
+    )
+) | {"weights", "params", "nets", "networks", "models"}
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_ITERATIONS = frozenset(("_iterations", "iterations", "iter", "step"))
+_RATES = frozenset(("_learning_rate", "learning_rate"))
+# Settings in the configuration of a Keras optimizer, under the names that they have here.
+_CONFIGURED = frozenset(("learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad", "rho", "momentum")) | {
+    "centered",
+    "nesterov",
+    "weight_decay",
+}
+_SECOND_BIAS = re.compile(r"bias_hh_(l\d+(?:_reverse)?)")
+
+
+class _State(NamedTuple):
+    """One optimizer of the source: its name, where it is, and its bound state."""
+
+    name: str
+    top: Path
+    moves: OptimizerMoves
+    weights: tuple[Path, ...]
+
+
+def to_tensorflow(
+    tree: Tree,
+    given: Sequence[Choice],
+    told: Settings,
+    stated: Sequence[tuple[str, str]] = (),
+    *,
+    file: bool,
+    strip: bool = True,
+) -> Plan:
+    """Return the plan of a PyTorch tree for TensorFlow's objects, or with `file` for Keras's weights file.
+
+    Whole modules are read as their state_dicts. With `strip`, wrapper prefixes are left out of names.
+    `told` are settings of optimizers from the sidecar, of which `stated` (optimizer, setting) are a user's:
+    raise UsageError for one that the checkpoint contradicts or has no optimizer for.
+    """
+    plain, sources, notes = _as_state_dicts(tree, strip=strip)
+    made = _ToTensorFlow(plain, given, _Told(told, stated), file=file).plan()
+    left = tuple(path for path in tree if path not in set(sources.values()))
+    made = resourced(made, sources)
+    return replace(made, notes=(*notes, *made.notes), kept=(*made.kept, *left))
+
+
+def to_torch(
+    tree: Tree, given: Sequence[Choice], told: Settings, stated: Sequence[tuple[str, str]] = ()
+) -> Plan:
+    """Return the plan of a TensorFlow tree for a PyTorch file.
+
+    Networks alone become one flat state_dict. Beside optimizers or other values each network is a state_dict
+    of its own, under its attribute's name (`model` for a model that is the root).
+    """
+    return _ToTorch(tree, given, _Told(told, stated)).plan()
+
+
+def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path], tuple[str, ...]]:
+    """Return the tree with whole modules as state_dicts and plain names, and each path's source."""
+    sources = {path: path for path in tree}
+    found = inert.to_state_dicts(tree)
+    notes: list[str] = []
+    if found is not None:
+        sources = {move.target: move.source for move in found.moves}
+        tree = _renamed(tree, sources, found)
+    bare = decorations.stripped(tree) if strip else None
+    if bare is not None:
+        places = {old: new for new, old in bare.moves.items()}
+        tree = Tree(
+            {path: _owned(leaf, places) for path, leaf in bare.tree.items()},
+            bare.tree.aliases,
+            bare.tree.containers,
+        )
+        sources = {new: sources[old] for new, old in bare.moves.items()}
+        words = {segment for each in bare.decorations for one in each.wrapped for segment in one.segments}
+        prefixes = ", ".join(f"{word}. ({decorations.whose(word)})" for word in sorted(words))
+        notes.append(f"wrapper prefixes removed from names: {prefixes}")
+    return tree, sources, tuple(notes)
+
+
+def _renamed(tree: Tree, sources: Mapping[Path, Path], plan: Plan) -> Tree:
+    places = {old: new for new, old in sources.items()}
+    leaves = {new: _owned(tree[old], places) for new, old in sources.items()}
+    aliases = {path: tuple(map(Alias, others)) for path, others in plan.aliases.items()}
+    return Tree(leaves, aliases, plan.containers)
+
+
+def _owned(leaf: Leaf | ValueLeaf, places: Mapping[Path, Path]) -> Leaf | ValueLeaf:
+    return replace(leaf, of=places.get(leaf.of)) if isinstance(leaf, Leaf) and leaf.of is not None else leaf
+
+
+class _Unit(NamedTuple):
+    """One layer or one tensor that is no layer's, under the names of the target."""
+
+    moves: tuple[tuple[Path, Name, Rule], ...]
+    added: Mapping[Name, Leaf]
+
+
+class _Networks:
+    """The networks of a tree: their layers in the target's names, and their tensors outside of layers.
+
+    `inside` tells whether a tensor belongs to a network, `state` are the leaves of optimizers.
+    """
+
+    def __init__(
+        self, tree: Tree, placed: Placed, state: frozenset[Path], inside: Callable[[Path], bool]
+    ) -> None:
+        self.tree, self.placed, self.state = tree, placed, state
+        self.of_layers = {move[0] for _, done, _ in placed.done for move in done.moves}
+        self.left = frozenset(placed.left)
+        self.outside = [
+            path
+            for path in tree
+            if path not in self.of_layers and path not in self.left and path not in state
+        ]
+        lone = [path for path in self.outside if inside(path) and self._is_lone(path)]
+        # What is neither moved nor a plain value of a network cannot be mapped and is reported.
+        self.unmapped = frozenset(
+            path
+            for path in self.outside
+            if path in placed.refused or (path not in lone and self._is_weight(path, inside=inside(path)))
+        )
+        self.units = self._ordered(lone)
+        self.values = [path for path in self.outside if not inside(path)]
+
+    def moved(self) -> Iterator[tuple[Path, Name, Rule]]:
+        """Go through all moves in the order of the target's parameters."""
+        return (move for unit in self.units for move in unit.moves)
+
+    def _is_weight(self, path: Path, *, inside: bool) -> bool:
+        """Whether a tensor without a rule belongs, or may belong, to a network."""
+        leaf = self.tree[path]
+        weight = isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer", "slot")
+        return weight and (inside or not self._is_plain(path))
+
+    def _is_plain(self, path: Path) -> bool:
+        """Whether a tensor has no axes that the frameworks could order differently."""
+        leaf = self.tree[path]
+        if not isinstance(leaf, Leaf):
+            return False
+        return (
+            leaf.size == max(leaf.shape, default=1) or "int" in leaf.dtype or leaf.dtype in ("bool", "string")
+        )
+
+    def _is_lone(self, path: Path) -> bool:
+        """Whether a network has the tensor outside of layers, in one form everywhere."""
+        leaf = self.tree[path]
+        mine = isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer") and leaf.dtype != "string"
+        return mine and self._is_plain(path) and path not in self.placed.refused
+
+    def require(self) -> None:
+        """Raise MappingError where no layer is known."""
+        if self.placed.done or self.placed.notes:
+            return
+        if self.state:
+            raise MappingError(
+                "the checkpoint holds the state of an optimizer and no network",
+                hint="convert the file that holds the network as well",
+            )
+        raise MappingError(
+            "nothing in the checkpoint is a layer of a known kind",
+            hint="ckpttool inspect shows what is in it",
+        )
+
+    def _ordered(self, lone: Sequence[Path]) -> list[_Unit]:
+        """Return the units in the order of the file; a module's own tensors come before its submodules'."""
+        units = [
+            _Unit(
+                tuple((source, names[stored], rule) for source, stored, rule in done.moves),
+                {names[stored]: leaf for stored, leaf in done.added.items()},
+            )
+            for _, done, names in self.placed.done
+        ]
+        for path in reversed(lone):
+            name = tuple(self.tree.names[path].split("/"))
+            at = next((n for n, unit in enumerate(units) if _is_below(unit, name[:-1])), len(units))
+            units.insert(at, _Unit(((path, name, KEEP),), {}))
+        return units
+
+
+def _is_below(unit: _Unit, module: Name) -> bool:
+    names = (*(name for _, name, _ in unit.moves), *unit.added)
+    return any(name[: len(module)] == module for name in names)
+
+
+# Optimizers.
+
+
+def _state_plan(
+    tree: Tree,
+    state: _State,
+    canonical_paths: Mapping[Path, Path],
+    write: Callable[[Tree], Plan],
+    more: Iterable[Move] = (),
+) -> Plan:
+    """Return the plan of one optimizer, which `write` makes of its canonical tree."""
+    weights = [Move(path, canonical_paths[path], KEEP) for path in state.weights]
+    moves = (*weights, *state.moves.moves, *more)
+    agent = canonical_tree(tree, Moves(moves))
+    first = Plan(moves, consumed=tuple(state.moves.consumed))
+    return after(first, write(agent))
+
+
+def _canonical_paths(names: Mapping[Path, Name]) -> dict[Path, Path]:
+    """Return the place of each weight in the canonical tree, by the name that TensorFlow gives it."""
+    taken: set[Path] = set()
+    found = {}
+    for source, name in names.items():
+        path = (_NETWORKS, *map(attr, name))
+        number = 0
+        while path in taken:
+            number += 1
+            path = (_NETWORKS, *map(attr, name), index(number))
+        taken.add(path)
+        found[source] = path
+    return found
+
+
+class _Told(NamedTuple):
+    """Settings of optimizers from the sidecar and, of those, the ones that a user gave."""
+
+    settings: Settings
+    stated: Sequence[tuple[str, str]] = ()
+
+    def of(self, *names: str) -> Mapping[str, float | bool | str | None]:
+        """Return those of the optimizer with these names; one alone may have had another in the sidecar."""
+        found = [self.settings[name] for name in names if self.settings.get(name)]
+        if found:
+            return found[0]
+        given = {name for name, _ in self.stated}
+        own = [
+            settings
+            for name, settings in self.settings.items()
+            if settings and name not in given and name not in canonical.ALL_OPTIMIZED
+        ]
+        return own[0] if len(own) == 1 else {}
+
+    def require(self, names: Collection[str]) -> None:
+        """Raise UsageError for a setting that was given of an optimizer that is not there."""
+        for name, setting in self.stated:
+            if name not in names:
+                raise UsageError(
+                    f"--optimizer {name}/{setting}: the checkpoint has no optimizer of that name",
+                    hint=choice(name, sorted(names)) if names else "leave it out",
+                )
+
+    def require_free(self, name: str, agent: Tree) -> None:
+        """Raise UsageError for a setting that was given and that the checkpoint holds itself."""
+        for other, setting in self.stated:
+            if other == name and canonical.setting(name, setting) in agent:
+                raise UsageError(f"--optimizer {name}/{setting}: the checkpoint itself holds this setting")
+
+
+def _words(name: str) -> frozenset[str]:
+    words = (word.lower() for word in _WORD.findall(name))
+    return frozenset(word for word in words if word not in _COMMON and word != "0")
+
+
+def _by_title(title: str, candidates: Sequence[tuple[str, OptimizerMoves, tuple[Path, ...]]]) -> int | None:
+    """Return which of several networks the optimizer's name speaks of, None where that is not one."""
+    found = [n for n, (name, _, _) in enumerate(candidates) if _words(name) == _words(title)]
+    return found[0] if len(found) == 1 else None
+
+
+def _torch_tops(tree: Tree) -> dict[Path, list[Path]]:
+    """Return the leaves of every optimizer's state_dict, by its path."""
+    groups_, states = key("param_groups"), key("state")
+    tops = dict.fromkeys(
+        path[: path.index(groups_)] for path in tree if groups_ in path and path[-2:-1] == (key("params"),)
+    )
+    depths = sorted({len(top) for top in tops})
+    found: dict[Path, list[Path]] = {top: [] for top in tops}
+    for path in tree:
+        for depth in depths:
+            if path[:depth] in found and path[depth : depth + 1] in ((groups_,), (states,)):
+                found[path[:depth]].append(path)
+                break
+    return found
+
+
+def _torch_states(
+    tree: Tree,
+    tops: Mapping[Path, object],
+    networks: Mapping[str, tuple[Path, ...]],
+    names: Mapping[Path, Path],
+) -> tuple[list[_State], list[str]]:
+    """Join each optimizer to the network that it trains; return the states and notes on the others.
+
+    `networks` are the parameters of each in their order, `names` the weights' canonical paths.
+    """
+    states: list[_State] = []
+    notes: list[str] = []
+    everything = tuple(path for own in networks.values() for path in own)
+    for top in tops:
+        title = display(top)
+        fits = []
+        for name, own in networks.items():
+            bound = _bound_torch(tree, top, title, own, names)
+            if bound is not None:
+                fits.append((name, bound, own))
+        if not fits and len(networks) > 1:
+            bound = _bound_torch(tree, top, title, everything, names)
+            if bound is not None:
+                both = " and ".join(networks)
+                notes.append(f"{title} trains {both} together, in this order: counts and shapes agree")
+                fits.append((both, bound, everything))
+        chosen = 0 if len(fits) == 1 else _by_title(title, fits)
+        if chosen is None:
+            why = (
+                f"could belong to {some([name for name, _, _ in fits], 3)}" if fits else "matches no network"
+            )
+            notes.append(f"{title}: its parameter groups {why}; its state is not mapped")
+            continue
+        name, bound, own = fits[chosen]
+        if bound.note:
+            notes.append(bound.note)
+            continue
+        if name and not any(name in note for note in notes[-1:]):
+            how = "param_names" if any(m.target[1] == attr(canonical.NAMES) for m in bound.moves) else "order"
+            said = (
+                "names" if how == "param_names" else "the order of param_groups and the shapes of all slots"
+            )
+            notes.append(f"{title} trains {name}, by {said}")
+        states.append(_State(title, top, bound, own))
+    return states, notes
+
+
+def _bound_torch(
+    tree: Tree, top: Path, title: str, own: Sequence[Path], names: Mapping[Path, Path]
+) -> OptimizerMoves | None:
+    """Return the optimizer's state bound to these parameters, None where it does not fit them."""
+    prefix = tuple(display(top).split("/")) if top else ()
+    weights = tuple((path, names[path], KEEP) for path in own)
+    optimizer = Optimizer(title, prefix, tree, weights)
+    mine = optimizer.own
+    found = groups(mine, tree)
+    if found is None or sum(len(group.members) for group in found) != len(own):
+        return None
+    bound = optimizers.from_torch(optimizer)
+    if not bound.moves and "do not match" in bound.note:
+        return None
+    return bound
+
+
+class _ToTensorFlow:
+    """The plan of one PyTorch tree for TensorFlow or Keras."""
+
+    def __init__(self, tree: Tree, given: Sequence[Choice], told: _Told, *, file: bool) -> None:
+        self.tree, self.told, self.file = tree, told, file
+        self.tops = _torch_tops(tree)
+        state = frozenset(path for own in self.tops.values() for path in own)
+        placed = generic.placed_tensorflow(tree, given)
+        dicts = {move[0][:-1] for _, done, _ in placed.done for move in done.moves}
+        self.networks = _Networks(tree, placed, state, lambda path: path[:-1] in dicts)
+        self.dicts = dicts
+        # A weights file is a model's: the one network is its root, the one optimizer its `optimizer`.
+        root = next(iter(dicts)) if file and len(dicts) == 1 else ()
+        self.cut = len(display(root).split("/")) if root else 0
+
+    def plan(self) -> Plan:
+        """Return the whole plan."""
+        self.networks.require()
+        rows = [(source, name[self.cut :], rule) for source, name, rule in self.networks.moved()]
+        added = {name[self.cut :]: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
+        values = {} if self.file else dict(self._values())
+        tops = {top: self._top(top) for top in self.tops}
+        marks = {top: (*name, "_iterations") for top, name in tops.items()}
+        paths = edges(dict.fromkeys((*(n for _, n, _ in rows), *added, *marks.values(), *values.values())))
+        moves = [Move(source, paths[name], rule) for source, name, rule in rows]
+        labels = {paths[name]: self._label(source, name) for source, name, _ in rows}
+        labels |= {paths[name]: generic.label(name) for name in added}
+        for source, name in values.items():
+            leaf = self.tree[source]
+            counted = isinstance(leaf, ValueLeaf)
+            labels[paths[name]] = Label("counter" if counted else "other", "/".join(name))
+            moves.append(Move(source, paths[name], ToTensor("int64") if counted else KEEP))
+        states, notes = self._states(rows)
+        self.told.require({state.name for state in states})
+        plans = [
+            self._state(state, number, rows, paths, paths[marks[state.top]][:-1])
+            for number, state in enumerate(states)
+        ]
+        placed = self.networks.placed
+        whole = together(
+            Plan(
+                tuple(moves),
+                {paths[name]: leaf for name, leaf in added.items()},
+                assumed=placed.assumed,
+                consumed=placed.left,
+                notes=(*placed.notes, *notes),
+                labels=labels,
+            ),
+            *plans,
+        )
+        return replace(whole, kept=tuple(self._kept(whole)))
+
+    def _label(self, source: Path, name: Name) -> Label:
+        leaf = self.tree[source]
+        made = generic.label(name)
+        buffer = isinstance(leaf, Leaf) and leaf.role == "buffer"
+        return made._replace(role="buffer") if buffer else made
+
+    def _top(self, top: Path) -> Name:
+        if self.file and len(self.tops) == 1:
+            return (_OPTIMIZER,)
+        return tuple(display(top).split("/")) if top else (_OPTIMIZER,)
+
+    def _values(self) -> Iterator[tuple[Path, Name]]:
+        """Go through the values that become variables: whole numbers at the top, and tensors."""
+        tops = {self.tree.names[path].split("/")[0] for path in self.networks.of_layers}
+        for path in self.networks.values:
+            leaf = self.tree[path]
+            name = tuple(self.tree.names[path].split("/"))
+            if isinstance(leaf, ValueLeaf):
+                counts = type(leaf.value) is int and -_COUNTS <= leaf.value < _COUNTS
+                if counts and len(path) == 1 and name[0] not in tops:
+                    yield path, name
+            elif path not in self.networks.unmapped and dtypes.BY_NAME[leaf.dtype].tensorflow is not None:
+                yield path, name
+
+    def _states(self, rows: Sequence[tuple[Path, Name, Rule]]) -> tuple[list[_State], list[str]]:
+        found: dict[str, dict[Path, None]] = {}
+        names: dict[Path, Name] = {}
+        for source, name, _ in rows:
+            leaf = self.tree[source]
+            names.setdefault(source, name)
+            if isinstance(leaf, Leaf) and leaf.role == "parameter":
+                found.setdefault(display(source[:-1]), {})[source] = None
+        order = {path: number for number, path in enumerate(self.tree)}
+        networks = {name: tuple(sorted(own, key=order.__getitem__)) for name, own in found.items()}
+        self.canonical = _canonical_paths(names)
+        return _torch_states(self.tree, self.tops, networks, self.canonical)
+
+    def _state(
+        self,
+        state: _State,
+        number: int,
+        rows: Sequence[tuple[Path, Name, Rule]],
+        paths: Mapping[Name, Path],
+        top: Path,
+    ) -> Plan:
+        trained = frozenset(state.weights)
+        weights: list[Move] = []
+        twice: dict[Path, Path] = {}
+        for source, name, rule in rows:
+            parts = [step for step in steps(rule) if not isinstance(step, Term)]
+            summed = len(parts) < len(steps(rule))
+            if source not in trained:
+                continue
+            if summed and any(move.target == paths[name] for move in weights):
+                twice[source] = paths[name]
+                continue
+            weights.append(Move(self.canonical[source], paths[name], chained(*parts)))
+        title = display(top)
+        told = self.told.of(state.name, title)
+        variable = f"adam_{number}" if number else "adam"
+
+        def write(agent: Tree) -> Plan:
+            self.told.require_free(state.name, agent)
+            made = optimizers.ToKeras(
+                state.name, variable, weights, agent, top, told, state.moves.defaults
+            ).plan()
+            extra = tuple(self._unread(agent, made, state.name))
+            said = differences.notes(agent, "torch", "tensorflow", (state.name,))
+            own = {title: made.told.get(state.name, {})}
+            return replace(made, kept=extra, notes=(*made.notes, *said), told=own)
+
+        plan = _state_plan(self.tree, state, self.canonical, write)
+        second = tuple(slot for slot, owner in (state.moves.of or {}).items() if owner in twice)
+        biases = [display(target) for target in dict.fromkeys(twice.values())]
+        assumed = [
+            f"{title}: {some(biases, 2)} is the sum of two biases that PyTorch trains; its moments are those "
+            "of bias_ih, and it changes half as fast from here on"
+        ]
+        return replace(
+            plan,
+            consumed=(*plan.consumed, *second),
+            assumed=(*plan.assumed, *(assumed if biases else ())),
+        )
+
+    @staticmethod
+    def _unread(agent: Tree, made: Plan, name: str) -> Iterator[Path]:
+        """Go through the settings of param_groups that no optimizer of PyTorch reads, as a scheduler's."""
+        known = {ours for family in FAMILIES for ours in family.torch_settings.values()}
+        used = {move.source for move in made.moves} | set(made.consumed)
+        for path in agent:
+            if path[0] == attr(name) and path not in used and len(path) > 1:
+                setting = str(path[1].value)
+                if setting not in known and setting not in canonical.SLOTS and setting != "step":
+                    yield path
+
+    def _kept(self, whole: Plan) -> Iterator[Path]:
+        used = {move.source for move in whole.moves} | {*whole.consumed, *whole.kept}
+        yield from whole.kept
+        for path in self.networks.outside:
+            if path not in used and path not in self.networks.unmapped:
+                yield path
+
+
+# To PyTorch.
+
+
+class _ToTorch:
+    """The plan of one TensorFlow tree for PyTorch."""
+
+    def __init__(self, tree: Tree, given: Sequence[Choice], told: _Told) -> None:
+        self.tree, self.told = tree, told
+        self.tops = _keras_tops(tree)
+        state = frozenset(path for own in self.tops.values() for path in own)
+        placed = generic.placed_torch(tree, given)
+        sources = [path for _, done, _ in placed.done for path, _, _ in done.moves]
+        self.root = self._is_root(sources)
+        self.heads = frozenset(path[:1] for path in sources)
+        self.networks = _Networks(tree, placed, state, self._inside)
+
+    def _is_root(self, sources: Sequence[Path]) -> bool:
+        """Whether the root itself is a model, and not what tf.train.Checkpoint gathers by attribute."""
+        held = self.tree.containers.get(())
+        if held is not None and held.kind == "module":
+            return True
+        return any(len(path) < 3 or _INNER.fullmatch(str(path[0].value)) for path in sources)
+
+    def _inside(self, path: Path) -> bool:
+        leaf = self.tree[path]
+        if self.root:
+            return isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer")
+        return path[:1] in self.heads
+
+    def plan(self) -> Plan:
+        """Return the whole plan."""
+        self.networks.require()
+        rows = list(self.networks.moved())
+        added = {name: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
+        values = list(self._values())
+        nested = bool(self.tops) or any(str(path[-1].value) != "save_counter" for path in values)
+        containers: dict[Path, Container] = {(): _DICT if nested else _ORDERED}
+        names = dict.fromkeys((*(name for _, name, _ in rows), *added))
+        paths = {name: self._place(name, nested=nested) for name in names}
+        containers |= {path[:-1]: _ORDERED for path in paths.values() if len(path) > 1}
+        moves = [Move(source, paths[name], rule) for source, name, rule in rows]
+        moves += self._experience()
+        for path in values if nested else ():
+            place = tuple(key(step.value) for step in path)
+            moves.append(Move(path, place, self._value_rule(path)))
+            containers |= {place[:depth]: _DICT for depth in range(1, len(place))}
+        states, notes = self._states(rows)
+        self.told.require({state.name for state in states})
+        plans = []
+        for state in states:
+            at = self._optimizer_place(state.top, containers)
+            plan = self._state(state, paths, at)
+            containers |= {at[:depth]: _DICT for depth in range(1, len(at)) if at[:depth] not in containers}
+            containers |= plan.containers
+            plans.append(plan)
+        placed = self.networks.placed
+        whole = together(
+            Plan(
+                tuple(moves),
+                {paths[name]: leaf for name, leaf in added.items()},
+                containers,
+                placed.assumed,
+                consumed=placed.left,
+                notes=(*placed.notes, *notes),
+            ),
+            *plans,
+        )
+        used = {move.source for move in whole.moves} | set(whole.consumed)
+        kept = [p for p in self.networks.outside if p not in used and p not in self.networks.unmapped]
+        return replace(whole, containers=containers, kept=(*whole.kept, *kept))
+
+    def _place(self, name: Name, *, nested: bool) -> Path:
+        if not nested:
+            return (key(".".join(name)),)
+        if self.root:
+            return key(_MODEL), key(".".join(name))
+        return key(name[0]), key(".".join(name[1:]))
+
+    def _experience(self) -> Iterator[Move]:
+        for path, leaf in self.tree.tensors():
+            if leaf.role == "replay" and dtypes.BY_NAME[leaf.dtype].torch is not None:
+                yield Move(path, (key(self.tree.names[path].replace("/", ".")),), KEEP)
+
+    def _values(self) -> Iterator[Path]:
+        """Go through the variables outside of networks and optimizers that PyTorch's file holds."""
+        for path in self.networks.values:
+            leaf = self.tree[path]
+            if not isinstance(leaf, Leaf) or leaf.role == "replay" or path in self.networks.unmapped:
+                continue
+            whole = not self.root or len(path) == 1
+            if whole and (dtypes.BY_NAME[leaf.dtype].torch is not None or self._is_text(leaf)):
+                yield path
+
+    @staticmethod
+    def _is_text(leaf: Leaf) -> bool:
+        return leaf.dtype == "string" and leaf.size == 1
+
+    def _value_rule(self, path: Path) -> Rule:
+        leaf = self.tree[path]
+        assert isinstance(leaf, Leaf)  # noqa: S101  # `_values` yields tensors
+        number = leaf.role == "counter" and leaf.size == 1
+        return ToValue() if number or self._is_text(leaf) else KEEP
+
+    def _optimizer_place(self, top: Path, containers: Mapping[Path, Container]) -> Path:
+        """Return the entry of an optimizer: its own name, unless that lies in a network's state_dict."""
+        place = tuple(key(str(step.value)) for step in top) or (key(_OPTIMIZER),)
+        if len(place) > 1 and (self.root or top[:1] in self.heads):
+            alone = len(self.tops) == 1 and (key(_OPTIMIZER),) not in containers
+            place = (key(_OPTIMIZER if alone else "_".join(str(step.value) for step in top)),)
+        return place
+
+    def _states(self, rows: Sequence[tuple[Path, Name, Rule]]) -> tuple[list[_State], list[str]]:
+        trained: dict[Path, None] = {}
+        for source, _, _ in rows:
+            leaf = self.tree[source]
+            if isinstance(leaf, Leaf) and leaf.role == "parameter":
+                trained[source] = None
+        self.canonical = _canonical_paths({p: tuple(self.tree.names[p].split("/")) for p in trained})
+        states: list[_State] = []
+        notes: list[str] = []
+        for top, own in self.tops.items():
+            title = display(top) or _OPTIMIZER
+            slots = [
+                leaf for path in own if isinstance(leaf := self.tree[path], Leaf) and leaf.role == "slot"
+            ]
+            owners = {leaf.of for leaf in slots if leaf.of is not None}
+            weights = tuple(path for path in trained if not owners or path in owners)
+            if not slots and len({path[:1] for path in weights}) > 1 and not self.root:
+                beside = (
+                    [path for path in weights if path[: len(top) - 1] == top[:-1]] if len(top) > 1 else []
+                )
+                weights = tuple(beside)
+            cls = self._class(top)
+            if cls in OTHERS:
+                notes.append(f"{title} is {cls}, whose state is not converted yet")
+                continue
+            prefix = self._prefix(top)
+            entries = tuple((path, self.canonical[path], KEEP) for path in weights)
+            bound = optimizers.from_keras(Optimizer(title, prefix, self.tree, entries))
+            if bound.note:
+                notes.append(bound.note)
+                continue
+            if weights:
+                states.append(_State(title, top, bound, weights))
+                others = [p for p in trained if p not in weights and p[:1] in {w[:1] for w in weights}]
+                if slots and others:
+                    notes.append(
+                        f"{title} trains {len(weights)} of {len(weights) + len(others)} parameters: make "
+                        f"PyTorch's optimizer without {some([self.tree.names[p] for p in others], 3)}"
+                    )
+        return states, notes
+
+    def _prefix(self, top: Path) -> Name:
+        if top:
+            return tuple(display(top).split("/"))
+        scopes = {path[:-1] for path in self.tops[top] if str(path[-1].value) in POWERS}
+        return tuple(display(next(iter(scopes))).split("/")) if len(scopes) == 1 and () not in scopes else ()
+
+    def _class(self, top: Path) -> str | None:
+        held = self.tree.containers.get(top)
+        return held.name.lower() if held is not None and held.kind == "module" and held.name else None
+
+    def _configured(self, top: Path) -> dict[str, float | bool | str | None]:
+        """Return the settings that the optimizer's configuration in the file holds."""
+        held = self.tree.containers.get(top)
+        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        found: dict[str, float | bool | str | None] = {
+            name: value
+            for name, value in state.items()
+            if name in _CONFIGURED and isinstance(value, bool | int | float)
+        }
+        if found.get("weight_decay") is not None or self._class(top) == ADAMW:
+            found["decoupled_weight_decay"] = True
+        return found
+
+    def _state(self, state: _State, paths: Mapping[Name, Path], place: Path) -> Plan:
+        trained = frozenset(state.weights)
+        weights: list[Move] = []
+        more: list[Move] = []
+        doubled: list[str] = []
+        for unit in self.networks.units:
+            second = {name: leaf for name, leaf in unit.added.items() if _SECOND_BIAS.fullmatch(name[-1])}
+            for source, name, rule in unit.moves:
+                if source not in trained:
+                    continue
+                weights.append(Move(self.canonical[source], paths[name], rule))
+                twin = (*name[:-1], name[-1].replace("bias_ih_", "bias_hh_"))
+                if name[-1].startswith("bias_ih_") and twin in second:
+                    own = (*self.canonical[source], attr("second"))
+                    more.append(Move(source, own, KEEP))
+                    more += [
+                        replace(move, target=(*move.target, attr("second")))
+                        for move in state.moves.moves
+                        if move.target[2:] == self.canonical[source][1:]
+                        and move.source in (state.moves.of or {})
+                    ]
+                    weights.append(Move(own, paths[twin], rule))
+                    doubled.append(".".join(twin))
+        told = {**self._configured(state.top), **self.told.of(state.name)}
+
+        def write(agent: Tree) -> Plan:
+            self.told.require_free(state.name, agent)
+            made = optimizers.ToTorch(state.name, weights, agent, told, state.moves.defaults).plan(place)
+            said = differences.notes(agent, "tensorflow", "torch", (state.name,))
+            return replace(made, notes=(*made.notes, *said))
+
+        plan = _state_plan(self.tree, state, self.canonical, write, more)
+        assumed = (
+            f"{state.name}: {some(doubled, 2)} trains beside bias_ih with the same moments: their sum, "
+            "Keras's one bias, changes twice as fast from here on",
+        )
+        return replace(plan, assumed=(*plan.assumed, *(assumed if doubled else ())))
+
+
+def _keras_tops(tree: Tree) -> dict[Path, list[Path]]:
+    """Return the leaves of every optimizer, by its path; the root has those of TensorFlow 1's names."""
+    tops: dict[Path, None] = {}
+    named: list[Path] = []
+    for path, leaf in tree.tensors():
+        if leaf.role == "slot":
+            if leaf.of is not None and len(path) == len(leaf.of) + 1 and path[:-1] == leaf.of:
+                named.append(path)
+            else:
+                tops[_slot_top(path, leaf)] = None
+        elif leaf.role == "counter" and str(path[-1].value) in _ITERATIONS and _has_rate(tree, path[:-1]):
+            tops[path[:-1]] = None
+    found: dict[Path, list[Path]] = {top: [] for top in tops if top}
+    depths = sorted({len(top) for top in found}, reverse=True)
+    for path, entry in tree.items():
+        for depth in depths:
+            weight = isinstance(entry, Leaf) and entry.role in ("parameter", "buffer")
+            if path[:depth] in found and len(path) > depth and not weight:
+                found[path[:depth]].append(path)
+                break
+    if named:
+        powers = [path for path in tree if re.sub(r"_\d+$", "", str(path[-1].value)) in POWERS]
+        found[()] = [*named, *powers]
+    return found
+
+
+def _has_rate(tree: Tree, top: Path) -> bool:
+    return bool(top) and any((*top, attr(name)) in tree for name in _RATES)
+
+
+def _slot_top(path: Path, leaf: Leaf) -> Path:
+    if leaf.of is not None and leaf.slot is not None:
+        short = len(path) - len(leaf.of) - 2
+        if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
+            return path[:short]
+    return path[:-2]
