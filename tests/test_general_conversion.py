@@ -1,7 +1,12 @@
-"""Checkpoints without a layout go to the other framework, which loads them, computes the same and trains on."""
+"""Checkpoints without a layout: the other framework loads them, computes the same and trains on."""
 
 from __future__ import annotations
 
+import argparse
+import copy
+import json
+import random
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.ops.convert import convert
+from ckpttool.errors import MappingError, UsageError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.ops.convert import Conversion, convert
+from ckpttool.ops.digest import digest
 from tests import tensorflow_child
 
 # Numbers that float32 holds, and an epsilon that does not matter: the frameworks add it at different places.
@@ -62,7 +70,7 @@ def torch_net(kind: str) -> Any:
             return self.fc(torch.relu(self.bn(self.conv(x))).flatten(1))
 
     torch.manual_seed(1)
-    return {"mlp": Mlp, "cnn": Cnn}[kind]().double()
+    return (Mlp if kind == "mlp" else Cnn)().double()
 
 
 def torch_optimizer(name: str, net: Any) -> Any:
@@ -121,7 +129,7 @@ def keras_net(kind: str) -> Any:
             found = keras.ops.relu(self.bn(self.conv(x), training=training))
             return self.fc(self.flat(found))
 
-    net = {"mlp": Mlp, "cnn": Cnn}[kind]()
+    net = (Mlp if kind == "mlp" else Cnn)()
     net(batch(kind)[0])
     return net
 
@@ -275,7 +283,7 @@ def from_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dic
     return folder, tensorflow_child.run(__file__, "written", folder)
 
 
-# By file: what it was written with, the entries of its net and its optimizer in PyTorch, its optimizer's name.
+# By file: what was saved, the entries of net and optimizer in PyTorch, the name of the optimizer.
 FORMS = {
     "{}_mlp-1": ("{}_mlp", "pi", "opt", "opt"),
     "{}_cnn-1": ("{}_cnn", "pi", "opt", "opt"),
@@ -318,3 +326,337 @@ def test_tensorflows_files_train_on_in_torch(
     np.testing.assert_allclose(found, expected["after"], rtol=0, atol=1e-9)
     if form.endswith("-1"):
         assert (content["step"], content["note"]) == (7, "run 1")
+
+
+# --- Which parameters an optimizer trains ------------------------------------------------------------------
+
+
+def saved(path: Path, content: Any) -> Path:
+    import torch
+
+    torch.save(content, path)
+    return path
+
+
+def square(seed: int = 0, names: tuple[str, str] = ("0", "1")) -> Any:
+    """Two layers of one shape, which only order or names tell apart."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    return nn.Sequential(*(nn.Linear(3, 3) for _ in names))
+
+
+def stepped(parameters: Any, *nets: Any, steps: int = 2) -> Any:
+    """An Adam after some steps on the nets' outputs, of different size for each parameter."""
+    import torch
+
+    optimizer = torch.optim.Adam(parameters, RATE)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for number, net in enumerate(nets, 1):
+            ((net(torch.full((2, 3), number + step + 0.5)) - number) ** 2).mean().backward()
+        optimizer.step()
+    return optimizer
+
+
+def moments(path: str) -> dict[str, np.ndarray]:
+    """The first moments in a TensorFlow checkpoint by the names of their variables."""
+    tree = open_checkpoint(path).tree
+    slots = [leaf for _, leaf in tree.tensors() if leaf.slot == "m" and leaf.of is not None]
+    return {tree.names[leaf.of]: leaf.array() for leaf in slots if leaf.of is not None}
+
+
+def converted(source: Path, tmp_path: Path, to: str = "tf", **options: Any) -> Conversion:
+    target = tmp_path / {"tf": "made-1", "keras": "made.weights.h5", "torch": "made.pt"}[to]
+    return convert(str(source), str(target), to=to, sync=False, **options)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_names_go_before_the_order(tmp_path: Path, named: bool) -> None:
+    net = square()
+    order = list(net.named_parameters())[::-1]
+    optimizer = stepped(order if named else [each for _, each in order], net)
+    done = converted(
+        saved(tmp_path / "a.pt", {"model": net.state_dict(), "o": optimizer.state_dict()}), tmp_path
+    )
+    if not named:  # biases would have the moments of kernels
+        assert not done.written
+        assert any(name.endswith("exp_avg") for name in done.report.unused)
+        return
+    found = moments(done.target)
+    for number, layer in enumerate(net):
+        expected = optimizer.state[layer.weight]["exp_avg"].numpy().T
+        np.testing.assert_array_equal(found[f"model/{number}/kernel"], expected)
+
+
+def test_equal_networks_are_told_apart_by_the_optimizers_names(tmp_path: Path) -> None:
+    nets = {"G": square(1), "D": square(2)}
+    states = {name: stepped(net.parameters(), net) for name, net in nets.items()}
+    content = {f"net{name}": net.state_dict() for name, net in nets.items()}
+    content |= {f"optimizer_{name}": states[name].state_dict() for name in ("D", "G")}
+    done = converted(saved(tmp_path / "gan.pt", content), tmp_path)
+    assert done.written, done.report
+    found = moments(done.target)
+    for name, net in nets.items():
+        expected = states[name].state[net[0].weight]["exp_avg"].numpy().T
+        np.testing.assert_array_equal(found[f"net{name}/0/kernel"], expected)
+
+
+@pytest.mark.parametrize("names", [("g", "d"), ("first", "second")])
+def test_equal_networks_without_names_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+    nets = [square(n) for n in (1, 2)]
+    content = {name: net.state_dict() for name, net in zip(names, nets, strict=True)}
+    alone = stepped(nets[0].parameters(), nets[0])
+    both = stepped([*nets[1].parameters(), *nets[0].parameters()], *nets)
+    for optimizer in (alone, both):
+        path = saved(tmp_path / "x.pt", {**content, "optim": optimizer.state_dict()})
+        done = converted(path, tmp_path, dry_run=True)
+        assert any(name.endswith("exp_avg") for name in done.report.unused)
+
+
+@pytest.mark.parametrize("copy", ["model_ema", "target", "net_target", "swa_model"])
+def test_no_optimizer_trains_a_copy(tmp_path: Path, copy: str) -> None:
+    net, follows = square(1), square(2)
+    optimizer = stepped(net.parameters(), net)
+    content = {copy: follows.state_dict(), "model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    done = converted(saved(tmp_path / "x.pt", content), tmp_path)
+    assert done.written, done.report
+    assert set(moments(done.target)) == {f"model/{n}/{name}" for n in (0, 1) for name in ("kernel", "bias")}
+
+
+def test_one_optimizer_of_two_networks_is_joined_where_one_order_fits(tmp_path: Path) -> None:
+    from torch import nn
+
+    pi, v = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimizer = stepped([*v.parameters(), *pi.parameters()], pi, v)
+    content = {"pi": pi.state_dict(), "v": v.state_dict(), "opt": optimizer.state_dict()}
+    done = converted(saved(tmp_path / "x.pt", content), tmp_path)
+    assert done.written, done.report
+    found = moments(done.target)
+    for name, net in (("pi", pi), ("v", v)):
+        expected = optimizer.state[net[1].weight]["exp_avg"].numpy().T
+        np.testing.assert_array_equal(found[f"{name}/1/kernel"], expected)
+
+
+def test_a_part_of_a_network_is_joined_where_one_choice_fits(tmp_path: Path) -> None:
+    from torch import nn
+
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    for part, fits in ((net[2], True), (net[1], True), (nn.ParameterList([net[0].bias]), False)):
+        optimizer = stepped(part.parameters(), net)
+        content = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+        done = converted(saved(tmp_path / "x.pt", content), tmp_path, dry_run=True)
+        assert (not done.report.unused) is fits
+        assert bool(done.report.assumed) is fits
+
+
+def test_parameters_without_state_are_left_out_of_keras_optimizer(tmp_path: Path) -> None:
+    net = square()
+    for parameter in net[0].parameters():
+        parameter.requires_grad = False
+    optimizer = stepped(net.parameters(), net)
+    content = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    done = converted(saved(tmp_path / "x.pt", content), tmp_path)
+    assert done.written, done.report
+    assert set(moments(done.target)) == {"model/1/kernel", "model/1/bias"}
+    assert any("model/0/weight" in note for note in done.report.notes)
+
+
+@pytest.mark.parametrize("cls", ["Adagrad", "NAdam", "Adadelta", "Adamax", "RAdam", "ASGD", "Rprop"])
+def test_other_optimizers_are_never_taken_for_one_of_ours(tmp_path: Path, cls: str) -> None:
+    import torch
+
+    net = square()
+    optimizer = getattr(torch.optim, cls)(net.parameters())
+    net(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    content = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    done = converted(saved(tmp_path / "x.pt", content), tmp_path, dry_run=True)
+    assert any(name.startswith("optimizer/state") for name in done.report.unused)
+    assert any(cls in note for note in done.report.notes)
+
+
+# --- Everything else in a checkpoint -----------------------------------------------------------------------
+
+
+def full() -> dict[str, Any]:
+    """What training programs keep beside a network."""
+    import torch
+
+    net = square()
+    optimizer = stepped(net.parameters(), net)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10, cycle_momentum=False)
+    return {
+        "model": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "lr_scheduler": schedule.state_dict(),
+        "epoch": 3,
+        "best": 0.5,
+        "name": "run",
+        "done": True,
+        "history": [1.0, 2.0],
+        "none": None,
+        "rng_state": torch.get_rng_state(),
+        "numpy_rng": np.random.default_rng(0).bit_generator.state,
+        "python_rng": random.Random(0).getstate(),
+        "loss": torch.tensor(0.25),
+        "args": argparse.Namespace(lr=0.1, layers=[1, 2]),
+    }
+
+
+@pytest.mark.parametrize("to", ["tf", "keras"])
+def test_values_never_stop_a_conversion(tmp_path: Path, to: str) -> None:
+    source = saved(tmp_path / "full.pt", full())
+    done = converted(source, tmp_path, to)
+    assert done.written, done.report
+    assert done.report.complete
+    tree = open_checkpoint(done.target).tree
+    values = {tree.names[path] for path, _ in tree.tensors()}
+    assert ({"epoch", "loss", "rng_state"} <= values) is (to == "tf")
+    kept = {entry["path"]: entry for entry in sidecar_of(done.target)["residue"]}
+    assert (kept["name"]["value"], kept["args/lr"]["value"], kept["history/1"]["value"]) == ("run", 0.1, 2.0)
+    assert {"lr_scheduler/total_steps", "optimizer/param_groups/0/initial_lr"} <= kept.keys()
+
+
+def sidecar_of(path: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(f"{path}.ckpttool.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("to", ["tf", "keras"])
+def test_the_way_back_gives_every_value_again(tmp_path: Path, to: str) -> None:
+    content = full()
+    del content["args"]  # an object of a class has no way back
+    source = saved(tmp_path / "full.pt", content)
+    done = converted(source, tmp_path, to)
+    back = convert(done.target, str(tmp_path / "back.pt"), to="torch", sync=False)
+    assert back.digest == digest(str(source)).sha256
+    again = convert(str(source), str(tmp_path / f"again{Path(done.target).name[4:]}"), to=to, sync=False)
+    assert again.digest == done.digest
+
+
+def test_values_of_tensorflow_become_values_of_torch(tmp_path: Path) -> None:
+    import torch
+
+    net = square()
+    optimizer = stepped(net.parameters(), net)
+    content = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    done = converted(saved(tmp_path / "x.pt", content), tmp_path)
+    Path(f"{done.target}.ckpttool.json").unlink()  # as after more training
+    settings = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}
+    given = [f"optimizer/{name}={value}" for name, value in settings.items()]
+    back = convert(done.target, str(tmp_path / "back.pt"), to="torch", optimizer=given, sync=False)
+    assert back.written, back.report
+    found = torch.load(back.target)
+    assert found["epoch"] == 3
+    net.load_state_dict(found["model"])
+    torch.optim.Adam(net.parameters()).load_state_dict(found["optimizer"])
+    for number, state in optimizer.state_dict()["state"].items():
+        for name, tensor in state.items():
+            assert torch.equal(found["optimizer"]["state"][number][name], tensor)
+
+
+@pytest.mark.parametrize("text", ["optimizer/nothing=1", "other/beta_1=0.5", "optimizer/learning_rate=1"])
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, text: str) -> None:
+    net = square()
+    optimizer = stepped(net.parameters(), net)
+    source = saved(tmp_path / "x.pt", {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
+    with pytest.raises(UsageError):
+        converted(source, tmp_path, optimizer=[text])
+    assert not list(tmp_path.glob("made*"))
+
+
+def test_an_optimizer_alone_is_named_as_such(tmp_path: Path) -> None:
+    net = square()
+    with pytest.raises(MappingError) as raised:
+        converted(saved(tmp_path / "x.pt", stepped(net.parameters(), net).state_dict()), tmp_path)
+    assert raised.value.file == str(tmp_path / "x.pt")
+    assert raised.value.hint
+
+
+# --- Whole modules and wrappers ----------------------------------------------------------------------------
+
+
+def forms() -> dict[str, Any]:
+    """One network in the forms in which programs save it, by name; each gives the same variables."""
+    import torch
+    from torch import nn
+
+    net = square()
+    hooked = copy.deepcopy(net)
+    hooked.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.script(copy.deepcopy(net))
+        trace = torch.jit.trace(copy.deepcopy(net), torch.ones(1, 3))  # type: ignore[no-untyped-call]
+    prefixed = {
+        "compiled": "_orig_mod.",
+        "fsdp": "_fsdp_wrapped_module.",
+        "fabric": "_forward_module.",
+        "both": "module._orig_mod.",
+    }
+    return {
+        "state_dict": net.state_dict(),
+        "module": net,
+        "eval": hooked,
+        "script": script,
+        "trace": trace,
+        "data parallel": nn.DataParallel(net).state_dict(),
+        "module, parallel": nn.DataParallel(net),
+        **{name: {f"{word}{k}": v for k, v in net.state_dict().items()} for name, word in prefixed.items()},
+        "averaged": torch.optim.swa_utils.AveragedModel(net).state_dict(),
+    }
+
+
+@pytest.mark.parametrize("form", ["state_dict", "module", "eval", "script", "trace", "data parallel"])
+@pytest.mark.parametrize("to", ["tf", "keras"])
+def test_a_whole_module_goes_by_its_state_dict(tmp_path: Path, form: str, to: str) -> None:
+    import torch
+
+    value = forms()[form]
+    path = tmp_path / "x.pt"
+    if isinstance(value, torch.jit.ScriptModule):
+        value.save(str(path))
+    else:
+        torch.save(value, path)
+    done = converted(path, tmp_path, to)
+    assert done.written, done.report
+    require_square(done.target, to)
+
+
+@pytest.mark.parametrize(
+    "form", ["module", "data parallel", "module, parallel", "compiled", "fsdp", "fabric", "both", "averaged"]
+)
+def test_wrappers_leave_no_name(tmp_path: Path, form: str) -> None:
+    done = converted(saved(tmp_path / "x.pt", {"net": forms()[form], "epoch": 2}), tmp_path)
+    assert done.written, done.report
+    require_square(done.target, "tf", "net/")
+
+
+def require_square(target: str, to: str, below: str = "") -> None:
+    tree = open_checkpoint(target).tree
+    kernels = [leaf.array() for path, leaf in tree.tensors() if tree.names[path].endswith("kernel")]
+    expected = [layer.weight.detach().numpy().T for layer in square()]
+    np.testing.assert_array_equal(kernels, expected)
+    if to == "tf":
+        assert f"{below}0/kernel" in tree.names.values()
+
+
+def test_a_module_keeps_its_own_tensors(tmp_path: Path) -> None:
+    """A vector has one form in both frameworks; a matrix of no known layer is refused."""
+    import torch
+    from torch import nn
+
+    net = square()
+    net.register_parameter("log_std", nn.Parameter(torch.arange(3.0)))
+    net.register_buffer("index", torch.arange(6).reshape(2, 3))
+    optimizer = stepped(net.parameters(), net)
+    content = {"pi": net, "optimizer": optimizer.state_dict()}
+    done = converted(saved(tmp_path / "x.pt", content), tmp_path, dry_run=True)
+    assert not done.report.unused
+    moved = {move.source.rpartition("/")[2]: move.rule for move in done.report.mapped}
+    assert (moved["log_std"], moved["index"]) == ("keep", "keep")
+    net.register_parameter("W", nn.Parameter(torch.ones(2, 3)))
+    done = converted(saved(tmp_path / "x.pt", {"pi": net.state_dict()}), tmp_path, dry_run=True)
+    assert done.report.unused == ("pi/W",)

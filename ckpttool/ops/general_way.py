@@ -8,6 +8,7 @@ become variables or numbers. Other values stay where the target can hold them; t
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -58,6 +59,8 @@ _COMMON = frozenset(
         "module",
     )
 ) | {"weights", "params", "nets", "networks", "models"}
+# Words of copies of a network, which follow it and which no optimizer trains.
+_COPIES = frozenset(("ema", "swa", "average", "averaged", "target", "targ", "teacher", "old"))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ITERATIONS = frozenset(("_iterations", "iterations", "iter", "step"))
 _RATES = frozenset(("_learning_rate", "learning_rate"))
@@ -315,8 +318,9 @@ def _words(name: str) -> frozenset[str]:
 
 def _by_title(title: str, candidates: Sequence[tuple[str, OptimizerMoves, tuple[Path, ...]]]) -> int | None:
     """Return which of several networks the optimizer's name speaks of, None where that is not one."""
-    found = [n for n, (name, _, _) in enumerate(candidates) if _words(name) == _words(title)]
-    return found[0] if len(found) == 1 else None
+    named = [n for n, (name, _, _) in enumerate(candidates) if _words(name) == _words(title)]
+    trained = [n for n, (name, _, _) in enumerate(candidates) if not _words(name) & _COPIES]
+    return next((found[0] for found in (named, trained) if len(found) == 1), None)
 
 
 def _torch_tops(tree: Tree) -> dict[Path, list[Path]]:
@@ -340,46 +344,118 @@ def _torch_states(
     tops: Mapping[Path, object],
     networks: Mapping[str, tuple[Path, ...]],
     names: Mapping[Path, Path],
-) -> tuple[list[_State], list[str]]:
-    """Join each optimizer to the network that it trains; return the states and notes on the others.
+) -> tuple[list[_State], list[str], list[str]]:
+    """Join each optimizer to the network that it trains; return the states, notes, and what was assumed.
 
     `networks` are the parameters of each in their order, `names` the weights' canonical paths.
     """
     states: list[_State] = []
     notes: list[str] = []
-    everything = tuple(path for own in networks.values() for path in own)
+    assumed: list[str] = []
     for top in tops:
         title = display(top)
-        fits = []
-        for name, own in networks.items():
-            bound = _bound_torch(tree, top, title, own, names)
-            if bound is not None:
-                fits.append((name, bound, own))
-        if not fits and len(networks) > 1:
-            bound = _bound_torch(tree, top, title, everything, names)
-            if bound is not None:
-                both = " and ".join(networks)
-                notes.append(f"{title} trains {both} together, in this order: counts and shapes agree")
-                fits.append((both, bound, everything))
+        fits = [
+            (name, bound, own)
+            for name, own in networks.items()
+            if (bound := _bound_torch(tree, top, title, own, names)) is not None
+        ]
+        fits = fits or list(_together(tree, top, networks, names)) or list(_among(tree, top, networks, names))
         chosen = 0 if len(fits) == 1 else _by_title(title, fits)
         if chosen is None:
-            why = (
-                f"could belong to {some([name for name, _, _ in fits], 3)}" if fits else "matches no network"
-            )
-            notes.append(f"{title}: its parameter groups {why}; its state is not mapped")
+            fitting = some([name for name, _, _ in fits], 3)
+            why = f"fit several of the networks ({fitting})" if fits else "match the parameters of no network"
+            notes.append(f"{title}: its param_groups {why}; its state is not mapped")
             continue
         name, bound, own = fits[chosen]
         if bound.note:
             notes.append(bound.note)
             continue
-        if name and not any(name in note for note in notes[-1:]):
-            how = "param_names" if any(m.target[1] == attr(canonical.NAMES) for m in bound.moves) else "order"
-            said = (
-                "names" if how == "param_names" else "the order of param_groups and the shapes of all slots"
+        named = any(move.target[1] == attr(canonical.NAMES) for move in bound.moves)
+        how = "by param_names" if named else "by the order of param_groups and the shapes of all slots"
+        notes.append(f"{title} trains {name or 'the network'}, {how}")
+        if len(own) < len(networks.get(name, own)):
+            assumed.append(
+                f"{title} trains {len(own)} of {len(networks[name])} parameters of {name or 'the network'}: "
+                "the only ones whose shapes fit its slots in this order"
             )
-            notes.append(f"{title} trains {name}, by {said}")
         states.append(_State(title, top, bound, own))
-    return states, notes
+    return states, notes, assumed
+
+
+_Fit = tuple[str, OptimizerMoves, tuple[Path, ...]]
+_MOST_TOGETHER = 4  # networks that one optimizer may train, in any order
+
+
+def _together(
+    tree: Tree, top: Path, networks: Mapping[str, tuple[Path, ...]], names: Mapping[Path, Path]
+) -> Iterator[_Fit]:
+    """Go through the orders of networks in which one optimizer may train them together."""
+    if not 1 < len(networks) <= _MOST_TOGETHER:
+        return
+    for count in range(2, len(networks) + 1):
+        for order in itertools.permutations(networks, count):
+            own = tuple(path for name in order for path in networks[name])
+            bound = _bound_torch(tree, top, display(top), own, names)
+            if bound is not None:
+                yield " and ".join(order), bound, own
+
+
+def _among(
+    tree: Tree, top: Path, networks: Mapping[str, tuple[Path, ...]], names: Mapping[Path, Path]
+) -> Iterator[_Fit]:
+    """Go through the networks of which one optimizer trains a part that only one choice of parameters fits.
+
+    Every parameter of the optimizer must have a slot, whose shape is the parameter's.
+    """
+    title = display(top)
+    mine = Optimizer(title, tuple(title.split("/")) if top else (), tree, ()).own
+    found = groups(mine, tree)
+    if found is None or len(found) != 1:
+        return
+    shapes = []
+    for member in found[0].members:
+        slots = [
+            leaf.shape
+            for name, path in mine.items()
+            if name[:2] == ("state", member.number)
+            and name[2:] != ("step",)
+            and isinstance(leaf := tree[path], Leaf)
+        ]
+        if not slots or len(set(slots)) != 1:
+            return
+        shapes.append(slots[0])
+    for name, own in networks.items():
+        chosen = _only_choice(
+            shapes, [(path, leaf.shape) for path in own if isinstance(leaf := tree[path], Leaf)]
+        )
+        bound = _bound_torch(tree, top, title, chosen, names) if chosen else None
+        if bound is not None and chosen is not None:
+            yield name, bound, chosen
+
+
+def _only_choice(
+    wanted: Sequence[tuple[int, ...]], own: Sequence[tuple[Path, tuple[int, ...]]]
+) -> tuple[Path, ...] | None:
+    """Return the parameters with these shapes in this order, None unless there is one choice of them."""
+    if not wanted or len(wanted) > len(own):
+        return None
+    first = _chosen(wanted, own)
+    last = _chosen(wanted[::-1], own[::-1])
+    # The earliest and the latest choice are the same only where there is no other.
+    return first if first is not None and last is not None and first == last[::-1] else None
+
+
+def _chosen(
+    wanted: Sequence[tuple[int, ...]], own: Sequence[tuple[Path, tuple[int, ...]]]
+) -> tuple[Path, ...] | None:
+    left = iter(own)
+    found = []
+    for shape in wanted:
+        path = next((path for path, other in left if other == shape), None)
+        if path is None:
+            return None
+        found.append(path)
+    return tuple(found)
 
 
 def _bound_torch(
@@ -431,7 +507,7 @@ class _ToTensorFlow:
             counted = isinstance(leaf, ValueLeaf)
             labels[paths[name]] = Label("counter" if counted else "other", "/".join(name))
             moves.append(Move(source, paths[name], ToTensor("int64") if counted else KEEP))
-        states, notes = self._states(rows)
+        states, notes, assumed = self._states(rows)
         self.told.require({state.name for state in states})
         plans = [
             self._state(state, number, rows, paths, paths[marks[state.top]][:-1])
@@ -442,7 +518,7 @@ class _ToTensorFlow:
             Plan(
                 tuple(moves),
                 {paths[name]: leaf for name, leaf in added.items()},
-                assumed=placed.assumed,
+                assumed=(*placed.assumed, *assumed),
                 consumed=placed.left,
                 notes=(*placed.notes, *notes),
                 labels=labels,
@@ -475,13 +551,13 @@ class _ToTensorFlow:
             elif path not in self.networks.unmapped and dtypes.BY_NAME[leaf.dtype].tensorflow is not None:
                 yield path, name
 
-    def _states(self, rows: Sequence[tuple[Path, Name, Rule]]) -> tuple[list[_State], list[str]]:
+    def _states(self, rows: Sequence[tuple[Path, Name, Rule]]) -> tuple[list[_State], list[str], list[str]]:
         found: dict[str, dict[Path, None]] = {}
         names: dict[Path, Name] = {}
         for source, name, _ in rows:
             leaf = self.tree[source]
             names.setdefault(source, name)
-            if isinstance(leaf, Leaf) and leaf.role == "parameter":
+            if isinstance(leaf, Leaf) and leaf.role == "parameter" and "float" in leaf.dtype:
                 found.setdefault(display(source[:-1]), {})[source] = None
         order = {path: number for number, path in enumerate(self.tree)}
         networks = {name: tuple(sorted(own, key=order.__getitem__)) for name, own in found.items()}
@@ -496,7 +572,7 @@ class _ToTensorFlow:
         paths: Mapping[Name, Path],
         top: Path,
     ) -> Plan:
-        trained = frozenset(state.weights)
+        trained = self._trained(state)
         weights: list[Move] = []
         twice: dict[Path, Path] = {}
         for source, name, rule in rows:
@@ -525,6 +601,10 @@ class _ToTensorFlow:
         plan = _state_plan(self.tree, state, self.canonical, write)
         second = tuple(slot for slot, owner in (state.moves.of or {}).items() if owner in twice)
         biases = [display(target) for target in dict.fromkeys(twice.values())]
+        frozen = [self.tree.names[path] for path in state.weights if path not in trained]
+        without = (
+            f"{title} has no state for {some(frozen, 3)}: build Keras's optimizer without what these become"
+        )
         assumed = [
             f"{title}: {some(biases, 2)} is the sum of two biases that PyTorch trains; its moments are those "
             "of bias_ih, and it changes half as fast from here on"
@@ -533,7 +613,14 @@ class _ToTensorFlow:
             plan,
             consumed=(*plan.consumed, *second),
             assumed=(*plan.assumed, *(assumed if biases else ())),
+            notes=(*plan.notes, *((without,) if frozen else ())),
         )
+
+    @staticmethod
+    def _trained(state: _State) -> frozenset[Path]:
+        """Return the parameters that have state; before the first update none has."""
+        started = frozenset((state.moves.of or {}).values())
+        return started or frozenset(state.weights)
 
     @staticmethod
     def _unread(agent: Tree, made: Plan, name: str) -> Iterator[Path]:

@@ -47,7 +47,7 @@ def receipt(
         objects=way.objects,
         stripped=way.stripped,
         parity=None,
-        residue=tuple(_residue(way, report.unused)),
+        residue=tuple(_residue(way, (*report.unused, *way.kept))),
         undo=undone.record,
     )
 

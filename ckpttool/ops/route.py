@@ -10,7 +10,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import some
 from ckpttool.layouts import objects, variable_names, variables
 from ckpttool.layouts.canonical import Binding
-from ckpttool.leaf import Leaf, Path, display
+from ckpttool.leaf import Leaf, Path, display, key
 from ckpttool.mapping import inert
 from ckpttool.mapping.plan import Plan, Settings, after, build
 from ckpttool.mapping.report import Mapped, Move, Report
@@ -28,6 +28,7 @@ from ckpttool.tree import Tree
 
 # The one format in which a tree as it is may have entries that no place is for (formats/keras_h5/place.py).
 _ARRAYS_ALONE = "keras_h5"
+_GROUPS = key("param_groups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Route:
     `stripped` what was removed from them; `settings` are what the target's sidecar tells of its optimizers,
     None if it is what the source's tells; `objects` what it tells of the objects that names hide. `moves`
     say where what went, and `whole` whether all of a checkpoint did, under the names that it had there.
-    `before` is the digest of what a conversion was undone to.
+    `before` is the digest of what a conversion was undone to, `kept` are the names of values that only the
+    sidecar has.
     """
 
     source: Tree
@@ -53,6 +55,7 @@ class Route:
     whole: bool = False
     said: Mapping[str, str] = field(default_factory=dict)
     before: str | None = None
+    kept: tuple[str, ...] = ()
 
 
 def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Route:
@@ -96,13 +99,15 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
     if plan is not None and agent is not None:
         plan = replace(plan, notes=(*plan.notes, *read))
     remembered = None
+    kept: tuple[Path, ...] = ()
     if request.by_name and not variables.by_name(middle := tree if plan is None else build(tree, plan)):
         told = optimizer_facts.settings(known)
         to_names = variable_names.to_names(middle, told if plan is None else {**told, **plan.told})
         remembered = objects.remembered(middle, to_names)
         plan = to_names if plan is None else after(plan, to_names)
-    if plan is None and kind.format == "pytorch":
-        plan = inert.to_state_dicts(tree)
+    if plan is None and kind.format == "pytorch" and (plan := inert.to_state_dicts(tree)) is not None:
+        moved = {move.source for move in plan.moves}
+        plan = replace(plan, kept=tuple(path for path, _ in tree.plain() if path not in moved))
     settings = _given(request.stated, known)
     if plan is None:
         target = _arrays(tree) if kind.format == _ARRAYS_ALONE else tree
@@ -111,7 +116,8 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
         report = Report(mapped(ready, target, moves), (*lost, *ready.lost), notes=ready.notes)
     else:
         moves, target = plan.moves, build(tree, plan)
-        report = _report(ready, target, plan, agent)
+        kept = _kept(tree, plan, agent)
+        report = _report(ready, target, plan, agent, kept)
         settings = plan.told if agent is not None or plan.told else settings
     return Route(
         tree,
@@ -125,6 +131,7 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
         moves,
         request.whole and (plan is not None or kind.format != checkpoint.format),
         _said(known),
+        kept=tuple(ready.names[path] for path in kept),
     )
 
 
@@ -145,17 +152,28 @@ def _told_still(
     return (None, ()) if plan is None else (plan.told, plan.notes)
 
 
-def _report(ready: Prepared, target: Tree, plan: Plan, agent: Binding | None) -> Report:
-    used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept}
-    if agent is not None:
-        used |= agent.consumed
-    used -= set(plan.partly)
+def _report(ready: Prepared, target: Tree, plan: Plan, agent: Binding | None, kept: Sequence[Path]) -> Report:
+    used = _used(plan, agent) - set(plan.partly) | set(kept)
     unused = (*(ready.names[path] for path in ready.tree if path not in used), *ready.lost)
     notes = (*ready.notes, *plan.notes)
-    if plan.kept:
-        names = [ready.names[path] for path in plan.kept]
+    if kept:
+        names = [ready.names[path] for path in kept]
         notes = (*notes, f"kept in the sidecar: {count(len(names), 'value')} ({some(names, 3)})")
     return Report(mapped(ready, target, plan.moves), unused, plan.missing, plan.assumed, notes)
+
+
+def _used(plan: Plan, agent: Binding | None) -> set[Path]:
+    used = {move.source for move in plan.moves} | set(plan.consumed)
+    return used if agent is None else used | agent.consumed
+
+
+def _kept(tree: Tree, plan: Plan, agent: Binding | None) -> tuple[Path, ...]:
+    """Return what the sidecar keeps: values that belong to no network and to no optimizer."""
+    if agent is None:
+        return plan.kept
+    used = _used(plan, agent)
+    values = (path for path, _ in tree.plain() if path not in used and _GROUPS not in path)
+    return (*plan.kept, *values)
 
 
 def _given(stated: Stated, known: Sidecar | None) -> Settings | None:

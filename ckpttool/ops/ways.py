@@ -86,7 +86,7 @@ def way(
 def _by_layout(
     checkpoint: Checkpoint, tree: Tree, request: Request, agent: Binding, known: Sidecar | None
 ) -> Way:
-    """Return the way of an agent: by its layout, or by its parts if that leaves less over."""
+    """Return the way of an agent: by its layout, or by its parts if those keep an optimizer that it loses."""
     told = optimizer_facts.settings(known)
     failed: CkpttoolError | None = None
     plan: Plan | None = None
@@ -94,24 +94,23 @@ def _by_layout(
         plan = agent_way.plan(tree, agent, request.kind, told, known)
     except (MappingError, UnsupportedError) as error:
         failed = error
-    left = _problems(tree, plan, agent.consumed) if plan is not None else len(tree)
-    if plan is not None and not left:
-        return Way(plan, agent)
-    if request.layout is None and not request.kind.agent:
+    left = _problems(tree, plan, agent.consumed) if plan is not None else list(tree)
+    lost = any(path in left for path, leaf in tree.tensors() if leaf.role == "slot")
+    if lost and request.layout is None and not request.kind.agent:
         with contextlib.suppress(CkpttoolError):
             general = _general(checkpoint, tree, request, told)
-            if _problems(tree, general) < left:
-                said = f"converted by its parts: layout {agent.layout} has no place for all of them"
+            if len(_problems(tree, general)) < len(left):
+                said = f"converted by its parts: layout {agent.layout} has no place for the optimizer's state"
                 return Way(replace(general, notes=(said, *general.notes)), general=True)
     if failed is not None:
         raise failed
     return Way(plan, agent)
 
 
-def _problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> int:
-    """Return how many entries of either side a plan leaves open."""
+def _problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> list[Path | str]:
+    """Return what a plan leaves open: entries of the source by path, of the target by name."""
     used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept, *consumed}
-    return len(plan.missing) + len(plan.partly) + sum(path not in used for path in tree)
+    return [*plan.missing, *plan.partly, *(path for path in tree if path not in used)]
 
 
 def _general(checkpoint: Checkpoint, tree: Tree, request: Request, told: Settings) -> Plan:

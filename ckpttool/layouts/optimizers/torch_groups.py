@@ -83,18 +83,20 @@ def owners(
 ) -> dict[str, Weight] | None:
     """Return the weight of every number; None where counts, names or shapes do not say it for sure.
 
-    One group has the network's parameters in their order. Several are told apart by names; without these,
-    each has its own in the network's order, and only one way to share them out may fit the moments' shapes.
+    Names decide where the groups have them. Without names one group has the network's parameters in their
+    order. Of several each has its own in that order, and only one way to share them out may fit the moments'
+    shapes.
     """
     theirs = weights(optimizer)
     members = [member for group in found for member in group.members]
     if len(members) != len(theirs):
         return None
     shapes = _shapes(mine, optimizer.tree)
-    if len(found) == 1:
-        order: Sequence[Weight] | None = theirs
-    elif all(member.named for member in members):
+    order: Sequence[Weight] | None
+    if all(member.named for member in members):
         order = _by_name(members, theirs, optimizer.tree)
+    elif len(found) == 1:
+        order = theirs
     else:
         order = _by_shape(found, theirs, shapes, optimizer.tree)
     if order is None:
