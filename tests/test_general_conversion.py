@@ -660,3 +660,87 @@ def test_a_module_keeps_its_own_tensors(tmp_path: Path) -> None:
     net.register_parameter("W", nn.Parameter(torch.ones(2, 3)))
     done = converted(saved(tmp_path / "x.pt", {"pi": net.state_dict()}), tmp_path, dry_run=True)
     assert done.report.unused == ("pi/W",)
+
+
+@pytest.mark.parametrize("average", ["model_ema", "state_dict_ema", "ema"])
+def test_averaged_weights_are_a_choice(tmp_path: Path, average: str) -> None:
+    import torch
+
+    net = square(1)
+    optimizer = stepped(net.parameters(), net)
+    follows: Any = torch.optim.swa_utils.AveragedModel(square(2))
+    content = {"model": net.state_dict(), average: follows.state_dict(), "optimizer": optimizer.state_dict()}
+    source = saved(tmp_path / "x.pt", content)
+    for which, wanted, moved in (("ema", follows.module, False), ("raw", net, True)):
+        (tmp_path / which).mkdir()
+        done = converted(source, tmp_path / which, "keras", weights=which)
+        assert done.written, done.report
+        tree = open_checkpoint(done.target).tree
+        kernels = [
+            leaf.array()
+            for path, leaf in tree.tensors()
+            if str(path[-1].value) == "kernel" and leaf.of is None
+        ]
+        np.testing.assert_array_equal(kernels, [layer.weight.detach().numpy().T for layer in wanted])
+        assert bool(moments(done.target)) is moved
+        assert any(average in note for note in done.report.notes)
+
+
+@pytest.mark.parametrize("which", ["other", "ema"])
+def test_a_choice_without_averaged_weights_is_refused(tmp_path: Path, which: str) -> None:
+    with pytest.raises(UsageError):
+        converted(saved(tmp_path / "x.pt", {"model": square().state_dict()}), tmp_path, weights=which)
+
+
+# --- Recurrent layers --------------------------------------------------------------------------------------
+
+
+def test_two_biases_that_become_one_stop_an_optimizer_but_not_a_network(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    net: Any = nn.ModuleDict({"rnn": nn.LSTM(3, 4, batch_first=True), "out": nn.Linear(4, 2)})
+    optimizer = torch.optim.Adam(net.parameters())
+    net["out"](net["rnn"](torch.ones(2, 5, 3))[0]).sum().backward()
+    optimizer.step()
+    content = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    source = saved(tmp_path / "x.pt", content)
+    done = converted(source, tmp_path)
+    assert not done.written
+    assert {name.rpartition("/")[2] for name in done.report.unused} == {"exp_avg", "exp_avg_sq"}
+    done = converted(source, tmp_path, allow_missing=True)
+    found = moments(done.target)
+    expected = optimizer.state[net["rnn"].bias_ih_l0]["exp_avg"].numpy()
+    np.testing.assert_array_equal(found["model/rnn/cell/bias"], expected)
+    expected = optimizer.state[net["rnn"].weight_hh_l0]["exp_avg"].numpy().T
+    np.testing.assert_array_equal(found["model/rnn/cell/recurrent_kernel"], expected)
+    (tmp_path / "part").mkdir()
+    assert converted(source, tmp_path / "part", part="model").written
+
+
+def test_a_gru_keeps_both_biases_and_its_optimizer(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    net: Any = nn.ModuleDict({"rnn": nn.GRU(3, 4, 2, bidirectional=True), "out": nn.Linear(8, 2)})
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        net["out"](net["rnn"](torch.ones(2, 5, 3))[0]).sum().backward()
+        optimizer.step()
+    source = saved(tmp_path / "x.pt", {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
+    done = converted(source, tmp_path)
+    assert done.written, done.report
+    Path(f"{done.target}.ckpttool.json").unlink()
+    back = convert(done.target, str(tmp_path / "back.pt"), to="torch", sync=False)
+    assert back.written, back.report
+    found = torch.load(back.target)
+    names = list(found["model"])
+    state = optimizer.state_dict()["state"]
+    # Each of Keras's cells is a module of its own: the names are others, the parameters' order is the same.
+    assert len(names) == len(state)
+    for number, tensors in found["optimizer"]["state"].items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, state[number][name])

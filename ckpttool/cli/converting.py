@@ -63,6 +63,14 @@ def convert(
     restore: Annotated[
         bool, typer.Option("--restore", help="Put back what --strip removed, as SRC's sidecar says it.")
     ] = False,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ema|raw",
+            help="Convert the averaged weights alone, or the trained ones.",
+            show_default=False,
+        ),
+    ] = None,
     fold_weight_norm: Annotated[
         bool, typer.Option("--fold-weight-norm", help="Make one weight of the two tensors of weight norm.")
     ] = False,
@@ -170,6 +178,7 @@ def convert(
             to=to,
             layout=layout,
             part=part,
+            weights=weights,
             strip=strip,
             restore=restore,
             fold_weight_norm=fold_weight_norm,

@@ -148,6 +148,7 @@ def together(*plans: Plan) -> Plan:
         {path: others for plan in plans for path, others in plan.aliases.items()},
         {path: label for plan in plans for path, label in plan.labels.items()},
         {name: settings for plan in plans for name, settings in plan.told.items()},
+        partly=tuple(path for plan in plans for path in plan.partly),
         kept=tuple(path for plan in plans for path in plan.kept),
     )
 

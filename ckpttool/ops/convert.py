@@ -94,6 +94,7 @@ def convert(
     strip: bool = False,
     restore: bool = False,
     fold_weight_norm: bool = False,
+    weights: str | None = None,
     rules: str | None = None,
     l2: Sequence[str] = (),
     optimizer: Sequence[str] = (),
@@ -113,7 +114,8 @@ def convert(
 ) -> Conversion:
     """Convert the checkpoint at `source` into a new one at `target`, with its sidecar beside it.
 
-    `part` names a path: only what lies below it is converted. First, `strip` takes out of names what wrappers
+    `part` names a path: only what lies below it is converted. `weights` is "ema" for the averaged weights
+    alone, "raw" for the trained ones without them. First, `strip` takes out of names what wrappers
     put into them, `restore` puts it back as the source's sidecar says, `fold_weight_norm` makes one weight of
     a direction and a length. `l2` and `optimizer` say what no file does of optimizers
     (ops/optimizer_options.py), `kinds` and `flatten` what none does of layers (ops/layer_options.py). `rules`
@@ -130,6 +132,7 @@ def convert(
         # Playing and comparing networks takes modules that no other conversion needs.
         from ckpttool.ops.export import export
 
+        _require_none("is not for onnx", weights=weights)
         _require_none("is not for onnx", part=part, strip=strip, restore=restore, map=rules, like=like)
         _require_none("is not for onnx", fold_weight_norm=fold_weight_norm, l2=l2, optimizer=optimizer)
         _require_none("is not for onnx", kind=kinds, flatten=flatten, match=match, no_verify=not verify)
@@ -150,6 +153,7 @@ def convert(
     if like is not None:
         from ckpttool.ops import like as models
 
+        _require_none("is not for --like", weights=weights)
         _require_none("is not for --like", layout=layout, restore=restore, map=rules)
         _require_none("is not for --like", **{name: [1] for name in given_facts.known})
         _require_none("is not for --like", l2=l2, optimizer=optimizer)
@@ -168,6 +172,7 @@ def convert(
         rule_set,
         Stated(tuple(l2), tuple(optimizer)),
         choices(kinds, flatten),
+        weights,
     )
     how = _How(allow_missing, dry_run, force, sync, verify, progress, target, to, given_facts)
     return _converted(source, targets.stem(target, request.kind), request, how)

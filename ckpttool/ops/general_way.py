@@ -43,6 +43,12 @@ _COUNTS = 1 << 63
 # Edges between a Keras model and its layers: what they lead to is the model's own
 # (keras/src/models/{sequential,functional}.py; tf_keras: layer_with_weights-0, layer-1).
 _INNER = re.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
+_EDGES = frozenset(("_functional", "_layers", "_operations"))
+_LISTED = frozenset(("Sequential", "Functional", "Model"))
+# Variables whose names tell the class of their layer (formats/keras_h5/place.py).
+_BY_CLASS = frozenset(("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance", "embeddings"))
+_VARIABLES, _COPIED = attr("variables"), attr("_all_variables")
+_NUMBERED = re.compile(r"layer_with_weights-(\d+)")
 # Words of an entry's name that do not tell one network or optimizer from another.
 _COMMON = frozenset(
     (
@@ -70,6 +76,9 @@ _CONFIGURED = frozenset(("learning_rate", "beta_1", "beta_2", "epsilon", "amsgra
     "nesterov",
     "weight_decay",
 }
+_SPARSE = (
+    "of embeddings Keras updates the rows that a batch reads, PyTorch all rows (unless Embedding is sparse)"
+)
 _SECOND_BIAS = re.compile(r"bias_hh_(l\d+(?:_reverse)?)")
 
 
@@ -112,7 +121,20 @@ def to_torch(
     Networks alone become one flat state_dict. Beside optimizers or other values each network is a state_dict
     of its own, under its attribute's name (`model` for a model that is the root).
     """
-    return _ToTorch(tree, given, _Told(told, stated)).plan()
+    found = _without_copies(tree)
+    made = _ToTorch(found, given, _Told(told, stated)).plan()
+    return replace(made, consumed=(*made.consumed, *(path for path in tree if path not in found)))
+
+
+def to_objects(
+    tree: Tree, told: Settings, stated: Sequence[tuple[str, str]] = (), *, file: bool
+) -> Plan | None:
+    """Return the plan of a TensorFlow tree whose optimizers become Keras 3's, None where one cannot.
+
+    Weights stay as they are. With `file`, one network alone is the root of Keras's weights file, and its
+    optimizer the model's.
+    """
+    return _ToObjects(tree, (), _Told(told, stated)).objects(file=file)
 
 
 def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path], tuple[str, ...]]:
@@ -232,7 +254,7 @@ class _Networks:
             for _, done, names in self.placed.done
         ]
         for path in reversed(lone):
-            name = tuple(self.tree.names[path].split("/"))
+            name = _plain(tuple(self.tree.names[path].split("/")))
             at = next((n for n, unit in enumerate(units) if _is_below(unit, name[:-1])), len(units))
             units.insert(at, _Unit(((path, name, KEEP),), {}))
         return units
@@ -599,22 +621,29 @@ class _ToTensorFlow:
             return replace(made, kept=extra, notes=(*made.notes, *said), told=own)
 
         plan = _state_plan(self.tree, state, self.canonical, write)
-        second = tuple(slot for slot, owner in (state.moves.of or {}).items() if owner in twice)
         biases = [display(target) for target in dict.fromkeys(twice.values())]
+        sums = (
+            f"{title}: PyTorch trains two biases and Keras their sum, {some(biases, 2)}, whose updates "
+            f"differ: --part {self._network(state)} converts the network alone, --allow-missing takes the "
+            "moments of bias_ih"
+        )
         frozen = [self.tree.names[path] for path in state.weights if path not in trained]
         without = (
             f"{title} has no state for {some(frozen, 3)}: build Keras's optimizer without what these become"
         )
-        assumed = [
-            f"{title}: {some(biases, 2)} is the sum of two biases that PyTorch trains; its moments are those "
-            "of bias_ih, and it changes half as fast from here on"
-        ]
+        rows_read = any(name[-1] == "embeddings" for source, name, _ in rows if source in trained)
         return replace(
             plan,
-            consumed=(*plan.consumed, *second),
-            assumed=(*plan.assumed, *(assumed if biases else ())),
-            notes=(*plan.notes, *((without,) if frozen else ())),
+            notes=(
+                *plan.notes,
+                *((sums,) if biases else ()),
+                *((without,) if frozen else ()),
+                *((f"{title}: {_SPARSE}",) if rows_read else ()),
+            ),
         )
+
+    def _network(self, state: _State) -> str:
+        return display(state.weights[0][:-1]) or "the network"
 
     @staticmethod
     def _trained(state: _State) -> frozenset[Path]:
@@ -652,6 +681,7 @@ class _ToTorch:
         self.tops = _keras_tops(tree)
         state = frozenset(path for own in self.tops.values() for path in own)
         placed = generic.placed_torch(tree, given)
+        placed = placed._replace(done=tuple((a, b, _named(c)) for a, b, c in placed.done))
         sources = [path for _, done, _ in placed.done for path, _, _ in done.moves]
         self.root = self._is_root(sources)
         self.heads = frozenset(path[:1] for path in sources)
@@ -848,11 +878,89 @@ class _ToTorch:
             return replace(made, notes=(*made.notes, *said))
 
         plan = _state_plan(self.tree, state, self.canonical, write, more)
-        assumed = (
-            f"{state.name}: {some(doubled, 2)} trains beside bias_ih with the same moments: their sum, "
-            "Keras's one bias, changes twice as fast from here on",
+        slots = tuple(move.source for move in more if move.source not in trained)
+        sums = (
+            f"{state.name}: PyTorch trains {some(doubled, 2)} beside bias_ih and Keras their sum, whose "
+            "updates differ: --allow-missing gives both the same moments"
         )
-        return replace(plan, assumed=(*plan.assumed, *(assumed if doubled else ())))
+        rows_read = any(str(path[-1].value).lstrip("_") == "embeddings" for path in trained)
+        notes = (*((sums,) if doubled else ()), *((f"{state.name}: {_SPARSE}",) if rows_read else ()))
+        return replace(plan, notes=(*plan.notes, *notes), partly=(*plan.partly, *slots))
+
+
+class _ToObjects(_ToTorch):
+    """The plan of one TensorFlow tree for TensorFlow's objects or Keras's weights file."""
+
+    def objects(self, *, file: bool) -> Plan | None:
+        """Return the plan, None where an optimizer's state is not known."""
+        weights = [
+            (path, leaf)
+            for path, leaf in self.tree.tensors()
+            if leaf.role in ("parameter", "buffer") and leaf.dtype != "string"
+        ]
+        heads = {path[:1] for path, _ in weights}
+        cut = int(file and len(heads) == 1 and all(len(path) > 2 for path, _ in weights) and not self.root)
+        numbers = self._numbers([path for path, _ in weights]) if file else {}
+        rows = [(path, self._in_file(path, cut, numbers), KEEP) for path, _ in weights]
+        states, notes = self._states(rows)
+        if len(states) < len(self.tops) or len(states) > 1 or not weights:
+            return None
+        self.told.require({state.name for state in states})
+        tops = {state.top: (_OPTIMIZER,) if file else self._steps(state.top) for state in states}
+        marks = {top: (*name, "_iterations") for top, name in tops.items()}
+        values = {} if file else {path: self._steps(path) for path in self._values()}
+        paths = edges(dict.fromkeys((*(n for _, n, _ in rows), *marks.values(), *values.values())))
+        moves = [Move(source, paths[name], KEEP) for source, name, _ in rows]
+        moves += [Move(source, paths[name], KEEP) for source, name in values.items()]
+        labels = {
+            paths[name]: Label(leaf.role, leaf.name or "/".join(name))
+            for (path, name) in [*((path, name) for path, name, _ in rows), *values.items()]
+            if isinstance(leaf := self.tree[path], Leaf)
+        }
+        plans = [self._object(state, paths, rows, paths[marks[state.top]][:-1]) for state in states]
+        whole = together(Plan(tuple(moves), labels=labels, notes=tuple(notes)), *plans)
+        used = {move.source for move in whole.moves} | {*whole.consumed, *whole.kept}
+        kept = [path for path in self.networks.outside if path not in used]
+        return replace(whole, kept=(*whole.kept, *kept))
+
+    def _numbers(self, weights: Sequence[Path]) -> dict[Path, str]:
+        """Return numbers for the layers of a model whose file has them by class, in the model's order."""
+        held = self.tree.containers.get(())
+        listed = held is not None and held.name in _LISTED
+        inner = all(_NUMBERED.fullmatch(str(path[0].value)) for path in weights)
+        plain = all(len(path) == 2 and str(path[-1].value).lstrip("_") in _BY_CLASS for path in weights)
+        if not plain or not (listed or inner):
+            return {}
+        return {top: str(number) for number, top in enumerate(dict.fromkeys(path[:1] for path in weights))}
+
+    @staticmethod
+    def _in_file(path: Path, cut: int, numbers: Mapping[Path, str]) -> Name:
+        steps_ = [str(step.value) for step in path[cut:]]
+        return (numbers.get(path[:1], steps_[0]), *steps_[1:])
+
+    @staticmethod
+    def _steps(path: Path) -> Name:
+        return tuple(str(step.value) for step in path)
+
+    def _object(
+        self,
+        state: _State,
+        paths: Mapping[Name, Path],
+        rows: Sequence[tuple[Path, Name, Rule]],
+        top: Path,
+    ) -> Plan:
+        trained = frozenset(state.weights)
+        weights = [Move(self.canonical[path], paths[name], KEEP) for path, name, _ in rows if path in trained]
+        told = {**self._configured(state.top), **self.told.of(state.name)}
+
+        def write(agent: Tree) -> Plan:
+            self.told.require_free(state.name, agent)
+            made = optimizers.ToKeras(
+                state.name, "adam", weights, agent, top, told, state.moves.defaults
+            ).plan()
+            return replace(made, told={display(top): made.told.get(state.name, {})})
+
+        return _state_plan(self.tree, state, self.canonical, write)
 
 
 def _keras_tops(tree: Tree) -> dict[Path, list[Path]]:
@@ -879,6 +987,36 @@ def _keras_tops(tree: Tree) -> dict[Path, list[Path]]:
         powers = [path for path in tree if re.sub(r"_\d+$", "", str(path[-1].value)) in POWERS]
         found[()] = [*named, *powers]
     return found
+
+
+def _without_copies(tree: Tree) -> Tree:
+    """Return the tree without the second list in which Keras's export keeps a model's variables.
+
+    Source: keras/src/export/saved_model.py, ExportArchive: `_all_variables` beside `variables`.
+    """
+    originals = {tree.names[path].partition("/")[2]: path for path in tree if path[:1] == (_VARIABLES,)}
+    copies = {path: tree.names[path].partition("/")[2] for path in tree if path[:1] == (_COPIED,)}
+    pairs = [(tree[path], tree[originals[name]]) for path, name in copies.items() if name in originals]
+    same = len(pairs) == len(copies) and all(
+        isinstance(one, Leaf)
+        and isinstance(other, Leaf)
+        and (one.dtype, one.shape) == (other.dtype, other.shape)
+        and one.read() == other.read()
+        for one, other in pairs
+    )
+    if not copies or not same:
+        return tree
+    return Tree({p: leaf for p, leaf in tree.items() if p not in copies}, tree.aliases, tree.containers)
+
+
+def _named(names: Mapping[str, Name]) -> dict[str, Name]:
+    """Return names without the edges between a Keras model and its layers, of which the numbers stay."""
+    return {stored: _plain(name) for stored, name in names.items()}
+
+
+def _plain(name: Name) -> Name:
+    steps_ = [_NUMBERED.sub(r"\1", step) for step in name]
+    return tuple(step for step in steps_ if step not in _EDGES) or name
 
 
 def _has_rate(tree: Tree, top: Path) -> bool:

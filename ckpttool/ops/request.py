@@ -15,7 +15,8 @@ from ckpttool.ops.targets import TargetKind
 class Request(NamedTuple):
     """The kind of target; a layout to take, the `part` below a path, what is done first (`wanted`).
 
-    `rules` are the user's own, `stated` and `given` what was said of optimizers and layers.
+    `rules` are the user's own, `stated` and `given` what was said of optimizers and layers. `weights` is
+    "ema" or "raw" where one of a network and its average is wanted.
     """
 
     kind: TargetKind
@@ -25,17 +26,20 @@ class Request(NamedTuple):
     rules: RuleFile | None = None
     stated: Stated = NOTHING_STATED
     given: Sequence[Choice] = ()
+    weights: str | None = None
 
     @property
     def whole(self) -> bool:
         """Say whether all of the checkpoint is wanted, under the names that it has."""
-        return self.part is None and self.wanted == AS_IT_IS
+        return self.part is None and self.weights is None and self.wanted == AS_IT_IS
 
     @property
     def no_way_back(self) -> str | None:
         """Say why nothing could bring the checkpoint back, None if something could."""
         if self.part is not None:
             return "this is a part of the checkpoint"
+        if self.weights is not None:
+            return "--weights was used"
         if self.wanted != AS_IT_IS:
             return "names or weights were changed first (--strip, --restore, --fold-weight-norm)"
         return None

@@ -15,7 +15,7 @@ from ckpttool.mapping import inert
 from ckpttool.mapping.plan import Plan, Settings, after, build
 from ckpttool.mapping.report import Mapped, Move, Report
 from ckpttool.mapping.rules import KEEP
-from ckpttool.ops import agent_way, optimizer_facts
+from ckpttool.ops import agent_way, averages, optimizer_facts
 from ckpttool.ops import part as parts
 from ckpttool.ops.optimizer_options import Stated
 from ckpttool.ops.plain_names import Prepared, prepared
@@ -66,8 +66,11 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
     """
     part, kind = request.part, request.kind
     tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
+    chosen: tuple[str, ...] = ()
+    if request.weights is not None:
+        tree, chosen = averages.chosen(tree, request.weights)
     ready = prepared(checkpoint.tree, tree, part, request.wanted, known)
-    ready = ready._replace(lost=(*lost, *ready.lost))
+    ready = ready._replace(lost=(*lost, *ready.lost), notes=(*ready.notes, *chosen))
     tree = ready.tree
     binding, read = agent_way.recognised(checkpoint, tree, request.layout, part)
     back = way_back(checkpoint, request, known, tree)

@@ -32,6 +32,7 @@ from ckpttool.tree import Tree
 
 TENSORFLOW, NUMPY = "tensorflow", "numpy"
 _WEIGHTS_FILE = "keras_h5"
+_KERAS_FILES = frozenset(("keras_h5", "keras_zip"))
 # Those that pickle NumPy arrays, whichever framework trained them, among much else.
 PICKLES = frozenset(("rllib",))
 # The layouts of a library's own container, whose settings mean nothing elsewhere.
@@ -75,7 +76,10 @@ def way(
             f"--kind and --flatten say how layers are mapped, and this {why}", file=checkpoint.path
         )
     if kept:
-        return Way(_rewritten(tree, kind, known if request.part is None else None))
+        plan = _rewritten(tree, kind, known if request.part is None else None)
+        objects = binding is None and _is_rebuilt(checkpoint.format, kind, tree)
+        made = _rebuilt(tree, request, known) if objects else None
+        return Way(plan) if made is None else Way(made, general=True)
     if binding is not None:
         require_layers(binding, known, sidecar.beside(checkpoint.path))
         agent = with_names(agent_way.without_added(binding, tree, known), tree, known)
@@ -150,6 +154,22 @@ def _rewritten(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | No
         return None
     plan = objects.again(tree, known.objects) if known is not None and known.objects is not None else None
     return plan or variables.to_graph(tree)
+
+
+def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
+    """Say whether the target keeps objects in TensorFlow's other way: in Keras's files, or in a graph."""
+    if kind.format == _WEIGHTS_FILE:
+        held = tree.containers.get(())
+        groups = held is not None and isinstance(held.state, dict) and "group" in held.state
+        return not groups and _framework(source) == TENSORFLOW
+    return bool(kind.options.get("graph")) and source in _KERAS_FILES
+
+
+def _rebuilt(tree: Tree, request: Request, known: Sidecar | None) -> Plan | None:
+    told, stated = optimizer_facts.settings(known), request.stated.settings()
+    file = request.kind.format == _WEIGHTS_FILE
+    plan = general_way.to_objects(tree, told, stated, file=file)
+    return plan if plan is not None and not _problems(tree, plan) else None
 
 
 def _by_rules(

@@ -214,7 +214,8 @@ def named_leaves(
         short = name.removesuffix(":0")
         parts = short.removeprefix("training/").split("/")
         last = parts[-1]
-        owner = _owner("/".join(parts[1:]), owners, flat)
+        # Names begin with the optimizer's, in Keras 2.11 to 2.15 with the kind (`m/dense/kernel`).
+        owner = _owner("/".join(parts[1:]), owners, flat) or _owner("/".join(parts), owners, flat)
         if last in _COUNTERS:
             path, leaf = (*at, attr("iterations")), _leaf(dataset, "counter")
         elif owner is not None:
