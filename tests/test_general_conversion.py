@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ckpttool.errors import MappingError, UsageError
+from ckpttool.formats.keras_tree.config import Config, with_flattened
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.convert import Conversion, convert
 from ckpttool.ops.digest import digest
@@ -202,6 +203,19 @@ def written(folder: Path) -> dict[str, Any]:
             net.save_weights(folder / f"{name}_{kind}.weights.h5")
             tf.train.Checkpoint(net=net).write(str(folder / f"{name}_{kind}_compiled"))
         found[f"{name}_{kind}"] = _report(net, optimizer, kind)
+    image = keras.Input((6, 6, 3), dtype="float64")
+    hidden = keras.layers.Conv2D(4, 3, dtype="float64", name="conv")(image)
+    hidden = keras.layers.BatchNormalization(epsilon=1e-5, momentum=0.875, dtype="float64", name="bn")(hidden)
+    hidden = keras.layers.Flatten(dtype="float64")(keras.layers.ReLU(dtype="float64")(hidden))
+    net = keras.Model(image, keras.layers.Dense(2, dtype="float64", name="fc")(hidden))
+    listed = keras.Sequential(net.layers)
+    for title, model in (("functional", net), ("listed", listed)):
+        optimizer = keras_optimizer("adam", model)
+        model.compile(optimizer, "mse")
+        keras_trained(model, optimizer, "cnn", 3)
+        model.save(folder / f"adam_cnn_{title}.keras")
+        model.save(folder / f"adam_cnn_{title}.h5")
+        found[f"adam_{title}"] = _report(model, optimizer, "cnn")
     net = keras.Sequential(
         [
             keras.Input((4,), dtype="float64"),
@@ -291,6 +305,11 @@ FORMS = {
     "{}_mlp.weights.h5": ("{}_mlp", "model", "optimizer", "optimizer"),
     "{}_mlp.keras": ("{}_sequential", "model", "optimizer", None),
     "{}_mlp.h5": ("{}_sequential", "model", "optimizer", None),
+    **{
+        f"{{}}_cnn_{title}{suffix}": (f"{{}}_{title}", "model", "optimizer", None)
+        for title in ("functional", "listed")
+        for suffix in (".keras", ".h5")
+    },
 }
 
 
@@ -308,7 +327,8 @@ def test_tensorflows_files_train_on_in_torch(
     made = tmp_path / "made.pt"
     # What only a configuration in the file would say.
     given = [f"{said}/{setting}={value}" for setting, value in OPTIMIZERS[name][3].items()] if said else []
-    flatten = ["pi/fc=4,4,4"] if kind == "cnn" else []
+    # A configuration tells what is flattened.
+    flatten = ["pi/fc=4,4,4"] if kind == "cnn" and said else []
     done = convert(str(folder / form.format(name)), str(made), optimizer=given, flatten=flatten, sync=False)
     assert done.written, done.report
     content = torch.load(made)
@@ -744,3 +764,63 @@ def test_a_gru_keeps_both_biases_and_its_optimizer(tmp_path: Path) -> None:
     for number, tensors in found["optimizer"]["state"].items():
         for name, tensor in tensors.items():
             assert torch.equal(tensor, state[number][name])
+
+
+# --- What a dense layer takes flattened --------------------------------------------------------------------
+
+
+def _layer(cls: str, name: str, **settings: Any) -> dict[str, Any]:
+    return {"class_name": cls, "config": {"name": name, **settings}}
+
+
+_IMAGE = _layer("InputLayer", "in", batch_shape=[None, 8, 8, 3])
+_CONV = _layer("Conv2D", "conv", filters=4, kernel_size=[3, 3], strides=[1, 1], padding="valid")
+_FLAT, _DENSE = _layer("Flatten", "flat"), _layer("Dense", "fc", units=5)
+FLATTENINGS: dict[str, tuple[list[dict[str, Any]], object]] = {
+    "convolution": ([_IMAGE, _CONV, _FLAT, _DENSE], [6, 6, 4]),
+    "same and strides": (
+        [
+            _IMAGE,
+            _layer("Conv2D", "c", filters=2, kernel_size=3, strides=[2, 3], padding="same"),
+            _FLAT,
+            _DENSE,
+        ],
+        [4, 3, 2],
+    ),
+    "pooling and dropout": (
+        [
+            *(_IMAGE, _CONV, _layer("MaxPooling2D", "p", pool_size=[2, 2], strides=None, padding="valid")),
+            *(_layer("BatchNormalization", "bn"), _FLAT, _layer("Dropout", "d"), _DENSE),
+        ],
+        [3, 3, 4],
+    ),
+    "dilated": (
+        [
+            _IMAGE,
+            _layer("Conv2D", "c", filters=2, kernel_size=3, padding="valid", dilation_rate=[2, 2]),
+            *(_FLAT, _DENSE),
+        ],
+        [4, 4, 2],
+    ),
+    "pooled over all": ([_IMAGE, _CONV, _layer("GlobalAveragePooling2D", "g"), _DENSE], []),
+    "no convolution": ([_IMAGE, _FLAT, _DENSE], None),
+    "norm of what is flattened": ([_IMAGE, _CONV, _FLAT, _layer("BatchNormalization", "b"), _DENSE], None),
+    "channels first": (
+        [
+            _IMAGE,
+            _layer("Conv2D", "c", filters=2, kernel_size=3, padding="valid", data_format="channels_first"),
+            *(_FLAT, _DENSE),
+        ],
+        None,
+    ),
+    "permuted": ([_IMAGE, _CONV, _layer("Permute", "p", dims=[3, 1, 2]), _FLAT, _DENSE], None),
+    "unknown": ([_IMAGE, _CONV, _layer("Mine", "m"), _FLAT, _DENSE], None),
+    "nonsense": ([_IMAGE, _layer("Conv2D", "c", filters="4", kernel_size=[0, -1]), _FLAT, _DENSE], None),
+}
+
+
+@pytest.mark.parametrize("name", FLATTENINGS)
+def test_configurations_tell_what_is_flattened(name: str) -> None:
+    layers, expected = FLATTENINGS[name]
+    found = with_flattened(Config("Sequential", {"layers": layers})).layers()[-1]
+    assert found.settings.get("flattened") == expected

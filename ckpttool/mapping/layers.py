@@ -86,7 +86,9 @@ def layers(tree: Tree, framework: str, given: Sequence[Choice] = ()) -> tuple[La
         fitting = kinds.candidates(group, framework, module.last)
         if not fitting:
             continue
-        layer = Layer(module.name, fitting, module.tensors, module.part, about=module.about)
+        layer = Layer(
+            module.name, fitting, module.tensors, module.part, _told(module.about, fitting), module.about
+        )
         said = {n: choice for n, choice in enumerate(given) if choice.fits(layer.title)}
         used |= said.keys()
         layer = _as_said(layer, list(said.values()), group, framework)
@@ -101,6 +103,14 @@ def layers(tree: Tree, framework: str, given: Sequence[Choice] = ()) -> tuple[La
                 hint="ckpttool inspect shows the names; a pattern takes a layer's, without its tensors'",
             )
     return tuple(found)
+
+
+def _told(about: About, fitting: Sequence[Kind]) -> Told:
+    """Return what a configuration in the file tells of a dense layer: the image that it takes flattened."""
+    found = about.settings.get("flattened")
+    if not isinstance(found, list) or {kind.name for kind in fitting} != {"dense"}:
+        return UNTOLD
+    return Told(flatten=tuple(found))
 
 
 def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], framework: str) -> Layer:

@@ -7,6 +7,8 @@ is a list).
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -103,6 +105,150 @@ def child(config: Config, edge: str) -> Config:
             return Config(config_of(config.settings.get("layer")).cls, {})
         return found
     return config_of(config.settings.get("layer")) if edge == "forward_layer" else NOTHING
+
+
+FLATTENED = "flattened"
+# Layers whose outputs have the shape of their inputs.
+_SAME = frozenset(
+    ("BatchNormalization", "LayerNormalization", "Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Softmax")
+) | {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "GaussianDropout", "Rescaling"}
+_BEFORE_DENSE = _SAME - {"BatchNormalization", "LayerNormalization", "PReLU"}
+_CONVOLUTION = re.compile(r"(?:Conv|SeparableConv|DepthwiseConv)([123])D")
+_POOLING = re.compile(r"(?:Max|Average)Pooling([123])D")
+_GLOBAL = re.compile(r"Global(?:Max|Average)Pooling[123]D")
+
+
+class _Output(NamedTuple):
+    """What a layer gives: its shape without the batch, and the shape of the image that was flattened.
+
+    `image` is None where a convolution is not behind it, () where it holds nothing flattened.
+    """
+
+    shape: tuple[int, ...]
+    image: tuple[int, ...] | None = None
+    convolved: bool = False
+
+
+def with_flattened(model: Config) -> Config:
+    """Return the configuration with what each dense layer takes flattened, in its settings `flattened`.
+
+    [H, W, C] is the image behind a convolution, [] that it takes none. A layer has no such setting where an
+    unknown layer, several inputs or another order of axes stand before it.
+    """
+    layers = model.settings.get("layers")
+    if not isinstance(layers, list) or model.cls not in ("Sequential", "Functional", "Model"):
+        return model
+    given: dict[str, _Output | None] = {}
+    made = []
+    before: _Output | None = _shaped(model.settings.get("build_input_shape"))
+    for each in layers:
+        layer = config_of(each)
+        if model.cls != "Sequential":
+            names = _inbound(each)
+            before = given.get(names[0]) if len(names) == 1 else None
+        image = before.image if layer.cls == "Dense" and before is not None else None
+        if image is not None and isinstance(each, dict):
+            each = {**each, "config": {**layer.settings, FLATTENED: list(image)}}
+        before = _output(layer, before)
+        given[layer.name or ""] = before
+        made.append(each)
+    return Config(model.cls, {**model.settings, "layers": made})
+
+
+def _inbound(layer: Any) -> list[str]:
+    """Return the layers that a functional model's layer takes, by name (Keras 2: lists; 3: keras_history)."""
+    found: dict[str, None] = {}
+    stack = [layer.get("inbound_nodes")] if isinstance(layer, dict) else []
+    nodes = stack[0] if stack and isinstance(stack[0], list) else []
+    if len(nodes) > 1:
+        return ["", ""]  # a shared layer has several inputs
+    visited = 0
+    while stack and visited < _NODES:
+        item = stack.pop()
+        visited += 1
+        if isinstance(item, dict):
+            history = item.get("keras_history")
+            if isinstance(history, list) and history and isinstance(history[0], str):
+                found[history[0]] = None
+            stack += [value for value in item.values() if isinstance(value, dict | list)]
+        elif isinstance(item, list):
+            if len(item) > 2 and isinstance(item[0], str) and isinstance(item[1], int):
+                found[item[0]] = None
+            else:
+                stack += item
+    return list(found)
+
+
+_NODES = 10_000
+
+
+def _shaped(shape: Any) -> _Output | None:
+    """Return the input of this shape, whose first axis is the batch."""
+    if not isinstance(shape, list) or len(shape) < 2:
+        return None
+    axes = tuple(axis for axis in shape[1:] if type(axis) is int and axis > 0)
+    return _Output(axes) if len(axes) == len(shape) - 1 else None
+
+
+def _output(layer: Config, before: _Output | None) -> _Output | None:
+    settings, cls = layer.settings, layer.cls or ""
+    started = _shaped(settings.get("batch_shape") or settings.get("batch_input_shape"))
+    if cls == "InputLayer":
+        return started
+    before = before or started
+    if before is None or settings.get("data_format") not in (None, "channels_last"):
+        return None
+    if cls == "Dense":
+        units = settings.get("units")
+        return _Output((*before.shape[:-1], units), (), before.convolved) if type(units) is int else None
+    if cls == "Flatten":
+        count = math.prod(before.shape)
+        return _Output((count,), before.shape if before.convolved else None, before.convolved)
+    if _GLOBAL.fullmatch(cls):
+        return _Output(before.shape[-1:], (), before.convolved) if not settings.get("keepdims") else None
+    if cls in _SAME:
+        return before if cls in _BEFORE_DENSE or len(before.shape) > 1 else before._replace(image=None)
+    return _windowed(cls, settings, before)
+
+
+def _windowed(cls: str, settings: Mapping[str, Any], before: _Output) -> _Output | None:
+    """Return what a convolution or a pooling gives, None for any other layer."""
+    convolution, pooling = _CONVOLUTION.fullmatch(cls), _POOLING.fullmatch(cls)
+    match = convolution or pooling
+    rank = int(match[1]) if match else 0
+    if not rank or len(before.shape) != rank + 1:
+        return None
+    window = _axes(settings.get("kernel_size" if convolution else "pool_size"), rank)
+    strides = _axes(settings.get("strides"), rank) or (window if pooling else (1,) * rank)
+    spread = _axes(settings.get("dilation_rate"), rank) or (1,) * rank
+    padding = settings.get("padding")
+    if window is None or strides is None or padding not in ("valid", "same"):
+        return None
+    sizes = [
+        -(-size // step) if padding == "same" else (size - (width - 1) * wide - 1) // step + 1
+        for size, width, step, wide in zip(before.shape, window, strides, spread, strict=False)
+    ]
+    channels = before.shape[-1]
+    if convolution and cls.startswith("Depthwise"):
+        multiplier = settings.get("depth_multiplier")
+        channels = channels * multiplier if type(multiplier) is int else 0
+    elif convolution:
+        filters = settings.get("filters")
+        channels = filters if type(filters) is int else 0
+    if channels < 1 or min(sizes) < 1:
+        return None
+    return _Output((*sizes, channels), None, before.convolved or convolution is not None)
+
+
+def _axes(value: Any, rank: int) -> tuple[int, ...] | None:
+    """Return one positive number for each axis, None for anything else."""
+    found = [value] * rank if type(value) is int else value
+    if not isinstance(found, list) or len(found) != rank:
+        return None
+    return tuple(found) if all(type(each) is int and 0 < each < _MOST_SIZE for each in found) else None
+
+
+_MOST_SIZE = 1 << 20
 
 
 def stored_names(layers: Sequence[Config]) -> dict[str, Config]:
