@@ -68,6 +68,7 @@ _COMMON = frozenset(
 # Words of copies of a network, which follow it and which no optimizer trains.
 _COPIES = frozenset(("ema", "swa", "average", "averaged", "target", "targ", "teacher", "old"))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_KNOWN_SLOTS = frozenset(slot.kind for family in FAMILIES for slot in family.keras_slots.values())
 _ITERATIONS = frozenset(("_iterations", "iterations", "iter", "step"))
 _RATES = frozenset(("_learning_rate", "learning_rate"))
 # Settings in the configuration of a Keras optimizer, under the names that they have here.
@@ -685,6 +686,8 @@ class _ToTorch:
         sources = [path for _, done, _ in placed.done for path, _, _ in done.moves]
         self.root = self._is_root(sources)
         self.heads = frozenset(path[:1] for path in sources)
+        # What optimizers without slots have: counts and settings, which belong to no parameter.
+        self.idle: set[Path] = set()
         self.networks = _Networks(tree, placed, state, self._inside)
 
     def _is_root(self, sources: Sequence[Path]) -> bool:
@@ -739,7 +742,8 @@ class _ToTorch:
             *plans,
         )
         used = {move.source for move in whole.moves} | set(whole.consumed)
-        kept = [p for p in self.networks.outside if p not in used and p not in self.networks.unmapped]
+        rest = (*self.networks.outside, *self.idle)
+        kept = [p for p in rest if p not in used and p not in self.networks.unmapped]
         return replace(whole, containers=containers, kept=(*whole.kept, *kept))
 
     def _place(self, name: Name, *, nested: bool) -> Path:
@@ -810,9 +814,12 @@ class _ToTorch:
             prefix = self._prefix(top)
             entries = tuple((path, self.canonical[path], KEEP) for path in weights)
             bound = optimizers.from_keras(Optimizer(title, prefix, self.tree, entries))
-            if bound.note:
-                notes.append(bound.note)
+            note = bound.note or _unknown(title, slots, bound)
+            if note:
+                notes.append(note)
                 continue
+            if not slots:
+                self.idle.update(own)
             if weights:
                 states.append(_State(title, top, bound, weights))
                 others = [p for p in trained if p not in weights and p[:1] in {w[:1] for w in weights}]
@@ -963,13 +970,21 @@ class _ToObjects(_ToTorch):
         return _state_plan(self.tree, state, self.canonical, write)
 
 
+def _unknown(title: str, slots: Sequence[Leaf], bound: OptimizerMoves) -> str:
+    """Return a note on slots that none of the known optimizers has, "" where there are none."""
+    kinds = {str(leaf.slot) for leaf in slots}
+    if kinds <= _KNOWN_SLOTS and (bound.of or not slots):
+        return ""
+    return f"{title} has slots ({some(sorted(kinds), 4)}) that are not converted yet"
+
+
 def _keras_tops(tree: Tree) -> dict[Path, list[Path]]:
     """Return the leaves of every optimizer, by its path; the root has those of TensorFlow 1's names."""
     tops: dict[Path, None] = {}
     named: list[Path] = []
     for path, leaf in tree.tensors():
         if leaf.role == "slot":
-            if leaf.of is not None and len(path) == len(leaf.of) + 1 and path[:-1] == leaf.of:
+            if leaf.of is not None and _spelled(path[:-1])[-len(leaf.of) :] == _spelled(leaf.of):
                 named.append(path)
             else:
                 tops[_slot_top(path, leaf)] = None
@@ -1017,6 +1032,10 @@ def _named(names: Mapping[str, Name]) -> dict[str, Name]:
 def _plain(name: Name) -> Name:
     steps_ = [_NUMBERED.sub(r"\1", step) for step in name]
     return tuple(step for step in steps_ if step not in _EDGES) or name
+
+
+def _spelled(path: Path) -> tuple[str, ...]:
+    return tuple(str(step.value) for step in path)
 
 
 def _has_rate(tree: Tree, top: Path) -> bool:
