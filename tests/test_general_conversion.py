@@ -184,6 +184,21 @@ def restored(folder: Path) -> dict[str, Any]:
     return found
 
 
+def rebuilt(folder: Path) -> dict[str, Any]:
+    """Load what conversions between TensorFlow's forms made, and train on."""
+    import tensorflow as tf
+
+    net = keras_net("mlp")
+    net.compile(keras_optimizer("adam", net), "mse")
+    net.load_weights(folder / "made.weights.h5")
+    found = {"weights": _report(net, net.optimizer, "mlp")}
+    net = keras_net("mlp")
+    optimizer = keras_optimizer("adam", net)
+    checkpoint = tf.train.Checkpoint(fc1=net.fc1, fc=net.fc, optimizer=optimizer)
+    checkpoint.restore(str(folder / "made-1")).assert_consumed()
+    return {**found, "objects": _report(net, optimizer, "mlp")}
+
+
 def written(folder: Path) -> dict[str, Any]:
     """Write checkpoints of TensorFlow in many forms, and return what each net gives now and a step later."""
     import keras
@@ -346,6 +361,20 @@ def test_tensorflows_files_train_on_in_torch(
     np.testing.assert_allclose(found, expected["after"], rtol=0, atol=1e-9)
     if form.endswith("-1"):
         assert (content["step"], content["note"]) == (7, "run 1")
+
+
+def test_tensorflows_forms_become_each_other(
+    from_tensorflow: tuple[Path, Mapping[str, Any]], tmp_path: Path
+) -> None:
+    folder, wanted = from_tensorflow
+    for form, to in (("adam_mlp-1", "keras"), ("adam_mlp.keras", "tf")):
+        done = converted(folder / form, tmp_path, to)
+        assert done.written, done.report
+        assert done.report.complete
+    found = tensorflow_child.run(__file__, "rebuilt", tmp_path)
+    for form, title in (("weights", "adam_mlp"), ("objects", "adam_sequential")):
+        for when in ("before", "after"):
+            np.testing.assert_allclose(found[form][when], wanted[title][when], rtol=0, atol=1e-9)
 
 
 # --- Which parameters an optimizer trains ------------------------------------------------------------------
@@ -537,6 +566,15 @@ def test_values_never_stop_a_conversion(tmp_path: Path, to: str) -> None:
     kept = {entry["path"]: entry for entry in sidecar_of(done.target)["residue"]}
     assert (kept["name"]["value"], kept["args/lr"]["value"], kept["history/1"]["value"]) == ("run", 0.1, 2.0)
     assert {"lr_scheduler/total_steps", "optimizer/param_groups/0/initial_lr"} <= kept.keys()
+    # No way back is recorded for an object of a class; tensors without a place are kept nevertheless.
+    beside = Path(f"{done.target}.ckpttool.residue.pt")
+    assert beside.exists() is (to == "keras")
+    if to == "keras":
+        found = open_checkpoint(str(beside)).tree
+        (state,) = (leaf.array() for path, leaf in found.tensors() if path[0].value == "rng_state")
+        source_tree = open_checkpoint(str(source)).tree
+        (expected,) = (leaf.array() for path, leaf in source_tree.tensors() if path[0].value == "rng_state")
+        np.testing.assert_array_equal(state, expected)
 
 
 def sidecar_of(path: str) -> dict[str, Any]:

@@ -282,6 +282,8 @@ def _written(
     def beside(places: Mapping[Path, Path], lane: Lane) -> list[Output]:
         nonlocal back
         back = undo(way.source, way.moves, places) if way.whole else back
+        if back.tree is None:
+            back.kept = way.kept_tensors()
         kept = back.outputs(target, lane)
         for output in kept:
             require_new(output.file, checkpoint.files, force=how.force)

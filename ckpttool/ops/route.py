@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttool import dtypes
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import some
 from ckpttool.layouts import objects, variable_names, variables
 from ckpttool.layouts.canonical import Binding
-from ckpttool.leaf import Leaf, Path, display, key
+from ckpttool.leaf import Leaf, Path, ValueLeaf, display, key
 from ckpttool.mapping import inert
 from ckpttool.mapping.plan import Plan, Settings, after, build
 from ckpttool.mapping.report import Mapped, Move, Report
@@ -24,7 +25,7 @@ from ckpttool.ops.way_back import way_back
 from ckpttool.ops.ways import way
 from ckpttool.shown import count
 from ckpttool.sidecar import Sidecar
-from ckpttool.tree import Tree
+from ckpttool.tree import Container, Tree
 
 # The one format in which a tree as it is may have entries that no place is for (formats/keras_h5/place.py).
 _ARRAYS_ALONE = "keras_h5"
@@ -56,6 +57,16 @@ class Route:
     said: Mapping[str, str] = field(default_factory=dict)
     before: str | None = None
     kept: tuple[str, ...] = ()
+
+    def kept_tensors(self) -> Tree:
+        """Return the tensors among what only the sidecar keeps, by name, for the file beside the target."""
+        names = {name: path for path, name in self.names.items()}
+        leaves: dict[Path, Leaf | ValueLeaf] = {}
+        for name in self.kept:
+            leaf = self.source.get(names[name])
+            if isinstance(leaf, Leaf) and dtypes.BY_NAME[leaf.dtype].torch is not None:
+                leaves[key(name),] = Leaf(leaf.dtype, leaf.shape, leaf.source, name)
+        return Tree(leaves, {}, {(): Container("dict")})
 
 
 def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Route:
