@@ -232,8 +232,10 @@ class _Networks:
         return mine and self._is_plain(path) and path not in self.placed.refused
 
     def require(self) -> None:
-        """Raise MappingError where no layer is known."""
+        """Raise MappingError where no layer is known, and no replayed experience goes as it is."""
         if self.placed.done or self.placed.notes:
+            return
+        if any(leaf.role == "replay" for _, leaf in self.tree.tensors()):
             return
         if self.state:
             raise MappingError(

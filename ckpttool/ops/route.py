@@ -121,7 +121,8 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
         plan = to_names if plan is None else after(plan, to_names)
     if plan is None and kind.format == "pytorch" and (plan := inert.to_state_dicts(tree)) is not None:
         moved = {move.source for move in plan.moves}
-        plan = replace(plan, kept=tuple(path for path, _ in tree.plain() if path not in moved))
+        values = tuple(path for path, _ in tree.plain() if path not in moved)
+        plan = replace(plan, kept=values if any(isinstance(tree[path], Leaf) for path in moved) else ())
     settings = _given(request.stated, known)
     if plan is None:
         target = _arrays(tree) if kind.format == _ARRAYS_ALONE else tree
