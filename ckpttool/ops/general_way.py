@@ -533,6 +533,9 @@ class _ToTensorFlow:
             labels[paths[name]] = Label("counter" if counted else "other", "/".join(name))
             moves.append(Move(source, paths[name], ToTensor("int64") if counted else KEEP))
         states, notes, assumed = self._states(rows)
+        if self.file and len(self.dicts) > 1:
+            names = some([display(path) for path in self.dicts], 3)
+            notes.append(f"the file holds several networks ({names}): --part PATH or --weights takes one")
         self.told.require({state.name for state in states})
         plans = [
             self._state(state, number, rows, paths, paths[marks[state.top]][:-1])
