@@ -213,8 +213,10 @@ class _Networks:
                 "the checkpoint holds the state of an optimizer and no network",
                 hint="convert the file that holds the network as well",
             )
+        tensors = [f"{self.tree.names[path]} {list(leaf.shape)}" for path, leaf in self.tree.tensors()]
         raise MappingError(
-            "nothing in the checkpoint is a layer of a known kind",
+            "no tensor is of a layer of a known kind",
+            found=some(tensors, 3) or None,
             hint="ckpttool inspect shows what is in it",
         )
 
