@@ -1,0 +1,593 @@
+"""Correctness on the device: against float32 on the CPU and float64 in NumPy, and against itself."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu import networks
+from benchmarks.gpu.parts import (
+    Absent,
+    Check,
+    Context,
+    Figure,
+    Part,
+    backend,
+    difference,
+    last_line,
+    torch_policy,
+    unlike,
+)
+from ckpttool.agents.envs.spec import OBS, EnvSpec
+from ckpttool.agents.envs.tensors import DeviceVector
+from ckpttool.agents.network import Network
+from ckpttool.agents.rollout import Play, Rollout, rollouts
+from ckpttool.agents.stacking import stack
+
+Found = list[Check | Figure]
+
+# Float32 rounds to 6e-8; sums of a thousand products stay below 1e-5, and TF32 is at 1e-4 and above.
+TOLERANCE_32, TOLERANCE_64 = 1e-5, 1e-12
+# Rounding differs from device to device, and 200 steps of Pendulum let it grow.
+RETURN_TOLERANCE = 1e-3
+# A graph of each batch shape is kept for eight shapes: more than that are given.
+SHAPES = (*range(1, 12), 1, 5, 64, 2)
+CALLS = 3
+
+
+def worst(
+    policy: Any, network: Network, referee: Any, batches: Sequence[int], *, first_seed: int = 1
+) -> float:
+    """Return the largest difference between a policy and a referee over batches of observations.
+
+    Each shape comes CALLS times with other numbers: a graph may be captured in a later call than the first,
+    and a replay must take the new numbers.
+    """
+    largest = 0.0
+    for number, rows in enumerate(batches):
+        for call in range(CALLS):
+            obs = networks.observations(network, rows, first_seed + CALLS * number + call)
+            largest = max(largest, difference(policy.step(obs)[0], referee.step(obs)[0]))
+    return largest
+
+
+def layers(context: Context) -> Found:
+    """Compare every kind of layer in float32 and in float64 with NumPy in float64."""
+    found: Found = []
+    for name, network in networks.every_layer().items():
+        referee = context.referee(network)
+        narrow = worst(context.build(network), network, referee, (1, 33))
+        wide = network.cast("float64")
+        exact = worst(context.build(wide), wide, referee, (1, 33))
+        found.append(Check(f"{name}, float32", narrow, TOLERANCE_32))
+        found.append(Check(f"{name}, float64", exact, TOLERANCE_64))
+    return found
+
+
+def policies(context: Context) -> Found:
+    """Compare whole actors with float32 on the CPU and with float64 in NumPy."""
+    found: Found = []
+    each = {name: networks.actor(hidden) for name, hidden in networks.HIDDEN.items()}
+    each |= {"layer norms": networks.normed(), "two inputs": networks.critic(), "gated": networks.gated()}
+    batches = (1, 3, 64) if context.quick else (1, 3, 64, 1000)
+    for name, network in each.items():
+        policy, on_cpu = context.build(network), torch_policy(network, "cpu")
+        found.append(
+            Check(
+                f"{name}, NumPy float64",
+                worst(policy, network, context.referee(network), batches),
+                TOLERANCE_32,
+            )
+        )
+        found.append(
+            Check(f"{name}, CPU float32", worst(policy, network, on_cpu, batches, first_seed=9), TOLERANCE_32)
+        )
+    return found
+
+
+def recurrent(context: Context) -> Found:
+    """Carry the states of an LSTM and a GRU over twenty steps."""
+    found: Found = []
+    for kind in ("lstm", "gru"):
+        network = networks.recurrent(kind)
+        policy, referee = context.build(network), context.referee(network)
+        ours: Any = ()
+        theirs: Any = ()
+        largest = 0.0
+        for number in range(20):
+            obs = networks.observations(network, 5, number)
+            action, ours = policy.step(obs, ours)
+            expected, theirs = referee.step(obs, theirs)
+            pairs = [(action, expected), *zip(ours, theirs, strict=True)]
+            largest = max([largest, *(difference(*pair) for pair in pairs)])
+        found.append(Check(f"{kind}, 20 steps", largest, TOLERANCE_32))
+    return found
+
+
+def pictures(context: Context) -> Found:
+    """Compare a policy on images of 84 x 84 x 4."""
+    network = networks.images()
+    referee, policy = context.referee(network), context.build(network)
+    largest = 0.0
+    for number in range(2 * CALLS):
+        rows = (1, 3)[number % 2]
+        obs = networks.random(number).integers(0, 256, (rows, 84, 84, 4)).astype(np.float32)
+        largest = max(largest, difference(policy.step(obs)[0], referee.step(obs)[0]))
+    return [Check("NatureCNN", largest, TOLERANCE_32)]
+
+
+def resident(context: Context) -> Found:
+    """Compare `act`, whose tensors stay on the device, with `step`."""
+    import torch
+
+    found: Found = []
+    each = {
+        "actor": networks.normed(),
+        "stack of 3": stack([networks.normed(n) for n in range(3)]),
+    }
+    for name, network in each.items():
+        policy = context.build(network)
+        obs = networks.observations(network, 12)
+        tensor = policy.act(torch.from_numpy(obs).to(context.place))
+        found.append(Check(name, difference(tensor.cpu().numpy(), policy.step(obs)[0]), 1e-6))
+        found.append(Check(f"{name}, off the device", float(tensor.device != context.place), 0))
+    return found
+
+
+def tf32(context: Context) -> Found:
+    """Multiply numbers that TF32 rounds, with and without it, whatever the caller's settings are."""
+    import torch
+
+    units = 512
+    # 1 + 2^-12 needs 12 bits after the point; TF32 keeps 10, bfloat16 7. Every product here is exact.
+    value = np.float32(1 + 2**-12)
+    square = networks.Dense(np.eye(units, dtype=np.float32))
+    point = networks.Convolution(np.eye(units, dtype=np.float32)[None, None])
+    network = networks.chain(units, square)
+    image = networks.chain((4, 4, units), point, networks.Flatten())
+    several = stack([network, networks.chain(units, square)])
+    obs, seen = np.full((units, units), value), np.full((8, 4, 4, units), value)
+
+    def error(of: Network, given: np.ndarray, **options: Any) -> float:
+        policy, exact = context.build(of, **options), np.float64(value)
+        return max(float(abs(policy.step(given)[0] - exact).max()) for _ in range(CALLS))
+
+    found: Found = [
+        Check("dense, TF32 off", error(network, obs), 0),
+        Check("stacked dense, TF32 off", error(several, obs), 0),
+        Check("convolution, TF32 off", error(image, seen), 0),
+    ]
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        found.append(Check("dense, where the caller has set TF32", error(network, obs), 0))
+        kept = torch.get_float32_matmul_precision()
+        found.append(Check("the caller's setting is changed", float(kept != "medium"), 0))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    if context.cuda and torch.cuda.get_device_capability(context.place) >= (8, 0):
+        # Without it, a device that has no TF32 would pass the checks above.
+        appears = error(network, obs, tf32=True)
+        found.append(Check("dense, TF32 on: the rounding shows", appears, 1e-4, "at least"))
+    return found
+
+
+def stacks(context: Context) -> Found:
+    """Compare 2 to 64 stacked members with each alone, and with NumPy in float64."""
+    found: Found = []
+    for count in (2, 8) if context.quick else (2, 3, 8, 16, 64):
+        members = [networks.normed(seed) for seed in range(count)]
+        together = context.build(stack(members))
+        alone = [context.build(member) for member in members]
+        exact = [context.referee(member) for member in members]
+        apart, wrong = 0.0, 0.0
+        for number in range(2 * CALLS):
+            rows = (1, 16)[number % 2]
+            obs = networks.observations(members[0], count * rows, number)
+            blocks = [obs[n * rows :][:rows] for n in range(count)]
+            actions = together.step(obs)[0]
+            each = [policy.step(block)[0] for policy, block in zip(alone, blocks, strict=True)]
+            truth = [policy.step(block)[0] for policy, block in zip(exact, blocks, strict=True)]
+            apart = max(apart, difference(actions, np.concatenate(each)))
+            wrong = max(wrong, difference(actions, np.concatenate(truth)))
+        found.append(Check(f"{count} members, each alone", apart, TOLERANCE_32))
+        found.append(Check(f"{count} members, NumPy float64", wrong, TOLERANCE_32))
+    return found
+
+
+def graphs(context: Context) -> Found:
+    """Compare captured graphs with eager launches, bit for bit, at shapes that come, go and come back."""
+    context.require_cuda("CUDA graphs")
+    found: Found = []
+    each = {"actor": networks.actor((256, 256)), "layer norms": networks.normed()}
+    for name, network in each.items():
+        captured, eager = context.build(network), context.build(network, graphs=False)
+        different = 0.0
+        for rows in (*SHAPES, 4096):
+            for seed in range(CALLS):
+                obs = networks.observations(network, rows, seed)
+                different += unlike(captured.step(obs)[0], eager.step(obs)[0])
+        found.append(Check(f"{name}: elements with other bits", different, 0))
+    return found
+
+
+def shapes(context: Context) -> Found:
+    """Give batches of more shapes than are kept, some of them again."""
+    network = networks.normed()
+    policy, referee = context.build(network), context.referee(network)
+    found: Found = [
+        Check(f"{len(set(SHAPES))} batch shapes", worst(policy, network, referee, SHAPES), TOLERANCE_32)
+    ]
+    # What a call returned is the caller's own, whatever later calls write.
+    obs = networks.observations(network, 4)
+    first = policy.step(obs)[0]
+    kept = first.copy()
+    policy.step(obs + 1)
+    found.append(Check("elements of a result that a later call changed", unlike(first, kept), 0))
+    return found
+
+
+class Disturbed(Exception):  # noqa: N818 - raised on purpose
+    """Raised inside a capture."""
+
+
+def failing_capture(context: Context) -> Found:
+    """Raise inside a capture, and wait inside one; the device and new captures must work afterwards."""
+    context.require_cuda("captures")
+    import torch
+
+    from ckpttool.agents.backends import torch_cuda
+
+    network = networks.normed()
+    before, referee = context.build(network), context.referee(network)
+    before.step(networks.observations(network, 7))
+    tensor = torch.ones(4, device=context.place)
+
+    def raises() -> list[Any]:
+        doubled = tensor * 2
+        if torch.cuda.is_current_stream_capturing():
+            raise Disturbed
+        return [doubled]
+
+    def waits() -> list[Any]:
+        return [tensor * float(tensor.sum())]
+
+    found: Found = []
+    for name, body in {"an exception": raises, "a wait": waits}.items():
+        raised = False
+        try:
+            with torch.inference_mode():
+                torch_cuda.captured(body, context.place)
+        except Exception:  # noqa: BLE001 - which one is the backend's matter
+            raised = True
+        found.append(Check(f"{name} inside a capture is raised", float(raised), 1, "at least"))
+        for which, policy in {"old": before, "new": context.build(network)}.items():
+            error = worst(policy, network, referee, (1, 7, 9))
+            found.append(Check(f"after {name}: {which} policy", error, TOLERANCE_32))
+    return found
+
+
+def out_of_memory(context: Context) -> Found:
+    """Ask for a batch that does not fit: one clear error with the rows that fit, and a usable device."""
+    context.require_cuda("errors about the device's memory")
+    import torch
+
+    from ckpttool.errors import CkpttoolError
+
+    network = networks.actor((1024, 1024))
+    policy, referee = context.build(network), context.referee(network)
+    policy.step(networks.observations(network, 8))
+    held = torch.cuda.memory_reserved(context.place)
+    total = torch.cuda.get_device_properties(context.place).total_memory
+    room = 1 << 30
+    rows = 4 * room // (4 * 1024)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (held + room) / total), context.place)
+    message, hint, kind = "no error", "", None
+    try:
+        try:
+            policy.step(np.zeros((rows, networks.OBS_DIM), np.float32))
+        except Exception as error:  # noqa: BLE001 - its class is what is checked
+            kind, message = type(error), last_line(error)
+            hint = str(getattr(error, "hint", None) or "")
+        clear = kind is not None and issubclass(kind, CkpttoolError)
+        found: Found = [Check("the error is ckpttool's own", float(clear), 1, "at least", note=message)]
+        numbers = [int(each.replace(",", "")) for each in re.findall(r"\d[\d,]*", f"{message} {hint}")]
+        fitting = max((each for each in numbers if 0 < each < rows), default=0)
+        found.append(Check("rows that fit, as the error states", fitting, 1, "at least", note=hint))
+        if fitting:
+            obs = networks.observations(network, fitting)
+            action = policy.step(obs)[0]
+            error = difference(action[:64], referee.step(obs[:64])[0])
+            found.append(Check("a batch of as many rows", error, TOLERANCE_32))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, context.place)
+    found.append(Check("the policy afterwards", worst(policy, network, referee, (1, 8, 64)), TOLERANCE_32))
+    return found
+
+
+def two_devices(context: Context) -> Found:
+    """Put policies on two devices by index, while the other is the current one."""
+    context.require_cuda("several devices")
+    import torch
+
+    if (count := torch.cuda.device_count()) < 2:
+        raise Absent(f"{count} CUDA device")
+    found: Found = []
+    network = networks.normed()
+    policies_ = {index: context.build(network, f"cuda:{index}") for index in (0, 1)}
+    for index, policy in policies_.items():
+        with torch.cuda.device(1 - index):
+            error = worst(policy, network, context.referee(network), (1, 16, 3))
+        found.append(Check(f"cuda:{index}", error, TOLERANCE_32))
+        found.append(Check(f"cuda:{index} is another device", float(policy.device != f"cuda:{index}"), 0))
+    return found
+
+
+@contextmanager
+def busy(context: Context) -> Iterator[None]:
+    """Multiply matrices on the device in another thread, on another stream."""
+    import torch
+
+    stop = threading.Event()
+    started = threading.Event()
+
+    def work() -> None:
+        size = 2048 if context.cuda else 256
+        with context.current(), torch.inference_mode():
+            stream = torch.cuda.Stream(context.place) if context.cuda else None
+            with torch.cuda.stream(stream):
+                x = torch.ones(size, size, device=context.place)
+                while not stop.is_set():
+                    for _ in range(8):
+                        torch.mm(x, x)
+                    started.set()
+                    if stream is not None:
+                        stream.synchronize()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    started.wait(20)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
+
+
+def busy_device(context: Context) -> Found:
+    """Compute while another stream keeps the device busy, with an old policy and a new one."""
+    network = networks.normed()
+    policy = context.build(network)
+    inputs = [networks.observations(network, 64, seed) for seed in range(30)]
+    idle = [policy.step(obs)[0] for obs in inputs]
+    apart = 0.0
+    with busy(context):
+        during = context.build(network)
+        for obs, expected in zip(inputs, idle, strict=True):
+            apart = max(
+                apart, difference(policy.step(obs)[0], expected), difference(during.step(obs)[0], expected)
+            )
+    # The same kernels in the same order on a GPU; a CPU's library may divide a sum otherwise.
+    return [Check("busy beside idle", apart, 0 if context.cuda else 1e-6)]
+
+
+class Countdown:
+    """A task of four steps whose reward is its seed: cheap, and its returns are known."""
+
+    notes = ()
+
+    def __init__(self, steps: int = 4) -> None:
+        one = np.ones(1, np.float32)
+        self.steps = steps
+        self.spec = EnvSpec("Countdown-v0", ((OBS, (3,), "float32"),), -one, one, steps, {})
+
+    def compare(self, _device: Any) -> None:
+        """Return None: no library has this task."""
+
+    def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the seeds, and how many steps are left."""
+        return seeds.astype(np.float64), np.full(len(seeds), float(self.steps))
+
+    def observe(self, state: Any) -> Any:
+        """Return float32 [rows, 3]."""
+        import torch
+
+        seed, left = state
+        return torch.stack([seed * 0, left, left], 1).float()
+
+    def step(self, state: Any, _actions: Any) -> Any:
+        """Pay the seed; nothing terminates."""
+        seed, left = state
+        return (seed, left - 1), seed, left < 0
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def vector(program: Any, rows: int) -> Any:
+    """Return rows of a task of one's own."""
+    return DeviceVector(program, rows)
+
+
+def memory(context: Context) -> Found:
+    """Evaluate 200 times, each with a new policy and a new capture; memory must not grow."""
+    import torch
+
+    network = networks.normed(0)
+    small = networks.task_actor(3, 1.0)
+    times = 40 if context.quick else 200
+
+    def once(seed: int) -> None:
+        policy = context.build(small)
+        rollouts(policy, vector(Countdown(), 8), Play(16, seed))
+        several = context.build(network)
+        for _ in range(CALLS):
+            several.step(networks.observations(network, 32, seed))
+
+    def allocated() -> int:
+        gc.collect()
+        return int(torch.cuda.memory_allocated(context.place))
+
+    def taken() -> int:
+        gc.collect()
+        if context.cuda:
+            context.wait()
+            torch.cuda.empty_cache()
+            free, total = torch.cuda.mem_get_info(context.place)
+            return int(total - free)
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * 4096
+
+    for seed in range(times // 4):
+        once(seed)
+    before = taken(), allocated() if context.cuda else 0
+    for seed in range(times):
+        once(seed)
+    grown = (taken() - before[0]) / (1 << 20)
+    kind = "the device's" if context.cuda else "the process's"
+    # A leak of one captured graph each would be above 200 MiB; libraries may take a workspace or two.
+    found: Found = [Check(f"{times} evaluations: {kind} memory", grown, 16, unit="MiB")]
+    if context.cuda:
+        found.append(
+            Check(f"{times} evaluations: live tensors", allocated() - before[1], 0, unit="B"),
+        )
+    return found
+
+
+def task(env: str, rows: int, engine: str = "device") -> Any:
+    """Return a task's environments; raise Absent where this engine does not have it here."""
+    from ckpttool.agents import envs
+    from ckpttool.errors import MissingExtraError, UsageError
+
+    try:
+        return envs.make(env, rows, engine=engine)
+    except (MissingExtraError, UsageError) as error:
+        raise Absent(last_line(error)) from None
+
+
+TASKS = {"Pendulum-v1": (3, 2.0), "MountainCarContinuous-v0": (2, 1.0)}
+
+
+def _played(context: Context, env: str, device: str, rows: int, play: Play, **options: Any) -> Rollout:
+    obs_dim, limit = TASKS[env]
+    with task(env, rows) as environments:
+        policy = context.build(networks.task_actor(obs_dim, limit), device, **options)
+        return rollouts(policy, environments, play)[0]
+
+
+def device_rollouts(env: str) -> Callable[[Context], Found]:
+    """Return the check of a task's rollouts: on the device, on the CPU, by Gymnasium, and again."""
+
+    def check(context: Context) -> Found:
+        rows, play = 8, Play(12, 3)
+        ours = _played(context, env, context.device, rows, play)
+        again = _played(context, env, context.device, rows, play)
+        on_cpu = _played(context, env, "cpu", rows, play)
+        found: Found = [
+            Check("returns, CPU", difference(ours.returns, on_cpu.returns), RETURN_TOLERANCE),
+            Check("lengths, CPU", difference(ours.lengths, on_cpu.lengths), 0),
+            Check("the same rollout again: returns with other bits", unlike(ours.returns, again.returns), 0),
+        ]
+        if context.cuda:
+            eager = _played(context, env, context.device, rows, play, graphs=False)
+            name = "captured and eager: returns with other bits"
+            found.append(Check(name, unlike(ours.returns, eager.returns), 0))
+        for each in ours.agreement.deviations if ours.agreement is not None else ():
+            found.append(Check(f"a step beside Gymnasium's: {each.quantity}", each.largest, each.tolerance))
+        if importlib.util.find_spec("gymnasium") is not None:
+            obs_dim, limit = TASKS[env]
+            with task(env, rows, "gymnasium") as environments:
+                numpy_policy = backend("numpy").build(networks.task_actor(obs_dim, limit))
+                theirs = rollouts(numpy_policy, environments, play)[0]
+            found.append(
+                Check("returns, Gymnasium", difference(ours.returns, theirs.returns), RETURN_TOLERANCE)
+            )
+        return found
+
+    return check
+
+
+def host_rollouts(context: Context) -> Found:
+    """Play environments of the host with a policy on the device."""
+    network, play = networks.task_actor(3, 2.0), Play(10, 5)
+
+    def returns(policy: Any) -> np.ndarray:
+        with task("Pendulum-v1", 10, "auto") as environments:
+            return rollouts(policy, environments, play)[0].returns
+
+    exact = returns(context.referee(network))
+    return [Check("Pendulum-v1, NumPy float64", difference(returns(context.build(network)), exact), 1e-2)]
+
+
+def known_returns(context: Context) -> Found:
+    """Play a task whose returns are known, with two members and more episodes than rows."""
+    members = [networks.task_actor(3, 1.0, seed) for seed in range(2)]
+    play = Play(13, 5)
+    found: Found = []
+    for number, each in enumerate(
+        rollouts(context.build(stack(members)), vector(Countdown(), 2 * 4), play, members=2)
+    ):
+        expected = 4.0 * (5 + np.arange(13))
+        found.append(Check(f"member {number}: returns", difference(each.returns, expected), 0))
+    return found
+
+
+def other_backend(name: str) -> Callable[[Context], Found]:
+    """Return the check of another backend, on the device if it has it, else on the CPU."""
+
+    def check(context: Context) -> Found:
+        from ckpttool.errors import UsageError
+
+        module = backend(name)
+        device, note = context.device, ""
+        try:
+            module.build(networks.normed(), device)
+        except UsageError as error:
+            device, note = "cpu", error.message
+        found: Found = []
+        each: Mapping[str, Network] = {
+            "256x256": networks.actor((256, 256)),
+            "layer norms": networks.normed(),
+            "stack of 4": stack([networks.normed(seed) for seed in range(4)]),
+        }
+        for title, network in each.items():
+            if name == "onnxruntime" and network.members > 1 and device != "cpu":
+                continue
+            policy = module.build(network, device)
+            error = worst(policy, network, context.referee(network), (4, 64))
+            found.append(Check(f"{title} on {device}", error, TOLERANCE_32, note=note))
+        return found
+
+    return check
+
+
+PARTS = (
+    Part("every layer", layers, 90),
+    Part("actors", policies),
+    Part("recurrent policies", recurrent),
+    Part("image policies", pictures),
+    Part("tensors that stay on the device", resident),
+    Part("TF32", tf32),
+    Part("stacked policies", stacks),
+    Part("captured graphs", graphs),
+    Part("batch shapes", shapes),
+    Part("a capture that fails", failing_capture),
+    Part("out of memory", out_of_memory),
+    Part("two devices", two_devices),
+    Part("a busy device", busy_device),
+    Part("memory after evaluations", memory, 120),
+    Part("known returns", known_returns),
+    *(Part(f"rollouts of {env}", device_rollouts(env)) for env in TASKS),
+    Part("rollouts of environments on the host", host_rollouts),
+    *(
+        Part(f"backend {name}", other_backend(name), 120, fresh=True)
+        for name in ("numpy", "onnxruntime", "tensorflow")
+    ),
+)

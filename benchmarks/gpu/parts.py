@@ -1,0 +1,252 @@
+"""What a run consists of: parts that check or measure, the context that they get, the records they return."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Sense = Literal["at most", "at least"]
+
+PASSED, FAILED, ABSENT, MEASURED = "passed", "failed", "absent", "measured"
+LIMIT_S = 60.0
+
+# An absolute path names folders and users of the machine; its last name is enough for a reader.
+_PATH = re.compile(r"(?<![\w.:/])(?:/[^\s/'\":,;()<>]+)*/(?=[^\s/'\":,;()<>])")
+
+
+class Absent(Exception):  # noqa: N818 - not an error
+    """A part cannot run here; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A measured number and the bound that it must keep; NaN keeps none."""
+
+    name: str
+    measured: float
+    bound: float
+    sense: Sense = "at most"
+    unit: str = ""
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the bound is kept."""
+        if self.sense == "at most":
+            return self.measured <= self.bound
+        return self.measured >= self.bound
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object; JSON has no infinity, so one is written as null."""
+        return {
+            "name": self.name,
+            "status": PASSED if self.passed else FAILED,
+            "measured": finite(self.measured),
+            "sense": self.sense,
+            "bound": self.bound,
+            "unit": self.unit,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A measured speed or size.
+
+    `settings` are the sizes with which it was measured; `beside` are ratios to other ways and to limits, each
+    above 1 where this way is faster. `value` is None where `note` gives the reason for not measuring.
+    """
+
+    name: str
+    value: float | None
+    unit: str
+    settings: Mapping[str, int | str] = field(default_factory=dict)
+    beside: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "name": self.name,
+            "value": None if self.value is None else finite(self.value),
+            "unit": self.unit,
+            "settings": dict(self.settings),
+            "beside": {name: finite(ratio) for name, ratio in self.beside.items()},
+            "note": self.note,
+        }
+
+
+Found = Sequence[Check | Figure] | dict[str, Any]
+"""What a part returns: checks and figures, or facts about the device."""
+
+
+def finite(number: float) -> float | None:
+    """Return the number with six significant digits, or None where JSON has none."""
+    return float(f"{number:.6g}") if math.isfinite(number) else None
+
+
+def torch_policy(network: Any, device: str, **options: Any) -> Any:
+    """Return ckpttool's policy on PyTorch."""
+    from ckpttool import plugins
+
+    backend: Any = plugins.find("backends", "torch").load()
+    return backend.build(network, device, **options)
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a part runs, and how much it may do.
+
+    `make` builds policies (tests replace it by a faulty one); `folder` is for files.
+    """
+
+    device: str = "cpu"
+    quick: bool = False
+    folder: str = "."
+    make: Callable[..., Any] = torch_policy
+
+    @property
+    def cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device.startswith("cuda")
+
+    @property
+    def place(self) -> Any:
+        """The device with its index, as PyTorch names it."""
+        import torch
+
+        return torch.device("cuda:0" if self.device == "cuda" else self.device)
+
+    def build(self, network: Any, device: str | None = None, **options: Any) -> Any:
+        """Return a policy on the device; raise Absent where PyTorch is not installed."""
+        require("torch")
+        return self.make(network, device or self.device, **options)
+
+    def referee(self, network: Any) -> Any:
+        """Return the same network in NumPy and float64."""
+        return backend("numpy").build(network.cast("float64"))
+
+    def wait(self) -> None:
+        """Return when the device has nothing left to do."""
+        if self.cuda:
+            import torch
+
+            torch.cuda.synchronize(self.place)
+
+    def current(self) -> Any:
+        """Return a context in which the device is PyTorch's current one."""
+        if not self.cuda:
+            return nullcontext()
+        import torch
+
+        return torch.cuda.device(self.place)
+
+    def require_cuda(self, feature: str) -> None:
+        """Raise Absent unless the device is a GPU."""
+        if not self.cuda:
+            raise Absent(f"{feature} exist on CUDA devices alone")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A named check or measurement; it is given up after `limit_s`, and `fresh` wants its own process."""
+
+    name: str
+    run: Callable[[Context], Found]
+    limit_s: float = LIMIT_S
+    fresh: bool = False
+
+
+def run_part(part: Part, context: Context) -> dict[str, Any]:
+    """Run one part and return its record; an exception becomes its error."""
+    start = time.perf_counter()
+    record: dict[str, Any] = {"part": part.name, "status": FAILED, "error": None, "checks": [], "figures": []}
+    try:
+        with context.current():
+            found = part.run(context)
+    except Absent as absent:
+        record |= {"status": ABSENT, "error": scrubbed(str(absent))}
+    except Exception as error:  # noqa: BLE001 - whatever fails is recorded, and the run goes on
+        record["error"] = last_line(error)
+    else:
+        record |= _documents(found)
+    return record | {"seconds": round(time.perf_counter() - start, 3)}
+
+
+def _documents(found: Found) -> dict[str, Any]:
+    if isinstance(found, dict):
+        return {"status": MEASURED, "facts": found}
+    checks = [each.document() for each in found if isinstance(each, Check)]
+    figures = [each.document() for each in found if isinstance(each, Figure)]
+    if not (checks or figures):
+        return {"error": "the part returned neither a check nor a figure"}
+    failed = any(check["status"] == FAILED for check in checks)
+    status = FAILED if failed else PASSED if checks else MEASURED
+    return {"status": status, "checks": checks, "figures": figures}
+
+
+def failure(part: Part, error: str, seconds: float) -> dict[str, Any]:
+    """Return the record of a part that could not report by itself."""
+    return {
+        "part": part.name,
+        "status": FAILED,
+        "error": scrubbed(error),
+        "checks": [],
+        "figures": [],
+        "seconds": round(seconds, 3),
+    }
+
+
+def last_line(error: BaseException) -> str:
+    """Return what the last line of a traceback says, without the machine's paths."""
+    text = f"{type(error).__name__}: {error}".strip().splitlines()
+    return scrubbed(text[0] if text else type(error).__name__)
+
+
+def scrubbed(text: str) -> str:
+    """Return printable text of bounded length, without folders of this machine."""
+    clean = "".join(character if character.isprintable() else " " for character in _PATH.sub("", text))
+    return clean if len(clean) <= 400 else clean[:397] + "..."
+
+
+def require(*modules: str) -> None:
+    """Raise Absent for the first of the modules that is not installed."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise Absent(f"{module} is not installed")
+
+
+def backend(name: str) -> Any:
+    """Return a backend's module; raise Absent where its libraries are not installed."""
+    from ckpttool import plugins
+
+    needed = {"numpy": (), "onnxruntime": ("onnx", "onnxruntime")}.get(name, (name,))
+    require(*needed)
+    return plugins.find("backends", name).load()
+
+
+def difference(found: Any, expected: Any) -> float:
+    """Return the largest error, relative where the expected number is above 1; infinity for other shapes."""
+    ours, theirs = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    if ours.shape != theirs.shape or not np.isfinite(ours).all():
+        return math.inf
+    return float((abs(ours - theirs) / np.maximum(1.0, abs(theirs))).max(initial=0.0))
+
+
+def unlike(found: Any, expected: Any) -> float:
+    """Return how many elements are not the same bits; infinity for another shape or type."""
+    ours, theirs = np.asarray(found), np.asarray(expected)
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return math.inf
+    bits = f"u{ours.dtype.itemsize}"
+    one, other = (np.ascontiguousarray(each).view(bits) for each in (ours, theirs))
+    return float((one != other).sum())

@@ -1,0 +1,199 @@
+"""Residency: copies between host and device, and waits of the host, counted while episodes are played.
+
+On a GPU the profiler counts them. On the CPU, where a tensor is never copied to another device, a dispatch
+mode counts what would be a copy: a number read by the host, and a tensor made from the host's numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.gpu import networks
+from benchmarks.gpu.checks import TASKS, task
+from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, require
+from ckpttool.agents.rollout import Play, rollouts
+from ckpttool.agents.stacking import stack
+
+Found = list[Check | Figure]
+
+# What the host may do in a hundred steps: copy how many episodes are finished, and wait for that.
+READS, WAITS = 1, 1
+_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+
+
+class Counts(NamedTuple):
+    """Copies from host to device, copies back, and waits of the host."""
+
+    up: float
+    down: float
+    waits: float
+
+    def beyond(self, other: Counts, rounds: int) -> Counts:
+        """Return what was more than in `other`, for each of so many rounds."""
+        return Counts(*((a - b) / rounds for a, b in zip(self, other, strict=True)))
+
+
+def counted(context: Context, work: Callable[[], object]) -> Counts:
+    """Run the work and count its copies and waits."""
+    return _profiled(context, work) if context.cuda else _dispatched(work)
+
+
+def _profiled(context: Context, work: Callable[[], object]) -> Counts:
+    from torch.profiler import ProfilerActivity, profile
+
+    context.wait()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        work()
+        context.wait()
+    counts = [(each.key, each.count) for each in found.key_averages()]
+
+    def number(*names: str) -> int:
+        return sum(count for name, count in counts if name.startswith(names))
+
+    return Counts(number("Memcpy HtoD"), number("Memcpy DtoH"), number(*_WAITS))
+
+
+# Operations that give the host a number. Within torch.inference_mode the first two arrive undivided.
+_READS = frozenset({"item", "is_nonzero", "_local_scalar_dense"})
+_MADE = frozenset({"lift_fresh", "scalar_tensor"})
+_MOVED = frozenset({"to", "_to_copy"})
+
+
+def _dispatched(work: Callable[[], object]) -> Counts:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = {"up": 0, "down": 0}
+
+    class Counting(TorchDispatchMode):
+        """Counts operations that would be copies if the device were another."""
+
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name, given = operation.overloadpacket.__name__, kwargs or {}
+            # `to` with a device is taken for a copy to the host: in a loop it is one too many either way.
+            moved = name in _MOVED and given.get("device") is not None
+            seen["down"] += name in _READS or moved
+            seen["up"] += name in _MADE
+            return operation(*args, **given)
+
+    with Counting():
+        work()
+    return Counts(seen["up"], seen["down"], seen["down"])
+
+
+def counting(context: Context) -> Found:
+    """Count known copies: a profiler that sees none would prove nothing."""
+    require("torch")
+    import torch
+
+    there = torch.zeros(3, device=context.place)
+
+    def work(times: int) -> Callable[[], object]:
+        def copy() -> None:
+            for _ in range(times):
+                torch.tensor([1.0, 2.0], device=context.place)
+                float(there[0])
+
+        def inferred() -> None:
+            with torch.inference_mode():
+                copy()
+
+        return inferred
+
+    work(1)()
+    found = counted(context, work(7)).beyond(counted(context, work(2)), 5)
+    if context.cuda and not any(found):
+        raise Absent("the profiler records no copies on this machine")
+    return [
+        Check("copies up that are counted", found.up, 1, "at least"),
+        Check("copies down that are counted", found.down, 1, "at least"),
+        Check("waits that are counted", found.waits, 1, "at least"),
+    ]
+
+
+def _rollout(
+    context: Context, policy: Any, environments: Any, episodes: int, members: int = 1
+) -> tuple[Counts, int]:
+    """Return the counts of a rollout, and how many times a hundred steps it had."""
+    rounds: list[int] = []
+
+    def work() -> None:
+        rollouts(policy, environments, Play(episodes), members=members, progress=lambda *_: rounds.append(1))
+
+    return counted(context, work), len(rounds)
+
+
+def in_the_loop(env: str) -> Callable[[Context], Found]:
+    """Return the check of what a hundred more steps of a task cost in copies and waits."""
+
+    def check(context: Context) -> Found:
+        obs_dim, limit = TASKS[env]
+        require("torch")
+        policy = context.build(networks.task_actor(obs_dim, limit))
+        with task(env, 4) as environments:
+            _rollout(context, policy, environments, 4)  # warm: comparisons, libraries
+            # Episodes of a task end by its time limit, so that more of them are more steps.
+            few, short = _rollout(context, policy, environments, 4)
+            many, long = _rollout(context, policy, environments, 16)
+        if long <= short:
+            return [Check("hundreds of steps compared", long - short, 1, "at least")]
+        each = many.beyond(few, long - short)
+        note = f"{long} times a hundred steps beside {short}"
+        return [
+            Check("copies to the device, each hundred steps", each.up, 0, note=note),
+            Check("copies to the host, each hundred steps", each.down, READS, note=note),
+            Check("waits, each hundred steps", each.waits, WAITS, note=note),
+        ]
+
+    return check
+
+
+def uploads(context: Context) -> Found:
+    """Count the copies to the device of a whole evaluation, from building the policy on."""
+    require("torch")
+    obs_dim, limit = TASKS["Pendulum-v1"]
+    members = [networks.task_actor(obs_dim, limit, seed) for seed in range(16)]
+
+    def evaluation(count: int, episodes: int) -> float:
+        def work() -> None:
+            with task("Pendulum-v1", 2 * count) as environments:
+                policy = context.build(stack(members[:count]))
+                rollouts(policy, environments, Play(episodes), members=count)
+
+        return counted(context, work).up
+
+    evaluation(1, 2)
+    alone, longer, together = evaluation(1, 2), evaluation(1, 8), evaluation(16, 2)
+    return [
+        Check("more copies for four times the episodes", longer - alone, 0),
+        Check("more copies for 16 checkpoints than for one", together - alone, 0),
+    ]
+
+
+def step_copies(context: Context) -> Found:
+    """Count what a call with arrays of the host costs: its observations up, its actions down, one wait."""
+    context.require_cuda("copies of a policy's step")
+    network = networks.actor((256, 256))
+    policy, obs = context.build(network), np.ones((16, networks.OBS_DIM), np.float32)
+    for _ in range(4):
+        policy.step(obs)
+
+    def calls(count: int) -> Callable[[], object]:
+        return lambda: [policy.step(obs) for _ in range(count)]
+
+    each = counted(context, calls(30)).beyond(counted(context, calls(10)), 20)
+    return [
+        Check("copies up, each call", each.up, 1),
+        Check("copies down, each call", each.down, 1),
+        Check("waits, each call", each.waits, 1),
+    ]
+
+
+PARTS = (
+    Part("the counting itself", counting),
+    *(Part(f"{env} in the loop", in_the_loop(env), 120) for env in TASKS),
+    Part("uploads of an evaluation", uploads, 120),
+    Part("a call with arrays of the host", step_copies),
+)
