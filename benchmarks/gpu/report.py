@@ -210,12 +210,8 @@ def _plain(value: int | str) -> str:
 
 def _goal_rows(result: Result) -> Iterator[Row]:
     for goal in result["goals"]:
-        yield (
-            goal["name"],
-            number(goal["measured"]),
-            f"{goal['sense']} {number(goal['bound'])}",
-            goal["status"],
-        )
+        bound = f"{goal['sense']} {_bound(goal['bound'])}"
+        yield goal["name"], _si(goal["measured"]), bound, goal["status"]
 
 
 def _bound(value: float) -> str:
@@ -395,11 +391,13 @@ def _section(result: Result) -> str:
     return "\n".join([*lines, ""])
 
 
-_LATENCY_TEXT = """Microseconds, medians of rounds in turn. `host us` has arrays of the host in and out, `device us` tensors
-that stay on the device; `x eager` is how many times as fast as a `torch.nn.Module`, `GEMM rate` the
+_LATENCY_TEXT = """\
+Microseconds, medians of rounds in turn. `host us` has arrays of the host in and out, `device us` tensors that
+stay on the device; `x eager` is how many times as fast as a `torch.nn.Module`, `GEMM rate` the
 share of the rate of one float32 product of the hidden units without TF32."""
-_TASK_TEXT = """Actor 64-64, whole episodes without a copy inside the loop; the start states are drawn before. `x eager`
-is beside the same task written as a loop of eager PyTorch."""
+_TASK_TEXT = """\
+Actor 64-64, whole episodes without a copy inside the loop; the start states are drawn before. `x eager` is
+beside the same task written as a loop of eager PyTorch."""
 _OTHER_TEXT = "Above 1 in the last column, this way is faster."
 
 

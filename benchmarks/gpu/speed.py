@@ -236,7 +236,7 @@ def task_rates(env: str) -> Callable[[Context], Found]:
                 continue
             with task(env, rows) as environments:
                 starts = time.perf_counter()
-                environments.program.starts(np.arange(rows))
+                (getattr(environments, "task", None) or environments.program).starts(np.arange(rows))
                 starts = time.perf_counter() - starts
                 each = max(2, min(8, 32768 // rows))
                 options: dict[str, dict[str, Any]] = {"ours": {}}
