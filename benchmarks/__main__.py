@@ -1,6 +1,6 @@
-"""Runs all benchmarks: `python -m benchmarks`; the status is 1 if a promise is broken.
+"""Runs all benchmarks but those of devices: `python -m benchmarks`; the status is 1 if a promise is broken.
 
-Each runs in its own process, because some import a framework.
+Each runs in its own process, because some import a framework. `python -m benchmarks.gpu` measures devices.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 ALL = (
     *("listing", "scaling", "reading", "safetensors_files", "torch_files", "converting", "first_action"),
-    *("latency", "on_device", "playing", "evaluation_sweep", "updates"),
+    *("playing", "evaluation_sweep", "updates"),
 )
 
 

@@ -1,5 +1,7 @@
 """Writes reference pages: cli.md from --help, api.md from docstrings, kinds.md and limits.md from the code.
 
+gpu.md and its plots come from the results in benchmarks/results.
+
 --check only says whether the pages are up to date.
 """
 
@@ -96,6 +98,15 @@ def _shown(name: str, value: int) -> str:
     return f"{value:,}"
 
 
+def gpu_pages() -> dict[str, str]:
+    """Return the page of the devices, and the plot of each."""
+    from benchmarks.gpu import report
+
+    results = report.kept_results(ROOT / "benchmarks" / "results")
+    plots = {report.plot_name(result): report.plot(result) or "" for result in results}
+    return {"gpu.md": report.page(results), **{name: made for name, made in plots.items() if made}}
+
+
 def main() -> int:
     """Write the pages, or compare them on --check."""
     commands_page = page()
@@ -109,6 +120,7 @@ def main() -> int:
         "kinds.md": kinds.page(),
         "limits.md": limits_page(),
         "api.md": faces.page(),
+        **gpu_pages(),
     }
     for name, made in pages.items():
         file = DOCS / name
@@ -116,6 +128,11 @@ def main() -> int:
             file.write_text(made, encoding="utf-8")
         elif not file.is_file() or file.read_text(encoding="utf-8") != made:
             old.append(file)
+    for file in sorted(set(DOCS.glob("gpu-*.svg")) - {DOCS / name for name in pages}):
+        if sys.argv[1:] == ["--check"]:
+            old.append(file)
+        else:
+            file.unlink()
     for file in old:
         sys.stderr.write(f"{file.relative_to(ROOT)} is out of date: python docs/generate.py\n")
     return 1 if old else 0

@@ -415,7 +415,7 @@ def test_one_command_runs_every_benchmark(monkeypatch: pytest.MonkeyPatch) -> No
 
     def fails(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
         begun.append(command[-1])
-        return subprocess.CompletedProcess(command, int("latency" in command[-1]))
+        return subprocess.CompletedProcess(command, int("playing" in command[-1]))
 
     monkeypatch.setattr(subprocess, "run", fails)
     assert together.main() == 1

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from benchmarks.gpu.parts import (
     Part,
     backend,
     difference,
+    float32_products,
     last_line,
     torch_policy,
     unlike,
@@ -164,18 +166,16 @@ def tf32(context: Context) -> Found:
         Check("stacked dense, TF32 off", error(several, obs), 0),
         Check("convolution, TF32 off", error(image, seen), 0),
     ]
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("medium")
+    with float32_products("tf32"):
         found.append(Check("dense, where the caller has set TF32", error(network, obs), 0))
-        kept = torch.get_float32_matmul_precision()
-        found.append(Check("the caller's setting is changed", float(kept != "medium"), 0))
-    finally:
-        torch.set_float32_matmul_precision(before)
+        found.append(Check("convolution, where the caller has set TF32", error(image, seen), 0))
+        x, eye = (torch.from_numpy(each).to(context.place) for each in (obs, np.eye(units, dtype=np.float32)))
+        rounds = float((torch.mm(x, eye).double() - float(value)).abs().max())
     if context.cuda and torch.cuda.get_device_capability(context.place) >= (8, 0):
         # Without it, a device that has no TF32 would pass the checks above.
         appears = error(network, obs, tf32=True)
         found.append(Check("dense, TF32 on: the rounding shows", appears, 1e-4, "at least"))
+        found.append(Check("the caller's own products still round", rounds, 1e-4, "at least"))
     return found
 
 
@@ -289,18 +289,18 @@ def out_of_memory(context: Context) -> Found:
     room = 1 << 30
     rows = 4 * room // (4 * 1024)
     torch.cuda.set_per_process_memory_fraction(min(1.0, (held + room) / total), context.place)
-    message, hint, kind = "no error", "", None
+    message, fits, kind = "no error", "", None
     try:
         try:
             policy.step(np.zeros((rows, networks.OBS_DIM), np.float32))
         except Exception as error:  # noqa: BLE001 - its class is what is checked
             kind, message = type(error), last_line(error)
-            hint = str(getattr(error, "hint", None) or "")
+            fits = str(getattr(error, "expected", None) or "")
         clear = kind is not None and issubclass(kind, CkpttoolError)
         found: Found = [Check("the error is ckpttool's own", float(clear), 1, "at least", note=message)]
-        numbers = [int(each.replace(",", "")) for each in re.findall(r"\d[\d,]*", f"{message} {hint}")]
-        fitting = max((each for each in numbers if 0 < each < rows), default=0)
-        found.append(Check("rows that fit, as the error states", fitting, 1, "at least", note=hint))
+        stated = re.search(r"\d[\d,]*", fits)
+        fitting = int(stated[0].replace(",", "")) if stated else 0
+        found.append(Check("rows that fit, as the error states", fitting, 1, "at least", note=fits))
         if fitting:
             obs = networks.observations(network, fitting)
             action = policy.step(obs)[0]
@@ -489,7 +489,7 @@ def device_rollouts(env: str) -> Callable[[Context], Found]:
         rows, play = 8, Play(12, 3)
         ours = _played(context, env, context.device, rows, play)
         again = _played(context, env, context.device, rows, play)
-        on_cpu = _played(context, env, "cpu", rows, play)
+        on_cpu = _played(replace(context, make=torch_policy), env, "cpu", rows, play)
         found: Found = [
             Check("returns, CPU", difference(ours.returns, on_cpu.returns), RETURN_TOLERANCE),
             Check("lengths, CPU", difference(ours.lengths, on_cpu.lengths), 0),

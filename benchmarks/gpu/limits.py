@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, require
+from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, float32_products, require
 
 # One round of calls lasts at least this long, so that the clock's own time does not count.
 ROUND_S = 2e-3
@@ -205,12 +205,11 @@ def products(context: Context) -> list[Check | Figure]:
     import torch
 
     found: list[Check | Figure] = []
-    torch.set_float32_matmul_precision("highest")
     for rows in (1, 1024, 2048 if context.quick else 16384):
         for units in (256, 1024):
             x, kernel = (torch.randn(n, units, device=context.place) for n in (rows, units))
             out = torch.empty(rows, units, device=context.place)
-            with torch.inference_mode():
+            with torch.inference_mode(), float32_products("ieee"):
                 took = in_turn(
                     {"mm": lambda x=x, kernel=kernel, out=out: torch.mm(x, kernel, out=out)}, context.wait
                 )

@@ -7,8 +7,8 @@ import importlib.util
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -216,6 +216,33 @@ def scrubbed(text: str) -> str:
     """Return printable text of bounded length, without folders of this machine."""
     clean = "".join(character if character.isprintable() else " " for character in _PATH.sub("", text))
     return clean if len(clean) <= 400 else clean[:397] + "..."
+
+
+@contextmanager
+def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """Let PyTorch multiply float32 in that precision inside the block, whatever its defaults are here.
+
+    From PyTorch 2.9 on these settings have other names, and reading the old ones may raise.
+    """
+    import torch
+
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        places = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]
+        kept = [place.fp32_precision for place in places]
+        try:
+            for place in places:
+                place.fp32_precision = precision
+            yield
+        finally:
+            for place, before in zip(places, kept, strict=True):
+                place.fp32_precision = before
+        return
+    earlier = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if precision == "ieee" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(earlier)
 
 
 def require(*modules: str) -> None:

@@ -326,8 +326,8 @@ No result of a CUDA device is kept. What only a GPU can still refute:
 - Page-locked buffers and streams: races that the CPU cannot have, and accesses that only memcheck sees.
 - TF32: that it is off for dense, stacked and convolutional layers whatever the caller has set.
 - Memory: the error of a batch that does not fit, and that 200 evaluations return what they took.
-- Residency: that a hundred steps cost one copy and one wait, as the profiler counts them. On the CPU a
-  dispatch mode counts what would be copies.
+- Residency: that a hundred steps cost one copy and one wait, as the profiler counts them. On the CPU
+  PyTorch's modes count what would be copies.
 - Several devices, and a device that other work keeps busy.
 - Every goal of speed below: on a CPU none is applicable.
 """

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.gpu import networks
 from benchmarks.gpu.checks import TASKS, task
 from benchmarks.gpu.limits import in_turn, ratio
-from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, backend, require
+from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, backend, require, float32_products
 from ckpttool.agents.network import Dense, Network
 from ckpttool.agents.rollout import Play, rollouts
 from ckpttool.agents.stacking import stack
@@ -38,14 +38,13 @@ def latencies(hidden: str) -> Callable[[Context], Found]:
         require("torch")
         import torch
 
-        torch.set_float32_matmul_precision("highest")
         network = networks.actor(networks.HIDDEN[hidden])
         policy, module = context.build(network), networks.module(network).to(context.place)
         found: Found = []
         for rows in (1, 16, 256) if context.quick else ROWS:
             obs = networks.observations(network, rows)
             there = torch.from_numpy(obs).to(context.place)
-            with torch.inference_mode():
+            with torch.inference_mode(), float32_products("ieee"):
                 if (too_slow := _slow(lambda obs=obs: policy.step(obs))) is not None:
                     settings = {"network": hidden, "rows": rows}
                     found.append(Figure("host arrays", None, "us", settings, note=too_slow))

@@ -1,7 +1,7 @@
 """Residency: copies between host and device, and waits of the host, counted while episodes are played.
 
-On a GPU the profiler counts them. On the CPU, where a tensor is never copied to another device, a dispatch
-mode counts what would be a copy: a number read by the host, and a tensor made from the host's numbers.
+On a GPU the profiler counts them. On the CPU, where no tensor is copied to another device, PyTorch's modes
+count what would be a copy: a number that the host reads, and a tensor made of the host's numbers.
 """
 
 from __future__ import annotations
@@ -56,29 +56,37 @@ def _profiled(context: Context, work: Callable[[], object]) -> Counts:
     return Counts(number("Memcpy HtoD"), number("Memcpy DtoH"), number(*_WAITS))
 
 
-# Operations that give the host a number. Within torch.inference_mode the first two arrive undivided.
-_READS = frozenset({"item", "is_nonzero", "_local_scalar_dense"})
+# Calls that give the host a tensor's numbers, and operations that make a tensor of the host's.
+_READS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "is_nonzero", "equal", "allclose"})
+_READS |= {f"__{name}__" for name in ("bool", "int", "float", "index", "complex", "array", "contains")}
 _MADE = frozenset({"lift_fresh", "scalar_tensor"})
-_MOVED = frozenset({"to", "_to_copy"})
 
 
 def _dispatched(work: Callable[[], object]) -> Counts:
+    import torch
+    from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
     seen = {"up": 0, "down": 0}
 
-    class Counting(TorchDispatchMode):
-        """Counts operations that would be copies if the device were another."""
+    class Calls(TorchFunctionMode):
+        """Counts calls that would be copies if the device were another."""
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name, given = getattr(function, "__name__", ""), kwargs or {}
+            placed = given.get("device") is not None or any(isinstance(a, torch.device | str) for a in args)
+            seen["down"] += name in _READS
+            seen["up"] += name == "cuda" or (name == "to" and placed)
+            return function(*args, **given)
+
+    class Operations(TorchDispatchMode):
+        """Counts tensors that are made of the host's numbers."""
 
         def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name, given = operation.overloadpacket.__name__, kwargs or {}
-            # `to` with a device is taken for a copy to the host: in a loop it is one too many either way.
-            moved = name in _MOVED and given.get("device") is not None
-            seen["down"] += name in _READS or moved
-            seen["up"] += name in _MADE
-            return operation(*args, **given)
+            seen["up"] += operation.overloadpacket.__name__ in _MADE
+            return operation(*args, **(kwargs or {}))
 
-    with Counting():
+    with Calls(), Operations():
         work()
     return Counts(seen["up"], seen["down"], seen["down"])
 
@@ -144,6 +152,8 @@ def in_the_loop(env: str) -> Callable[[Context], Found]:
         return [
             Check("copies to the device, each hundred steps", each.up, 0, note=note),
             Check("copies to the host, each hundred steps", each.down, READS, note=note),
+            # The host must look whether episodes are finished: a count of none would be blind.
+            Check("copies to the host that are counted", many.down, 1, "at least"),
             Check("waits, each hundred steps", each.waits, WAITS, note=note),
         ]
 
