@@ -422,7 +422,7 @@ def memory(context: Context) -> Found:
 
     network = networks.normed(0)
     small = networks.task_actor(3, 1.0)
-    times = 40 if context.quick else 200
+    times = 12 if context.quick else 200
 
     def once(seed: int) -> None:
         policy = context.build(small)

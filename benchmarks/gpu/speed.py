@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.gpu import networks
 from benchmarks.gpu.checks import TASKS, task
 from benchmarks.gpu.limits import in_turn, ratio
-from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, backend, require, float32_products
+from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, backend, float32_products, require
 from ckpttool.agents.network import Dense, Network
 from ckpttool.agents.rollout import Play, rollouts
 from ckpttool.agents.stacking import stack
