@@ -62,6 +62,7 @@ def failed(record: dict[str, Any]) -> list[str]:
 
 IN_PROCESS = [
     *(each for module in (limits, checks, transfers) for each in module.PARTS if not each.fresh),
+    *contract.SANITIZERS,
     *(part(checks, f"backend {name}") for name in ("numpy", "onnxruntime")),
     *(part(speed, name) for name in ("actor 256x256", "steps of Pendulum-v1", "64 checkpoint files")),
     *(part(speed, name) for name in ("64 policies", "steps on the host", "calls of numpy")),
@@ -535,6 +536,9 @@ def test_no_part_begins_after_the_runs_time(tmp_path: Path) -> None:
     found = list(groups.run_group("tests.gpu_parts", Context("cpu", folder=str(tmp_path)), late))
     assert {record["status"] for record in found} == {FAILED}
     assert len(found) == 10
+    optional = groups.GROUPS["sanitizer"]
+    found = list(groups.run_group(optional, Context("cpu", folder=str(tmp_path)), late))
+    assert [record["status"] for record in found] == [ABSENT, ABSENT]
 
 
 def run(tmp_path: Path, *arguments: str, **modules: str) -> tuple[int, dict[str, Any]]:

@@ -40,7 +40,7 @@ from benchmarks.gpu.parts import ABSENT, FAILED, Context
 
 RESULTS = ROOT / "benchmarks" / "results"
 # Where a group's records go in the result.
-SECTIONS = {"correctness": "checks", "contract": "checks", "residency": "residency"}
+SECTIONS = {**dict.fromkeys(("correctness", "contract", "sanitizer"), "checks"), "residency": "residency"}
 ELSEWHERE = "speed"
 
 

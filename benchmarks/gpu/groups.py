@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from benchmarks.gpu.parts import Context, Part, failure
+from benchmarks.gpu.parts import ABSENT, FAILED, Context, Part, failure
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,9 +25,10 @@ GROUPS: Mapping[str, str] = {
     "limits": "benchmarks.gpu.limits",
     "correctness": "benchmarks.gpu.checks",
     "residency": "benchmarks.gpu.transfers",
+    "contract": "benchmarks.gpu.contract",
     "speed": "benchmarks.gpu.speed",
     "start": "benchmarks.gpu.start",
-    "contract": "benchmarks.gpu.contract",
+    "sanitizer": "benchmarks.gpu.contract:SANITIZERS",
 }
 # A child imports PyTorch before its first part, and may do so from a cold disk.
 START_S = 120.0
@@ -57,13 +58,18 @@ def run_group(module: str, context: Context, deadline: float) -> Iterator[dict[s
     waiting = list(parts_of(module))
     while waiting:
         if time.perf_counter() >= deadline:
-            yield from (failure(part, "not run: the whole run's time was used up", 0.0) for part in waiting)
+            yield from map(_not_run, waiting)
             return
         together = [waiting[0]] if waiting[0].fresh else _until_fresh(waiting)
         for record in _in_child(module, together, context, deadline):
             done = record["part"]
             waiting = [part for part in waiting if part.name != done]
             yield record
+
+
+def _not_run(part: Part) -> dict[str, Any]:
+    reason = "not run: the whole run's time was used up"
+    return failure(part, reason, 0.0, ABSENT if part.optional else FAILED)
 
 
 def _until_fresh(waiting: Sequence[Part]) -> list[Part]:

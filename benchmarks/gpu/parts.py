@@ -158,12 +158,17 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A named check or measurement; it is given up after `limit_s`, and `fresh` wants its own process."""
+    """A named check or measurement, given up after `limit_s`.
+
+    `fresh` starts a process for it alone. Without enough time left in the run, an `optional` part is absent,
+    any other failed.
+    """
 
     name: str
     run: Callable[[Context], Found]
     limit_s: float = LIMIT_S
     fresh: bool = False
+    optional: bool = False
 
 
 def run_part(part: Part, context: Context) -> dict[str, Any]:
@@ -194,11 +199,11 @@ def _documents(found: Found) -> dict[str, Any]:
     return {"status": status, "checks": checks, "figures": figures}
 
 
-def failure(part: Part, error: str, seconds: float) -> dict[str, Any]:
+def failure(part: Part, error: str, seconds: float, status: str = FAILED) -> dict[str, Any]:
     """Return the record of a part that could not report by itself."""
     return {
         "part": part.name,
-        "status": FAILED,
+        "status": status,
         "error": scrubbed(error),
         "checks": [],
         "figures": [],

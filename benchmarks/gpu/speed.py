@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu import networks
-from benchmarks.gpu.checks import TASKS, task
+from benchmarks.gpu.checks import TASKS, Enough, task
 from benchmarks.gpu.limits import in_turn, ratio
 from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, backend, float32_products, require
 from ckpttool.agents.network import Dense, Network
@@ -193,10 +193,6 @@ def jax_latency(context: Context) -> Found:
     return found
 
 
-class Enough(KeyboardInterrupt):
-    """Ends a rollout whose rate is known."""
-
-
 def loop_rate(policy: Any, environments: Any, episodes: int, budget_s: float) -> tuple[float, int]:
     """Return the steps per second of a rollout's loop, and how many were timed.
 
@@ -346,7 +342,7 @@ def checkpoints_at_once(context: Context) -> Found:
         return [each.rollout.returns for each in found.evaluations]
 
     worst = max(float(abs(a - b).max()) for a, b in zip(apart(), together(), strict=True))
-    took = _rounds({"apart": apart, "together": together}, 1 if context.quick else 3)
+    took = _rounds({"apart": apart, "together": together}, 1 if context.quick else 2)
     settings = {"task": env, "checkpoints": count, "episodes": how.episodes}
     beside = {"one by one": ratio(took["apart"], took["together"])}
     return [
@@ -372,7 +368,7 @@ def members_at_once(context: Context) -> Found:
 
     apart()
     together()
-    took = _rounds({"apart": apart, "together": together}, 1 if context.quick else 3)
+    took = _rounds({"apart": apart, "together": together}, 1 if context.quick else 2)
     settings = {"task": "Pendulum-v1", "checkpoints": count, "episodes": play.episodes}
     beside = {"one by one": ratio(took["apart"], took["together"])}
     name = "a stack of policies without files"

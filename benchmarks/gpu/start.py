@@ -60,7 +60,7 @@ def first_action(context: Context) -> Found:
         PLAIN: [_PLAIN, path, device],
     }
     took: dict[str, list[float]] = {name: [] for name in programs}
-    for number in range(3 if context.quick else 6):
+    for number in range(3 if context.quick else 5):
         for name, (program, *arguments) in programs.items():
             start = time.perf_counter()
             _run(program, arguments)
@@ -91,7 +91,7 @@ def command(context: Context) -> Found:
     common = ["eval", "--env", "Pendulum-v1", "--engine", "device", "--backend", "torch", "--quiet"]
     common += ["--device", str(context.place), "--episodes", "5"]
     took: dict[str, list[float]] = {"one": [], "all": []}
-    for _ in range(2):
+    for _ in range(1 if context.quick else 2):
         for name, given in {"one": paths[:1], "all": paths}.items():
             start = time.perf_counter()
             program = "import sys; from ckpttool.cli import main; sys.argv[0] = 'ckpttool'; sys.exit(main())"

@@ -7,12 +7,13 @@ count what would be a copy: a number that the host reads, and a tensor made of t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.gpu import networks
-from benchmarks.gpu.checks import TASKS, task
+from benchmarks.gpu.checks import TASKS, Enough, task
 from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, require
 from ckpttool.agents.rollout import Play, rollouts
 from ckpttool.agents.stacking import stack
@@ -21,6 +22,8 @@ Found = list[Check | Figure]
 
 # What the host may do in a hundred steps: copy how many episodes are finished, and wait for that.
 READS, WAITS = 1, 1
+# Rollouts of so many times a hundred steps are compared.
+SHORT, LONG = 2, 6
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
@@ -121,16 +124,24 @@ def counting(context: Context) -> Found:
     ]
 
 
-def _rollout(
-    context: Context, policy: Any, environments: Any, episodes: int, members: int = 1
-) -> tuple[Counts, int]:
-    """Return the counts of a rollout, and how many times a hundred steps it had."""
-    rounds: list[int] = []
+def _rollout(context: Context, policy: Any, environments: Any, rounds: int) -> Counts:
+    """Return the counts of the beginning of a rollout: so many times a hundred steps."""
+    seen = 0
+
+    def progress(*_: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == rounds:
+            raise Enough
 
     def work() -> None:
-        rollouts(policy, environments, Play(episodes), members=members, progress=lambda *_: rounds.append(1))
+        with suppress(Enough):
+            rollouts(policy, environments, Play(16), progress=progress)
 
-    return counted(context, work), len(rounds)
+    found = counted(context, work)
+    if seen != rounds:
+        raise RuntimeError(f"the rollout ended after {seen} looks of {rounds}")
+    return found
 
 
 def in_the_loop(env: str) -> Callable[[Context], Found]:
@@ -141,14 +152,10 @@ def in_the_loop(env: str) -> Callable[[Context], Found]:
         require("torch")
         policy = context.build(networks.task_actor(obs_dim, limit))
         with task(env, 4) as environments:
-            _rollout(context, policy, environments, 4)  # warm: comparisons, libraries
-            # Episodes of a task end by its time limit, so that more of them are more steps.
-            few, short = _rollout(context, policy, environments, 4)
-            many, long = _rollout(context, policy, environments, 8 if context.quick else 16)
-        if long <= short:
-            return [Check("hundreds of steps compared", long - short, 1, "at least")]
-        each = many.beyond(few, long - short)
-        note = f"{long} times a hundred steps beside {short}"
+            _rollout(context, policy, environments, 1)  # warm: comparisons, libraries
+            few, many = (_rollout(context, policy, environments, rounds) for rounds in (SHORT, LONG))
+        each = many.beyond(few, LONG - SHORT)
+        note = f"{LONG} times a hundred steps beside {SHORT}"
         return [
             Check("copies to the device, each hundred steps", each.up, 0, note=note),
             Check("copies to the host, each hundred steps", each.down, READS, note=note),
