@@ -246,12 +246,11 @@ def copies_up(_: Any) -> None:
     [
         (copies_up, "to the device"),
         (lambda obs: obs.sum().item(), "to the host"),
-        (lambda obs: bool(obs[0, 0] > 0), "to the host"),
         (lambda obs: obs.tolist(), "to the host"),
         (lambda obs: obs.cpu(), "to the host"),
         (lambda obs: obs.to("cpu"), "to the device"),
     ],
-    ids=["tensor", "item", "bool", "tolist", "cpu", "to"],
+    ids=["tensor", "item", "tolist", "cpu", "to"],
 )
 def test_an_extra_copy_in_the_loop_is_found(
     extra: Callable[[Any], Any], direction: str, context: Context

@@ -31,7 +31,7 @@ Seconds = dict[str, list[float]]
 def in_turn(
     calls: Mapping[str, Callable[[], object]],
     wait: Callable[[], None],
-    budget_s: float = 0.6,
+    budget_s: float,
     rounds: int = 15,
 ) -> Seconds:
     """Return seconds per call, round by round, each way in turn; `wait` returns when the device is idle.
@@ -165,7 +165,7 @@ def launches(context: Context) -> list[Check | Figure]:
 
         calls |= {"graph launches in a queue": graph.replay, "graph launch and wait": replayed}
     with torch.inference_mode():
-        took = in_turn(calls, context.wait)
+        took = in_turn(calls, context.wait, context.budget_s)
     return [Figure(name, 1e6 * statistics.median(each), "us") for name, each in took.items()]
 
 
@@ -189,7 +189,7 @@ def copies(context: Context) -> list[Check | Figure]:
             "down": lambda room=room, there=there: room.copy_(there, non_blocking=True),
             "up and down, waited for": both,
         }
-        took = in_turn(calls, context.wait)
+        took = in_turn(calls, context.wait, context.budget_s)
         for way, each in took.items():
             middle, settings = statistics.median(each), {"bytes": size}
             if size < 1024:
@@ -211,7 +211,9 @@ def products(context: Context) -> list[Check | Figure]:
             out = torch.empty(rows, units, device=context.place)
             with torch.inference_mode(), float32_products("ieee"):
                 took = in_turn(
-                    {"mm": lambda x=x, kernel=kernel, out=out: torch.mm(x, kernel, out=out)}, context.wait
+                    {"mm": lambda x=x, kernel=kernel, out=out: torch.mm(x, kernel, out=out)},
+                    context.wait,
+                    context.budget_s,
                 )
             rate = 2 * rows * units * units / statistics.median(took["mm"])
             found.append(Figure("float32 product", rate / 1e9, "GFLOP/s", {"rows": rows, "units": units}))
@@ -225,7 +227,7 @@ def memory(context: Context) -> list[Check | Figure]:
 
     size = (1 << 30) if context.cuda and not context.quick else (128 << 20)
     one, other = (torch.zeros(size // 4, device=context.place) for _ in range(2))
-    took = in_turn({"copy": lambda: other.copy_(one)}, context.wait)
+    took = in_turn({"copy": lambda: other.copy_(one)}, context.wait, context.budget_s)
     rate = 2 * size / statistics.median(took["copy"])
     return [Figure("copy within the device's memory", rate / 1e9, "GB/s", {"bytes": size})]
 
