@@ -7,6 +7,8 @@ import json
 import math
 import mmap
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -538,6 +540,25 @@ def test_no_part_begins_after_the_runs_time(tmp_path: Path) -> None:
     optional = groups.GROUPS["sanitizer"]
     found = list(groups.run_group(optional, Context("cpu", folder=str(tmp_path)), late))
     assert [record["status"] for record in found] == [ABSENT, ABSENT]
+
+
+def test_a_group_that_cannot_be_imported_is_recorded(tmp_path: Path) -> None:
+    end = time.perf_counter() + 60
+    for module in ("tests.no_such_parts", "tests.gpu_parts:NO_SUCH"):
+        (record,) = groups.run_group(module, Context("cpu", folder=str(tmp_path)), end)
+        assert (record["status"], record["checks"]) == (FAILED, [])
+
+
+def test_the_command_itself_imports_no_framework() -> None:
+    program = (
+        "import sys; from benchmarks.gpu import __main__, groups; "
+        "[groups.parts_of(module) for module in groups.GROUPS.values()]; "
+        "print(sorted({'torch', 'tensorflow', 'gymnasium', 'jax'} & set(sys.modules)))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+    )
+    assert ran.stdout == "[]\n"
 
 
 def run(tmp_path: Path, *arguments: str, **modules: str) -> tuple[int, dict[str, Any]]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from benchmarks.gpu.parts import ABSENT, FAILED, Context, Part, failure
+from benchmarks.gpu.parts import ABSENT, FAILED, Context, Part, failure, last_line
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,7 +55,11 @@ def run_group(module: str, context: Context, deadline: float) -> Iterator[dict[s
 
     A part that fails with an exception ends its process: a CUDA context may be unusable after an error.
     """
-    waiting = list(parts_of(module))
+    try:
+        waiting = list(parts_of(module))
+    except Exception as error:  # noqa: BLE001 - a group that cannot be imported must not end the run
+        yield failure(Part("import", lambda _: []), last_line(error), 0.0)
+        return
     while waiting:
         if time.perf_counter() >= deadline:
             yield from map(_not_run, waiting)
