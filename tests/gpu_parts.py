@@ -45,7 +45,7 @@ def hangs(context: Context) -> list[Check | Figure]:
 
 def facts(context: Context) -> dict[str, object]:
     return {
-        "device": {"kind": "cpu", "name": "Test Device"},
+        "device": {"kind": "cpu", "name": "Test Device", "cores": 2},
         "versions": {},
         "absent": {"jax": "not installed"},
     }

@@ -233,7 +233,8 @@ def memory(context: Context) -> list[Check | Figure]:
 
 
 PARTS = (
-    Part("device", facts, 90),
+    # By itself: where there is no such device, nothing may be done on it before.
+    Part("device", facts, 90, fresh=True),
     Part("launch latency", launches),
     Part("copies between host and device", copies),
     Part("float32 products", products),

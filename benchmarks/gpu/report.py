@@ -37,8 +37,8 @@ def records(result: Result) -> Iterator[Mapping[str, Any]]:
 
 
 def whole(result: Result) -> bool:
-    """Return whether every group ran with full sizes."""
-    return result["only"] is None and not result["quick"]
+    """Return whether every group ran with full sizes, on a device that could be described."""
+    return result["only"] is None and not result["quick"] and "cores" in result["device"]
 
 
 def slug(result: Result) -> str:
