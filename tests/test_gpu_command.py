@@ -733,6 +733,17 @@ def test_failures_come_first_in_the_report() -> None:
         assert "SIGSEGV" in text
 
 
+def test_what_was_not_measured_is_named_with_its_reason() -> None:
+    missing = parts.Figure(
+        "steps on the device", None, "steps/s", {"rows": 262144}, note="too slow"
+    ).document()
+    record = {**made_up()["speed"][0], "figures": [missing]}
+    record["figures"][0]["settings"]["task"] = "Pendulum-v1"
+    result = made_up(speed=[record])
+    assert any("262,144" in line and "too slow" in line for line in report.troubles(result))
+    assert "too slow" in report.table(result)
+
+
 def test_the_page_of_a_gpu() -> None:
     gpu, cpu = made_up(), made_up(device={"kind": "cpu", "name": "AMD EPYC", "threads": 1, "cores": 2})
     assert report.measured_on_cuda([cpu, gpu])

@@ -180,7 +180,7 @@ def _task_rows(result: Result) -> Iterator[Row]:
             yield (
                 str(where["task"]),
                 f"{where['rows']:,}",
-                _si(figure["value"]) if figure["value"] is not None else figure["note"],
+                _si(figure["value"]),
                 number(figure["beside"].get(EAGER)),
                 number(figure["beside"].get("the same without graphs")),
             )
@@ -194,11 +194,10 @@ _SHOWN_APART |= {f"{name}, eager PyTorch" for name in _SHOWN_APART}
 def _other_rows(result: Result) -> Iterator[Row]:
     for record in result["speed"]:
         for figure in record["figures"]:
-            if figure["name"] not in _SHOWN_APART:
+            if figure["name"] not in _SHOWN_APART and figure["value"] is not None:
                 settings = ", ".join(f"{name} {_plain(value)}" for name, value in figure["settings"].items())
                 beside = ", ".join(f"{number(ratio)} x {name}" for name, ratio in figure["beside"].items())
-                value = number(figure["value"]) if figure["value"] is not None else figure["note"]
-                yield figure["name"], settings, f"{value} {figure['unit']}".strip(), beside
+                yield figure["name"], settings, f"{number(figure['value'])} {figure['unit']}".strip(), beside
 
 
 _OTHERS = ("what", "with", "measured", "beside")
@@ -232,7 +231,7 @@ _CHECKS = ("group", "part", "status", "checks passed")
 
 
 def troubles(result: Result) -> list[str]:
-    """Return a line for every failed check, failed part and absent part."""
+    """Return a line for every failed check, failed or absent part, and figure that was not measured."""
     found = []
     for record in records(result):
         title = f"{record['group']}: {record['part']}"
@@ -244,6 +243,11 @@ def troubles(result: Result) -> list[str]:
                 bound = f"{check['sense']} {number(check['bound'])} {check['unit']}".strip()
                 note = f" ({check['note']})" if check["note"] else ""
                 found.append(f"failed: {title}: {check['name']}: {measured}, expected {bound}{note}")
+        for figure in record["figures"]:
+            if figure["value"] is None:
+                sizes = ", ".join(_plain(size) for size in figure["settings"].values())
+                reason = figure["note"].removeprefix("not measured: ")
+                found.append(f"not measured: {figure['name']} ({sizes}): {reason}")
     found += [f"absent: {name}: {reason}" for name, reason in result["absent"].items()]
     return sorted(found, key=lambda line: not line.startswith(FAILED))
 
@@ -387,7 +391,11 @@ def _section(result: Result) -> str:
         if made:
             lines += [f"**{title}.** {text}".rstrip(), "", *_markdown(head, made), ""]
     trouble = troubles(result)
-    lines += ["**Failed and absent.**", "", *(f"- {_inert(line)}" for line in trouble or ["nothing"])]
+    lines += [
+        "**Failed, absent and not measured.**",
+        "",
+        *(f"- {_inert(line)}" for line in trouble or ["nothing"]),
+    ]
     return "\n".join([*lines, ""])
 
 
