@@ -1,0 +1,235 @@
+"""Makes the files of the matrix, runs the commands on them, and lets the frameworks judge what was written."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests import warm
+from tests.conftest import KERAS_2, ROOT, Ran, in_process
+from tests.everyday.cases import CASES, COLUMNS, ENVIRONMENT, Case
+from tests.everyday.verdicts import Wrong
+
+RESULTS = Path(__file__).with_name("results.json")
+SUFFIXES = {
+    "torch": ".pt",
+    "tf": "",
+    "keras": ".weights.h5",
+    "safetensors": ".safetensors",
+    "npz": ".npz",
+    "onnx": ".onnx",
+}
+ENVIRONMENTS = {
+    "torch": {},
+    "tensorflow": {"EVERYDAY_KERAS": "keras"},
+    "keras_2": {"EVERYDAY_KERAS": "tf_keras", "TF_USE_LEGACY_KERAS": "1"},
+}
+# What a program that judges or makes files begins with.
+PROGRAM = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+sys.path.append({keras_2!r})
+from tests.everyday import {module} as module
+{call}
+"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One command on one file.
+
+    Args:
+        state: works, refused, fails (crash or unloadable) or WRONG.
+        sentence: Why it does not work, as the command or the framework puts it.
+        options: The options beyond the first try, which its message named.
+    """
+
+    case: str
+    column: str
+    state: str
+    sentence: str = ""
+    options: tuple[str, ...] = ()
+
+
+def run(cases: Sequence[Case], columns: Sequence[str], folder: Path) -> list[Cell]:
+    """Return the cells of these cases and columns; the files lie in the folder."""
+    make(cases, folder)
+    cells, results = [], []
+    for case in cases:
+        for column in columns:
+            if not case.applies(column):
+                continue
+            cell = _command(case, column, folder / case.name)
+            if cell.state == "works" and column in SUFFIXES:
+                results.append((case, column))
+            cells.append(cell)
+    judged = _judged(results, folder)
+    return [judged.get((c.case, c.column), c) if c.state == "works" else c for c in cells]
+
+
+def make(cases: Sequence[Case], folder: Path) -> None:
+    """Make the files, each framework in processes of its own."""
+    for side in ENVIRONMENTS:
+        names = [case.name for case in cases if case.side == side]
+        if names:
+            _child(side, f"{side}_files", f"module.make({names!r}, {str(folder)!r})", folder)
+
+
+def _child(side: str, module: str, call: str, folder: Path) -> str:
+    framework = "torch" if side == "torch" else "tensorflow"
+    program = PROGRAM.format(root=str(ROOT), keras_2=str(KERAS_2), module=module, call=call)
+    status, output = warm.run(framework, program, folder, {**os.environ, **ENVIRONMENTS[side]})
+    if status:
+        raise RuntimeError(f"{module} ended with {status}:\n{output[-4000:]}")
+    return output
+
+
+# --- The commands ---------------------------------------------------------------------------------------
+
+
+def target(case: Case, column: str, folder: Path) -> Path:
+    """Return where the result of a column is written."""
+    return folder / f"to_{column}{SUFFIXES[column]}"
+
+
+def _command(case: Case, column: str, folder: Path) -> Cell:
+    """Run the command of a cell, a second time with the options that its message names."""
+    extra: tuple[str, ...] = ENVIRONMENT if column in {"onnx", "eval"} else ()
+    ran = _run(case, column, folder, extra)
+    more = case.facts if column in {"onnx", "eval"} else case.options
+    if ran.status and more and more[0] in ran.out + ran.err:
+        ran = _run(case, column, folder, (*extra, *more))
+    else:
+        more = ()
+    if ran.status == 0 and column in {"inspect", "eval"}:
+        return _looked(case, column, folder, ran, more)
+    if ran.status == 0:
+        return Cell(case.name, column, "works", "", more)
+    sentence = _sentence(ran)
+    crashed = ran.status not in {1, 2} or "Traceback" in ran.err or "unexpected" in ran.err
+    return Cell(case.name, column, "fails" if crashed else "refused", sentence, more)
+
+
+def _run(case: Case, column: str, folder: Path, options: Iterable[str]) -> Ran:
+    source = folder / case.path
+    if column == "inspect":
+        return in_process("inspect", source, "--json")
+    if column == "eval":
+        return in_process("eval", source, "--episodes", 2, "--json", *options)
+    return in_process("convert", source, target(case, column, folder), "--to", column, "--force", *options)
+
+
+def _sentence(ran: Ran) -> str:
+    """Return the error, or what was not mapped."""
+    lines = ran.err.strip().splitlines()
+    if not lines and ran.out.startswith("{"):
+        error = json.loads(ran.out).get("error") or {}
+        lines = [error.get("message", ""), f"hint: {error['hint']}" if error.get("hint") else ""]
+    unmapped = [line for line in ran.out.splitlines() + lines if line.startswith(("unmapped", "missing"))]
+    if unmapped:
+        return f"exit 1: {'; '.join(unmapped[:3])}" + ("; ..." if len(unmapped) > 3 else "")
+    return " ".join(line.removeprefix("ckpttool: ") for line in lines)[:400] or f"exit {ran.status}"
+
+
+def _looked(case: Case, column: str, folder: Path, ran: Ran, options: tuple[str, ...]) -> Cell:
+    """Judge what `inspect` or `eval` printed."""
+    with np.load(folder / "reference.npz") as file:
+        reference = dict(file)
+    document = json.loads(ran.out)
+    if column == "eval":
+        found, wanted = np.array(document["returns"]), reference["returns"]
+        if not np.allclose(found, wanted, rtol=1e-3):
+            return Cell(case.name, column, "WRONG", f"returns {found} instead of {wanted}", options)
+    else:
+        held = sum(int(np.prod(t["shape"])) for t in document["tensors"] if t["role"] == "parameter")
+        if held < int(reference["parameters"]):
+            return Cell(
+                case.name, column, "WRONG", f"{held} parameters of {reference['parameters']}", options
+            )
+    return Cell(case.name, column, "works", "", options)
+
+
+# --- The referees ---------------------------------------------------------------------------------------
+
+
+def _judged(results: Sequence[tuple[Case, str]], folder: Path) -> dict[tuple[str, str], Cell]:
+    """Return the cells that a framework finds wanting."""
+    by_side: dict[str, list[tuple[str, str, str]]] = {}
+    for case, column in results:
+        side = "torch"
+        if column == "tf":
+            side = "keras_2" if case.side == "keras_2" else "tensorflow"
+        elif column == "keras":
+            side = "tensorflow"
+        path = str(target(case, column, folder / case.name))
+        by_side.setdefault(side, []).append((case.name, column, path))
+    found = {}
+    for side, asked in by_side.items():
+        module = "torch_referee" if side == "torch" else "keras_referee"
+        call = f"from tests.everyday.matrix import judge\njudge(module.judge, {asked!r})"
+        for line in _child(side, module, call, folder).splitlines():
+            if line.startswith('{"case"'):
+                cell = Cell(**{k: tuple(v) if k == "options" else v for k, v in json.loads(line).items()})
+                found[cell.case, cell.column] = cell
+    return found
+
+
+def judge(referee: Any, asked: Sequence[tuple[str, str, str]]) -> None:
+    """Print, in a child, a line of JSON for each result that does not load or is wrong."""
+    from tests.everyday.verdicts import Unloadable
+
+    named = {case.name: case for case in CASES}
+    for name, column, path in asked:
+        with np.load(Path(path).parent / "reference.npz") as file:
+            reference = dict(file)
+        try:
+            referee(named[name], column, path, reference)
+        except Unloadable as error:
+            cell = Cell(name, column, "fails", f"written, but does not load: {error}")
+        except Wrong as error:
+            cell = Cell(name, column, "WRONG", str(error))
+        except Exception as error:  # noqa: BLE001  # a referee's own failure is shown, not hidden
+            cell = Cell(name, column, "fails", f"referee: {type(error).__name__}: {str(error)[:200]}")
+        else:
+            continue
+        print(json.dumps(asdict(cell)), flush=True)  # noqa: T201  # the parent reads it
+
+
+# --- The command line -----------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run the matrix and print it; --record keeps the results for the page."""
+    parser = argparse.ArgumentParser(prog="python -m tests.everyday", description=__doc__)
+    parser.add_argument("--only", default="*", help="pattern of the cases' names")
+    parser.add_argument("--columns", default=",".join(COLUMNS))
+    parser.add_argument("--record", action="store_true", help="write results.json")
+    parser.add_argument("--keep", metavar="FOLDER", help="leave the files in this folder")
+    options = parser.parse_args()
+    cases = [case for case in CASES if fnmatch.fnmatch(case.name, options.only)]
+    folder = Path(options.keep or tempfile.mkdtemp(prefix="everyday"))
+    folder.mkdir(exist_ok=True)
+    cells = run(cases, options.columns.split(","), folder)
+    for cell in cells:
+        if cell.state != "works":
+            print(f"{cell.case:24} {cell.column:12} {cell.state:8} {cell.sentence}")  # noqa: T201
+    states = [cell.state for cell in cells]
+    counts = {state: states.count(state) for state in ("works", "refused", "fails", "WRONG")}
+    print(len(cells), "cells:", counts, f"{counts['works'] / len(cells):.1%}")  # noqa: T201
+    if options.record:
+        RESULTS.write_text(json.dumps([asdict(cell) for cell in cells], indent=0) + "\n")
+    if not options.keep:
+        shutil.rmtree(folder)
+    sys.exit(bool(counts["WRONG"]))

@@ -1,0 +1,183 @@
+"""Loads what a conversion wrote as a PyTorch user does, strictly, and compares what it computes with the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.everyday import torch_nets as nets
+from tests.everyday.cases import Case
+from tests.everyday.verdicts import Unloadable, Wrong, by_name, compare_outputs, compare_steps
+
+ELSEWHERE = ("target", "ema", "critic", "qf", "average")
+
+
+def judge(case: Case, column: str, path: str, reference: dict[str, np.ndarray]) -> None:
+    """Raise Unloadable or Wrong unless the result at the path is what the source was."""
+    {"torch": _torch, "safetensors": _safetensors, "npz": _npz, "onnx": _onnx}[column](case, path, reference)
+
+
+def _torch(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
+    try:
+        loaded = torch.load(path, weights_only=True)
+    except Exception as error:
+        if case.side != "torch":
+            raise Unloadable(f"torch.load: {str(error)[:200]}") from error
+        # The source needs it as well: it is copied with the objects that it holds.
+        loaded = torch.load(path, weights_only=False)
+    if isinstance(loaded, nn.Module):
+        loaded = loaded.state_dict()
+    net, where = _network(case, list(_dicts(loaded)))
+    compare_outputs(nets.outputs(net, case.net), reference["outputs"])
+    if "continued" in reference:
+        states = [(p, d) for p, d in _dicts(loaded) if {"state", "param_groups"} <= set(d)]
+        tool = _optimizer(case, net, by_name(states, where))
+        compare_steps(nets.continued(net, case.net, tool), reference)
+
+
+def _dicts(value: Any, path: str = "") -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Yield every dict with its path."""
+    if isinstance(value, dict):
+        yield path, value
+        value = list(value.items())
+    elif isinstance(value, list | tuple):
+        value = list(enumerate(value))
+    else:
+        return
+    for key, inner in value:
+        yield from _dicts(inner, f"{path}/{key}".strip("/"))
+
+
+def _network(case: Case, dicts: Sequence[tuple[str, dict[Any, Any]]]) -> tuple[nn.Module, str]:
+    """Fill a user's model from the one dict that a user would take."""
+    reasons = []
+    ordered = sorted(dicts, key=lambda d: any(word in d[0].lower() for word in ELSEWHERE))
+    for path, found in ordered:
+        tensors = {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, torch.Tensor)}
+        tensors = {k: v for k, v in tensors.items() if k not in {"action_scale", "action_bias"}}
+        if not tensors or "exp_avg" in tensors:
+            continue
+        for prefix, names in _namings(case, list(tensors)):
+            net = nets.build(case.net, names, epsilon=_epsilon(case))
+            state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            if any(k for k in tensors if not k.startswith(prefix)):
+                reasons.append(f"{path or 'the root'} has other entries beside {prefix}")
+                continue
+            try:
+                net.load_state_dict(state, strict=True)
+            except RuntimeError as error:
+                reasons.append(" ".join(str(error).split())[:200])
+                continue
+            return net, f"{path}/{prefix}".strip("/.")
+    raise Unloadable(f"no strict load: {'; '.join(reasons[:2]) or 'no dict of tensors'}")
+
+
+def _epsilon(case: Case) -> float:
+    return 1e-5 if case.side == "torch" else 1e-3
+
+
+def _namings(case: Case, keys: list[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield prefixes of keys, and names of layers, that a user's model could have."""
+    firsts = {case.layers[0], "self_attn"}
+    for key in keys:
+        steps = key.split(".")
+        for index, step in enumerate(steps):
+            if step in firsts:
+                yield ".".join([*steps[:index], ""]), case.layers
+                break
+        else:
+            continue
+        break
+    modules = list(dict.fromkeys(key.rsplit(".", 1)[0] for key in keys))
+    if len(modules) == len(case.layers):
+        parents = {m.rpartition(".")[0] for m in modules}
+        names = [m.rpartition(".")[2] for m in modules]
+        plain = all(name.isidentifier() or name.isdigit() for name in names)
+        usual = all(p.isidentifier() and not p.startswith("_") for p in ".".join(parents).split(".") if p)
+        if len(parents) == 1 and plain and usual:
+            (parent,) = parents
+            yield (f"{parent}." if parent else ""), names
+
+
+def _optimizer(
+    case: Case, net: nn.Module, states: Sequence[tuple[str, dict[Any, Any]]]
+) -> torch.optim.Optimizer:
+    """Fill a user's optimizer, which has the network's parameters in their order."""
+    if not states:
+        raise Unloadable("the result has no optimizer")
+    assert case.optimizer
+    parameters: Any = list(net.parameters())
+    if case.name == "adamw_groups":
+        parameters = [
+            {"params": [p for p in parameters if p.ndim > 1]},
+            {"params": [p for p in parameters if p.ndim == 1]},
+        ]
+    tool = nets.optimizer(case.optimizer, parameters)
+    try:
+        tool.load_state_dict(states[0][1])
+    except (ValueError, KeyError) as error:
+        raise Unloadable(f"optimizer.load_state_dict: {error}") from error
+    return tool
+
+
+def _safetensors(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
+    from safetensors.torch import load_file
+
+    tensors = load_file(path)
+    # `safetensors.torch.save_model` keeps a shared weight once, and `load_model` shares it again.
+    for key in [k for k in tensors if case.net == "tied" and k.endswith("embed.weight")]:
+        tensors.setdefault(key.replace("embed", "decoder"), tensors[key])
+    prefixes = {k.rsplit(f"{case.layers[0]}.", 1)[0] for k in tensors if f"{case.layers[0]}." in k}
+    prefixes = {
+        p for p in prefixes if not any(word in p for word in ("state", "slot", "m.", "v."))
+    } or prefixes
+    groups = [
+        (p, {k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)}) for p in sorted(prefixes)
+    ]
+    wanted = set(nets.build(case.net, case.layers).state_dict())
+    for index, (prefix, group) in enumerate(groups):
+        if case.optimizer or len(groups) > 1 or len(group) > len(wanted):
+            groups[index] = prefix, {k: v for k, v in group.items() if k in wanted}
+    net, _ = _network(case, groups or [("", tensors)])
+    compare_outputs(nets.outputs(net, case.net), reference["outputs"])
+
+
+def _npz(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
+    """Find every array of the source's network, bit for bit, under a name that ends as its own."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    for key, wanted in reference.items():
+        if not key.startswith("weight:"):
+            continue
+        ending = key.rpartition(".")[2].rpartition("/")[2].lstrip("_")
+        same = [
+            name
+            for name, array in arrays.items()
+            if array.shape == wanted.shape
+            and name.rpartition(".")[2].rpartition("/")[2].lstrip("_") == ending
+            and np.array_equal(_number(array), wanted)
+        ]
+        if not same:
+            raise Wrong(f"no array of the result is {key.removeprefix('weight:')}")
+
+
+def _number(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind == "V":
+        import ml_dtypes
+
+        array = array.view(ml_dtypes.bfloat16)
+    return array.astype(np.float32)
+
+
+def _onnx(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (start, *_rest) = session.get_inputs()
+    found = session.run(None, {start.name: nets.inputs(case.net, 1)})[0]
+    scale = 1 if case.net == "gaussian" else 2
+    compare_outputs(found, np.clip(scale * reference["outputs"], -2, 2))

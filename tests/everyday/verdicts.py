@@ -1,0 +1,44 @@
+"""What a referee can find, and with which tolerance it compares; imports no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+# Outputs: float32's rounding through a few layers. Updates: epsilon stands elsewhere in each framework.
+OUTPUTS = 1e-5
+UPDATES = 1e-2
+
+
+class Unloadable(Exception):
+    """The framework does not load what was written, the way a user would."""
+
+
+class Wrong(Exception):
+    """What was written loads, and is not what the source was."""
+
+
+def compare_outputs(found: np.ndarray, wanted: np.ndarray) -> None:
+    """Raise Wrong where outputs differ by more than rounding."""
+    largest = float(np.max(np.abs(found.reshape(wanted.shape) - wanted))) / max(
+        1.0, float(np.max(np.abs(wanted)))
+    )
+    if not largest <= OUTPUTS:
+        raise Wrong(f"outputs differ by {largest:.1e}")
+
+
+def compare_steps(found: np.ndarray, reference: dict[str, np.ndarray]) -> None:
+    """Raise Wrong where two more updates move the outputs elsewhere."""
+    moved = float(np.max(np.abs(reference["continued"] - reference["outputs"])))
+    off = float(np.max(np.abs(found - reference["continued"])))
+    if not off <= UPDATES * moved:
+        raise Wrong(f"the next updates differ by {off / moved:.1%} of their size")
+
+
+def by_name(found: Sequence[tuple[str, Any]], network: str) -> list[tuple[str, Any]]:
+    """Put first what belongs to a network by its name: `pi_opt` to `pi`."""
+    last = network.rpartition("/")[2].rpartition(".")[2]
+    others = ("qf", "critic", "alpha")
+    return sorted(found, key=lambda f: (not (last and last in f[0]), any(word in f[0] for word in others)))
