@@ -36,10 +36,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "embedding": ("embed", "fc"),
     "tied": ("embed", "fc1", "decoder"),
 }
+
+
 # What a network needs that no tensor tells, by the option that gives it.
-FLATTEN = ("--flatten", "**/fc1=2,6,5")
-HEADS = ("--kind", "**/self_attn=attention:2")
-EMBED = ("--kind", "**/embed=embedding")
+# The convolutions leave 5 channels of 2 by 6, which a dense layer takes flattened.
+def _flatten(layer: str) -> tuple[str, str]:
+    return "--flatten", f"{layer}=2,6,5"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Case:
         options: Options for conversions to another framework, if the first try names them.
         names: The names of the network's layers.
         dtype: The element type of its weights.
+        rate_elsewhere: Whether the learning rate stands in the program alone, which sets it again.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Case:
     options: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     dtype: str = "float32"
+    rate_elsewhere: bool = False
 
     def applies(self, column: str) -> bool:
         """Return whether a command makes sense for this file."""
@@ -127,10 +131,10 @@ CASES: tuple[Case, ...] = (
     # Whole modules and TorchScript.
     _torch("whole_sequential", "`torch.save(model)`, `nn.Sequential`", names=SEQUENTIAL, facts=()),
     _torch("whole_module", "`torch.save(model)`, own class"),
-    _torch("whole_cnn", "`torch.save(model)`, CNN with batch norm", "cnn", options=FLATTEN),
+    _torch("whole_cnn", "`torch.save(model)`, CNN with batch norm", "cnn", options=_flatten("fc1")),
     _torch("whole_hooked", "`torch.save(model)` with hooks, in `eval()`", names=SEQUENTIAL, facts=()),
     _torch("script_mlp", "TorchScript of an MLP", facts=()),
-    _torch("script_cnn", "TorchScript of a CNN with batch norm", "cnn", options=FLATTEN),
+    _torch("script_cnn", "TorchScript of a CNN with batch norm", "cnn", options=_flatten("fc1")),
     # Wrappers.
     _torch("data_parallel", "`nn.DataParallel(model).state_dict()`"),
     _torch("distributed", "DDP names, `epoch`, `args`", optimizer="sgd"),
@@ -151,7 +155,7 @@ CASES: tuple[Case, ...] = (
         "timm: `state_dict`, `state_dict_ema`, `arch`, `args`",
         "cnn",
         optimizer="sgd",
-        options=FLATTEN,
+        options=_flatten("state_dict/fc1"),
     ),
     _torch("averaged", "`model` beside `AveragedModel` (EMA)"),
     # Optimizers.
@@ -162,13 +166,30 @@ CASES: tuple[Case, ...] = (
     _torch("adagrad", "Adagrad", optimizer="adagrad"),
     _torch("amsgrad", "Adam with AMSGrad", optimizer="amsgrad"),
     # Other networks.
-    _torch("cnn", "CNN with batch norm, Adam", "cnn", optimizer="adam", options=FLATTEN),
+    _torch("cnn", "CNN with batch norm, Adam", "cnn", optimizer="adam", options=_flatten("model/fc1")),
     _torch("lstm", "LSTM, Adam", "lstm", optimizer="adam"),
     _torch("gru", "GRU, Adam", "gru", optimizer="adam"),
     _torch("block", "Transformer block of linear layers, AdamW", "block", optimizer="adamw"),
-    _torch("encoder", "`nn.TransformerEncoderLayer`, Adam", "encoder", optimizer="adam", options=HEADS),
-    _torch("embedding", "Embedding, Adam", "embedding", optimizer="adam", options=EMBED),
-    _torch("tied", "Embedding that shares its weight with the output layer", "tied", options=EMBED),
+    _torch(
+        "encoder",
+        "`nn.TransformerEncoderLayer`, Adam",
+        "encoder",
+        optimizer="adam",
+        options=("--kind", "model/self_attn=attention:2"),
+    ),
+    _torch(
+        "embedding",
+        "Embedding, Adam",
+        "embedding",
+        optimizer="adam",
+        options=("--kind", "model/embed=embedding"),
+    ),
+    _torch(
+        "tied",
+        "Embedding that shares its weight with the output layer",
+        "tied",
+        options=("--kind", "embed=embedding"),
+    ),
     _torch("layernorm", "Layer norm, Adam", "layernorm", optimizer="adam"),
     # RL libraries.
     _torch(
@@ -189,9 +210,23 @@ CASES: tuple[Case, ...] = (
     _torch(
         "authors_actor", "TD3 authors' actor file alone", path="actor.pth", names=("l1", "l2", "l3"), facts=()
     ),
-    _torch("sb3_td3", "Stable-Baselines3 TD3 zip", path="td3.zip", facts=()),
-    _torch("sb3_ppo", "Stable-Baselines3 PPO zip", "gaussian", "ppo.zip", policy=True, facts=()),
-    _torch("sb3_sac", "Stable-Baselines3 SAC zip", path="sac.zip", facts=()),
+    _torch("sb3_td3", "Stable-Baselines3 TD3 zip", path="td3.zip", facts=(), names=("mu.0", "mu.2", "mu.4")),
+    _torch(
+        "sb3_ppo",
+        "Stable-Baselines3 PPO zip",
+        "gaussian",
+        "ppo.zip",
+        policy=True,
+        facts=(),
+        names=("policy_net.0", "policy_net.2", "action_net"),
+    ),
+    _torch(
+        "sb3_sac",
+        "Stable-Baselines3 SAC zip",
+        path="sac.zip",
+        facts=(),
+        names=("latent_pi.0", "latent_pi.2", "mu"),
+    ),
     # TensorFlow and Keras 3.
     _tensorflow("actor_opt_step", "`Checkpoint(actor=, opt=, step=)`", optimizer="adam"),
     _tensorflow("model_optimizer", "`Checkpoint(model=, optimizer=)`", optimizer="adam"),
@@ -204,7 +239,9 @@ CASES: tuple[Case, ...] = (
     _tensorflow("rmsprop_checkpoint", "`Checkpoint`, RMSprop", optimizer="rmsprop"),
     _tensorflow("adamw_checkpoint", "`Checkpoint`, AdamW", optimizer="adamw"),
     _tensorflow("adagrad_checkpoint", "`Checkpoint`, Adagrad", optimizer="adagrad"),
-    _tensorflow("schedule", "`Checkpoint`, learning rate by `ExponentialDecay`", optimizer="adam"),
+    _tensorflow(
+        "schedule", "`Checkpoint`, learning rate by `ExponentialDecay`", optimizer="adam", rate_elsewhere=True
+    ),
     _tensorflow("weights_h5", '`save_weights("x.weights.h5")`', path="x.weights.h5"),
     _tensorflow(
         "weights_h5_compiled", "`.weights.h5` of a compiled model", path="x.weights.h5", optimizer="adam"
@@ -229,7 +266,11 @@ CASES: tuple[Case, ...] = (
     _tensorflow("saved_model", "SavedModel of a compiled model", path="saved", optimizer="adam", facts=()),
     _tensorflow("exported", "`model.export()`", path="exported", facts=()),
     _tensorflow(
-        "cnn_checkpoint", "`Checkpoint`, CNN with batch norm, Adam", "cnn", optimizer="adam", options=FLATTEN
+        "cnn_checkpoint",
+        "`Checkpoint`, CNN with batch norm, Adam",
+        "cnn",
+        optimizer="adam",
+        options=_flatten("model/fc1"),
     ),
     _tensorflow(
         "cnn_keras",
@@ -237,7 +278,7 @@ CASES: tuple[Case, ...] = (
         "cnn",
         "model.keras",
         optimizer="adam",
-        options=FLATTEN,
+        options=_flatten("*dense*"),
     ),
     _tensorflow("lstm_checkpoint", "`Checkpoint`, LSTM, Adam", "lstm", optimizer="adam"),
     _tensorflow("lstm_weights", "`.weights.h5`, LSTM, compiled", "lstm", "x.weights.h5", optimizer="adam"),
@@ -250,9 +291,27 @@ CASES: tuple[Case, ...] = (
     _tensorflow("layernorm_checkpoint", "`Checkpoint`, layer norm, Adam", "layernorm", optimizer="adam"),
     _tensorflow("half_checkpoint", "`Checkpoint` of a float16 model", dtype="float16", policy=False),
     # TensorFlow 1.
-    _tensorflow("saver_adam", "`tf.compat.v1` Saver, Adam", path="model.ckpt-100", optimizer="adam_v1"),
-    _tensorflow("saver_momentum", "`tf.compat.v1` Saver, Momentum", path="model.ckpt-100", optimizer="sgd"),
-    _tensorflow("estimator", "Estimator-like folder: scopes, `global_step`", path="run", optimizer="adam_v1"),
+    _tensorflow(
+        "saver_adam",
+        "`tf.compat.v1` Saver, Adam",
+        path="model.ckpt-100",
+        optimizer="adam_v1",
+        rate_elsewhere=True,
+    ),
+    _tensorflow(
+        "saver_momentum",
+        "`tf.compat.v1` Saver, Momentum",
+        path="model.ckpt-100",
+        optimizer="sgd",
+        rate_elsewhere=True,
+    ),
+    _tensorflow(
+        "estimator",
+        "Estimator-like folder: scopes, `global_step`",
+        path="run",
+        optimizer="adam_v1",
+        rate_elsewhere=True,
+    ),
     # Keras 2.
     _keras_2("h5_compiled", "`.h5` by Keras 2, compiled", optimizer="adam", facts=()),
     _keras_2("h5_weights", '`save_weights("x.h5")` by Keras 2', path="x.h5"),

@@ -1,4 +1,4 @@
-"""Makers of the Keras 2 files of the matrix; the process has EVERYDAY_KERAS=tf_keras and TF_USE_LEGACY_KERAS=1."""
+"""Makers of the Keras 2 files of the matrix, in a process whose EVERYDAY_KERAS is tf_keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads what a conversion wrote as a TensorFlow or Keras user does, and compares what it computes with the source."""
+"""Loads what a conversion wrote as a TensorFlow or Keras user does, and compares it with the source."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from tests.everyday import keras_nets as nets
-from tests.everyday.cases import Case
-from tests.everyday.verdicts import Unloadable, by_name, compare_outputs, compare_steps
+from tests.everyday.cases import NAMES, Case
+from tests.everyday.verdicts import LoadingError, by_name, compare_outputs, compare_steps
 
 keras = nets.keras
 ELSEWHERE = ("target", "ema", "critic", "qf", "average")
 
 
 def judge(case: Case, column: str, path: str, reference: dict[str, np.ndarray]) -> None:
-    """Raise Unloadable or Wrong unless the result at the path is what the source was."""
+    """Raise LoadingError or DifferenceError unless the result at the path is what the source was."""
     {"tf": _checkpoint, "keras": _weights}[column](case, path, reference)
 
 
@@ -28,6 +29,8 @@ def _epsilon(case: Case) -> float:
 def _tool(case: Case) -> Any:
     """Return a user's optimizer, made as the notes of the conversion say."""
     assert case.optimizer
+    if case.name == "schedule":
+        return keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(1e-2, 1000, 0.9))
     return nets.optimizer(
         case.optimizer, 1e-8 if case.side == "torch" or case.optimizer == "adam_v1" else 1e-7
     )
@@ -42,7 +45,9 @@ def _compare(case: Case, net: Any, tool: Any, reference: dict[str, np.ndarray]) 
     compare_outputs(nets.outputs(net, case.net), reference["outputs"])
     if "continued" in reference:
         if tool is None:
-            raise Unloadable("the result has no optimizer")
+            raise LoadingError("the result has no optimizer")
+        if case.rate_elsewhere and hasattr(tool, "learning_rate") and case.name != "schedule":
+            tool.learning_rate = _tool(case).learning_rate
         compare_steps(nets.continued(net, case.net, tool), reference)
 
 
@@ -50,59 +55,84 @@ def _compare(case: Case, net: Any, tool: Any, reference: dict[str, np.ndarray]) 
 
 
 def _checkpoint(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
-    keys = [k.split("/.ATTRIBUTES")[0] for k, _ in tf.train.list_variables(path) if "/.ATTRIBUTES" in k]
+    paths = _objects(path)
     reasons = []
-    for where, net, children in _candidates(case, keys):
+    for where, net, children in _candidates(case, paths):
         objects: dict[str, Any] = {}
         for name, child in children.items():
-            _put(objects, f"{where}/{name}".strip("/"), child)
+            objects[f"{where}/{name.replace('.', '/')}".strip("/")] = child
         tool = None
         if "continued" in reference:
-            tool = _tool(case)
-            tool.build(net.trainable_variables)
-            counters = [(k.rpartition("/")[0], None) for k in keys if k.endswith("iterations")]
-            counters += [(k.rpartition("/")[0], None) for k in keys if k.endswith("/iter")]
-            if not counters:
-                tool = None
-            else:
-                _put(objects, by_name(counters, where)[0][0], tool)
+            counts = {"_iterations", "iterations", "iter"}
+            counters = [(p, None) for p, node in paths.items() if counts & set(node)]
+            powers = [(p, None) for p, node in paths.items() if "beta1_power" in node]
+            if counters:
+                tool = _tool(case)
+                tool.build(net.trainable_variables)
+                objects[by_name(counters, where)[0][0]] = tool
+            elif powers and case.optimizer == "adam_v1":
+                tool = tf.compat.v1.train.AdamOptimizer(1e-2)
+                objects[powers[0][0]] = tool
         try:
             root = _root(objects)
             # `restore` counts saves, which files of `write` and `save_weights` do not.
-            status = root.restore(path) if "save_counter" in keys else root.read(path)
+            status = root.restore(path) if "save_counter" in paths[""] else root.read(path)
             status.assert_existing_objects_matched()
         except (AssertionError, ValueError, tf.errors.OpError) as error:
             reasons.append(" ".join(str(error).split())[:300])
             continue
         _compare(case, net, tool, reference)
         return
-    raise Unloadable(f"restore: {'; '.join(reasons[:1]) or f'no {case.layers[0]} in the file'}")
+    raise LoadingError(f"restore: {'; '.join(reasons[:1]) or f'no {case.layers[0]} in the file'}")
 
 
-def _candidates(case: Case, keys: list[str]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def _objects(path: str) -> dict[str, dict[str, int]]:
+    """Return the children of every object in a checkpoint, by all of its paths that repeat no object."""
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    found: dict[str, dict[str, int]] = {}
+    waiting: list[tuple[str, int, tuple[int, ...]]] = [("", 0, (0,))]
+    while waiting and len(found) < 5000:
+        where, index, before = waiting.pop(0)
+        found[where] = {child.local_name: child.node_id for child in graph.nodes[index].children}
+        for name, child in found[where].items():
+            if child not in before:
+                waiting.append((f"{where}/{name}".strip("/"), child, (*before, child)))
+    return found
+
+
+def _candidates(case: Case, paths: dict[str, dict[str, int]]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Yield where a model could be attached, the model, and its children by name."""
-    first = case.layers[0]
-    parents = []
-    for key in keys:
-        steps = key.split("/")
-        if first in steps:
-            parents.append("/".join(steps[: steps.index(first)]))
-    for where in sorted(dict.fromkeys(parents), key=lambda p: any(word in p.lower() for word in ELSEWHERE)):
-        if case.name in {"tf_module"}:
+    first = case.layers[0].replace(".", "/")
+    parents = [p.removesuffix(first).rstrip("/") for p in paths if f"/{p}".endswith(f"/{first}")]
+    wrapped = {p for p in parents if case.side == "torch" and {"module", "_orig_mod"} & set(p.split("/"))}
+    parents = [p for p in parents if p not in wrapped]
+    for where in sorted(parents, key=lambda p: any(word in p.lower() for word in ELSEWHERE)):
+        if case.name == "tf_module" or case.optimizer == "adam_v1":
+            # Optimizers of TensorFlow 1 take no variables of Keras 3.
             from tests.everyday.tensorflow_files import Module
 
-            net = Module()
-            yield where, net, {name: getattr(net, name) for name in case.layers}
-        net = nets.build(case.net, case.layers, _epsilon(case), case.dtype)
-        yield where, net, {n: getattr(net, n) for n in case.layers if hasattr(net, n)}
+            net = Module(("w", "b") if case.name == "tf_module" else ("kernel", "bias"))
+        else:
+            net = nets.build(case.net, _plain(case), _epsilon(case), case.dtype)
+        names = zip(case.layers, _plain(case), strict=True)
+        yield where, net, {theirs: getattr(net, own) for theirs, own in names if hasattr(net, own)}
     for marker in ("_functional", "layer_with_weights-0"):
-        for where in dict.fromkeys(k.partition(marker)[0].rstrip("/") for k in keys if marker in k):
+        for where in [p for p, node in paths.items() if marker in node]:
             net = nets.sequential(case.net, _epsilon(case))
             yield where, net, {"": net}
+    # The names that `inspect` shows, in their order: a program of one's own can have them.
+    for where, node in paths.items():
+        of_layers = {"kernel", "_kernel", "gamma", "cell", "embeddings", "_embeddings"}
+        names = [n for n in node if of_layers & set(paths.get(f"{where}/{n}".strip("/"), ()))]
+        if len(names) == len(case.layers) and all(n.isidentifier() and n[0] != "_" for n in names):
+            net = nets.build(case.net, names, _epsilon(case), case.dtype)
+            yield where, net, {name: getattr(net, name) for name in names}
 
 
-def _put(objects: dict[str, Any], path: str, value: Any) -> None:
-    objects[path] = value
+def _plain(case: Case) -> tuple[str, ...]:
+    """Return names that attributes can have."""
+    return case.layers if all(n.isidentifier() for n in case.layers) else NAMES[case.net]
 
 
 def _root(objects: dict[str, Any]) -> Any:
@@ -131,7 +161,7 @@ def _root(objects: dict[str, Any]) -> Any:
 
 def _weights(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
     """Load into a subclassed model with the layers' names, or into a Sequential model of the same layers."""
-    models = [lambda: nets.build(case.net, case.layers, _epsilon(case), case.dtype)]
+    models = [lambda: nets.build(case.net, _plain(case), _epsilon(case), case.dtype)]
     if case.net in {"mlp", "gaussian", "cnn"}:
         models.append(lambda: nets.sequential(case.net, _epsilon(case)))
     reasons = []
@@ -150,4 +180,4 @@ def _weights(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
             tool = None
         _compare(case, net, tool, reference)
         return
-    raise Unloadable(f"load_weights: {reasons[0]}")
+    raise LoadingError(f"load_weights: {reasons[0]}")

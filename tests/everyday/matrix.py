@@ -1,4 +1,4 @@
-"""Makes the files of the matrix, runs the commands on them, and lets the frameworks judge what was written."""
+"""Makes the files of the matrix, runs the commands, and lets the frameworks judge what was written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 from tests import warm
 from tests.conftest import KERAS_2, ROOT, Ran, in_process
 from tests.everyday.cases import CASES, COLUMNS, ENVIRONMENT, Case
-from tests.everyday.verdicts import Wrong
+from tests.everyday.verdicts import DifferenceError
 
 RESULTS = Path(__file__).with_name("results.json")
 SUFFIXES = {
@@ -188,7 +188,7 @@ def _judged(results: Sequence[tuple[Case, str]], folder: Path) -> dict[tuple[str
 
 def judge(referee: Any, asked: Sequence[tuple[str, str, str]]) -> None:
     """Print, in a child, a line of JSON for each result that does not load or is wrong."""
-    from tests.everyday.verdicts import Unloadable
+    from tests.everyday.verdicts import LoadingError
 
     named = {case.name: case for case in CASES}
     for name, column, path in asked:
@@ -196,9 +196,9 @@ def judge(referee: Any, asked: Sequence[tuple[str, str, str]]) -> None:
             reference = dict(file)
         try:
             referee(named[name], column, path, reference)
-        except Unloadable as error:
+        except LoadingError as error:
             cell = Cell(name, column, "fails", f"written, but does not load: {error}")
-        except Wrong as error:
+        except DifferenceError as error:
             cell = Cell(name, column, "WRONG", str(error))
         except Exception as error:  # noqa: BLE001  # a referee's own failure is shown, not hidden
             cell = Cell(name, column, "fails", f"referee: {type(error).__name__}: {str(error)[:200]}")

@@ -1,4 +1,4 @@
-"""Makers of the TensorFlow and Keras 3 files of the matrix: each is what a user's program does, in a few lines."""
+"""Makers of the TensorFlow and Keras 3 files of the matrix, as users' programs make them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ def make(names: Sequence[str], folder: str) -> None:
 def refer(case: Case, place: Path, net: Any, tool: Any) -> None:
     """Record what the source computes, also after two more updates."""
     counted = net.trainable_variables
+    if case.dtype != "float32":
+        narrow, net = net, nets.build(case.net, case.layers)
+        for variable, value in zip(net.weights, narrow.weights, strict=True):
+            variable.assign(tf.cast(tf.convert_to_tensor(value), tf.float32))
     facts = {
         "outputs": nets.outputs(net, case.net),
         "parameters": np.array(sum(int(np.prod(v.shape)) for v in counted)),
     }
     for index, variable in enumerate(counted):
         last = str(getattr(variable, "path", variable.name)).rpartition("/")[2].partition(":")[0]
-        last = ("w", "b")[index % 2] if case.name == "tf_module" else last
+        last = ("b", "w")[index % 2] if case.name == "tf_module" else last
         facts[f"weight:{index}/{last}"] = np.asarray(variable).astype(np.float32)
     if case.policy:
         facts["returns"] = nets.returns(net, case.net)
@@ -117,20 +121,20 @@ def pi_qf(folder: Path) -> Any:
 class Linear(tf.Module):  # type: ignore[misc]
     """A dense layer as people write it without Keras."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, names: tuple[str, str]) -> None:
         super().__init__()
-        self.w = tf.Variable(tf.random.normal([inputs, outputs]) * 0.3)
-        self.b = tf.Variable(tf.zeros([outputs]))
+        self.order = names
+        setattr(self, names[0], tf.Variable(tf.random.normal([inputs, outputs]) * 0.3))
+        setattr(self, names[1], tf.Variable(tf.zeros([outputs])))
 
     def __call__(self, x: Any) -> Any:
-        return x @ self.w + self.b
+        return x @ getattr(self, self.order[0]) + getattr(self, self.order[1])
 
 
 class Module(tf.Module):  # type: ignore[misc]
-    def __init__(self) -> None:
+    def __init__(self, names: tuple[str, str] = ("w", "b")) -> None:
         super().__init__()
-        self.fc1, self.fc2, self.fc3 = Linear(3, 24), Linear(24, 24), Linear(24, 1)
-        self.non_trainable_variables: tuple[Any, ...] = ()
+        self.fc1, self.fc2, self.fc3 = Linear(3, 24, names), Linear(24, 24, names), Linear(24, 1, names)
 
     def __call__(self, x: Any) -> Any:
         return tf.tanh(self.fc3(tf.nn.relu(self.fc2(tf.nn.relu(self.fc1(x))))))
@@ -283,7 +287,7 @@ def layernorm_checkpoint(folder: Path) -> Any:
 
 
 def _graph(folder: Path, target: str, momentum: bool, scope: str) -> Any:
-    """Train a TensorFlow 1 program and save it; return its network in TensorFlow 2 and what it computes later."""
+    """Train and save a TensorFlow 1 program; return its network and what that computes later."""
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         v1.set_random_seed(7)

@@ -1,6 +1,6 @@
-"""Makers of the PyTorch files of the matrix: each is what a user's program does, in a few lines.
+"""Makers of the PyTorch files of the matrix, as users' programs make them.
 
-Each function writes into a folder and returns the network and the optimizer whose behaviour a conversion must keep.
+Each function writes into a folder and returns the network and the optimizer whose behaviour must be kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loads what a conversion wrote as a PyTorch user does, strictly, and compares what it computes with the source."""
+"""Loads what a conversion wrote as a PyTorch user does, strictly, and compares it with the source."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from tests.everyday import torch_nets as nets
-from tests.everyday.cases import Case
-from tests.everyday.verdicts import Unloadable, Wrong, by_name, compare_outputs, compare_steps
+from tests.everyday.cases import NAMES, Case
+from tests.everyday.verdicts import DifferenceError, LoadingError, by_name, compare_outputs, compare_steps
 
 ELSEWHERE = ("target", "ema", "critic", "qf", "average")
 
 
 def judge(case: Case, column: str, path: str, reference: dict[str, np.ndarray]) -> None:
-    """Raise Unloadable or Wrong unless the result at the path is what the source was."""
+    """Raise LoadingError or DifferenceError unless the result at the path is what the source was."""
     {"torch": _torch, "safetensors": _safetensors, "npz": _npz, "onnx": _onnx}[column](case, path, reference)
 
 
@@ -26,7 +26,7 @@ def _torch(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
         loaded = torch.load(path, weights_only=True)
     except Exception as error:
         if case.side != "torch":
-            raise Unloadable(f"torch.load: {str(error)[:200]}") from error
+            raise LoadingError(f"torch.load: {str(error)[:200]}") from error
         # The source needs it as well: it is copied with the objects that it holds.
         loaded = torch.load(path, weights_only=False)
     if isinstance(loaded, nn.Module):
@@ -54,6 +54,8 @@ def _dicts(value: Any, path: str = "") -> Iterator[tuple[str, dict[Any, Any]]]:
 
 def _network(case: Case, dicts: Sequence[tuple[str, dict[Any, Any]]]) -> tuple[nn.Module, str]:
     """Fill a user's model from the one dict that a user would take."""
+    if "." in case.layers[0]:
+        return _actor(case, dicts), "actor"
     reasons = []
     ordered = sorted(dicts, key=lambda d: any(word in d[0].lower() for word in ELSEWHERE))
     for path, found in ordered:
@@ -73,7 +75,24 @@ def _network(case: Case, dicts: Sequence[tuple[str, dict[Any, Any]]]) -> tuple[n
                 reasons.append(" ".join(str(error).split())[:200])
                 continue
             return net, f"{path}/{prefix}".strip("/.")
-    raise Unloadable(f"no strict load: {'; '.join(reasons[:2]) or 'no dict of tensors'}")
+    raise LoadingError(f"no strict load: {'; '.join(reasons[:2]) or 'no dict of tensors'}")
+
+
+def _actor(case: Case, dicts: Sequence[tuple[str, dict[Any, Any]]]) -> nn.Module:
+    """Fill a policy from an agent's actor, whose layers are deeper and stand beside others."""
+    net = nets.build(case.net)
+    for _, found in sorted(dicts, key=lambda d: any(word in d[0].lower() for word in ELSEWHERE)):
+        state = {}
+        for own, theirs in zip(NAMES[case.net], case.layers, strict=True):
+            for kind in ("weight", "bias"):
+                ending = f".{theirs}.{kind}"
+                values = [v for k, v in found.items() if isinstance(k, str) and f".{k}".endswith(ending)]
+                # The actor stands before its target.
+                state.update({f"{own}.{kind}": v for v in values[:1]})
+        if len(state) == len(net.state_dict()):
+            net.load_state_dict(state, strict=True)
+            return net
+    raise LoadingError("no actor of this form")
 
 
 def _epsilon(case: Case) -> float:
@@ -108,7 +127,7 @@ def _optimizer(
 ) -> torch.optim.Optimizer:
     """Fill a user's optimizer, which has the network's parameters in their order."""
     if not states:
-        raise Unloadable("the result has no optimizer")
+        raise LoadingError("the result has no optimizer")
     assert case.optimizer
     parameters: Any = list(net.parameters())
     if case.name == "adamw_groups":
@@ -120,7 +139,10 @@ def _optimizer(
     try:
         tool.load_state_dict(states[0][1])
     except (ValueError, KeyError) as error:
-        raise Unloadable(f"optimizer.load_state_dict: {error}") from error
+        raise LoadingError(f"optimizer.load_state_dict: {error}") from error
+    if case.rate_elsewhere:
+        for group in tool.param_groups:
+            group["lr"] = nets.optimizer(case.optimizer, [torch.zeros(1)]).defaults["lr"]
     return tool
 
 
@@ -131,6 +153,10 @@ def _safetensors(case: Case, path: str, reference: dict[str, np.ndarray]) -> Non
     # `safetensors.torch.save_model` keeps a shared weight once, and `load_model` shares it again.
     for key in [k for k in tensors if case.net == "tied" and k.endswith("embed.weight")]:
         tensors.setdefault(key.replace("embed", "decoder"), tensors[key])
+    if "." in case.layers[0]:
+        net = _actor(case, [("", tensors)])
+        compare_outputs(nets.outputs(net, case.net), reference["outputs"])
+        return
     prefixes = {k.rsplit(f"{case.layers[0]}.", 1)[0] for k in tensors if f"{case.layers[0]}." in k}
     prefixes = {
         p for p in prefixes if not any(word in p for word in ("state", "slot", "m.", "v."))
@@ -162,7 +188,7 @@ def _npz(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
             and np.array_equal(_number(array), wanted)
         ]
         if not same:
-            raise Wrong(f"no array of the result is {key.removeprefix('weight:')}")
+            raise DifferenceError(f"no array of the result is {key.removeprefix('weight:')}")
 
 
 def _number(array: np.ndarray) -> np.ndarray:

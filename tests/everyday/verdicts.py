@@ -12,29 +12,29 @@ OUTPUTS = 1e-5
 UPDATES = 1e-2
 
 
-class Unloadable(Exception):
+class LoadingError(Exception):
     """The framework does not load what was written, the way a user would."""
 
 
-class Wrong(Exception):
+class DifferenceError(Exception):
     """What was written loads, and is not what the source was."""
 
 
 def compare_outputs(found: np.ndarray, wanted: np.ndarray) -> None:
-    """Raise Wrong where outputs differ by more than rounding."""
+    """Raise DifferenceError where outputs differ by more than rounding."""
     largest = float(np.max(np.abs(found.reshape(wanted.shape) - wanted))) / max(
         1.0, float(np.max(np.abs(wanted)))
     )
     if not largest <= OUTPUTS:
-        raise Wrong(f"outputs differ by {largest:.1e}")
+        raise DifferenceError(f"outputs differ by {largest:.1e}")
 
 
 def compare_steps(found: np.ndarray, reference: dict[str, np.ndarray]) -> None:
-    """Raise Wrong where two more updates move the outputs elsewhere."""
+    """Raise DifferenceError where two more updates move the outputs elsewhere."""
     moved = float(np.max(np.abs(reference["continued"] - reference["outputs"])))
     off = float(np.max(np.abs(found - reference["continued"])))
     if not off <= UPDATES * moved:
-        raise Wrong(f"the next updates differ by {off / moved:.1%} of their size")
+        raise DifferenceError(f"the next updates differ by {off / moved:.1%} of their size")
 
 
 def by_name(found: Sequence[tuple[str, Any]], network: str) -> list[tuple[str, Any]]:
