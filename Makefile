@@ -26,7 +26,7 @@ QUICK := algorithms behind check checkpoint_state cli comparison convert decorat
 	training_curve undo variables wire_npy wire_pickle wire_protobuf wire_sstable wire_writers wire_zip \
 	writing
 
-.PHONY: demo test quick lint types tests bench gpu gpu-bundle fuzz docs site dist clean
+.PHONY: demo test quick lint types tests nightly bench gpu gpu-bundle fuzz docs site dist clean
 
 # The demo needs no framework to look and convert; it plays and verifies with both.
 demo: $(VENV)/.installed
@@ -48,6 +48,10 @@ types: $(VENV)/.installed
 
 tests: $(VENV)/.installed
 	$(BIN)/pytest -n auto
+
+# What takes minutes and changes with few commits: all cells of docs/everyday.md against the recorded ones.
+nightly: $(VENV)/.installed
+	$(BIN)/python -m tests.everyday --check
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

@@ -1,6 +1,6 @@
 """Writes reference pages: cli.md from --help, api.md from docstrings, kinds.md and limits.md from the code.
 
-gpu.md and its plots come from the results in benchmarks/results.
+everyday.md comes from the recorded results of tests/everyday, gpu.md and its plots from benchmarks/results.
 
 --check only says whether the pages are up to date.
 """
@@ -114,6 +114,8 @@ def main() -> int:
     import faces
     import kinds
 
+    from tests.everyday import page as everyday
+
     old = []
     pages = {
         "cli.md": commands_page,
@@ -121,6 +123,7 @@ def main() -> int:
         "limits.md": limits_page(),
         "api.md": faces.page(),
         **gpu_pages(),
+        "everyday.md": everyday.page(),
     }
     for name, made in pages.items():
         file = DOCS / name

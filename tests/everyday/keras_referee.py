@@ -123,6 +123,8 @@ def _candidates(case: Case, paths: dict[str, dict[str, int]]) -> Iterator[tuple[
             yield where, net, {"": net}
     # The names that `inspect` shows, in their order: a program of one's own can have them.
     for where, node in paths.items():
+        if case.side == "torch" and {"module", "_orig_mod"} & set(where.split("/")):
+            continue
         of_layers = {"kernel", "_kernel", "gamma", "cell", "embeddings", "_embeddings"}
         names = [n for n in node if of_layers & set(paths.get(f"{where}/{n}".strip("/"), ()))]
         if len(names) == len(case.layers) and all(n.isidentifier() and n[0] != "_" for n in names):

@@ -21,7 +21,7 @@ from tests.conftest import KERAS_2, ROOT, Ran, in_process
 from tests.everyday.cases import CASES, COLUMNS, ENVIRONMENT, Case
 from tests.everyday.verdicts import DifferenceError
 
-RESULTS = Path(__file__).with_name("results.json")
+RESULTS = Path(__file__).with_name("results.tsv")
 SUFFIXES = {
     "torch": ".pt",
     "tf": "",
@@ -66,17 +66,19 @@ class Cell:
 def run(cases: Sequence[Case], columns: Sequence[str], folder: Path) -> list[Cell]:
     """Return the cells of these cases and columns; the files lie in the folder."""
     make(cases, folder)
+    return judged([(case, column) for case in cases for column in columns if case.applies(column)], folder)
+
+
+def judged(chosen: Iterable[tuple[Case, str]], folder: Path) -> list[Cell]:
+    """Return these cells; the files lie in the folder already."""
     cells, results = [], []
-    for case in cases:
-        for column in columns:
-            if not case.applies(column):
-                continue
-            cell = _command(case, column, folder / case.name)
-            if cell.state == "works" and column in SUFFIXES:
-                results.append((case, column))
-            cells.append(cell)
-    judged = _judged(results, folder)
-    return [judged.get((c.case, c.column), c) if c.state == "works" else c for c in cells]
+    for case, column in chosen:
+        cell = _command(case, column, folder / case.name)
+        if cell.state == "works" and column in SUFFIXES:
+            results.append((case, column))
+        cells.append(cell)
+    found = _found(results, folder)
+    return [found.get((c.case, c.column), c) if c.state == "works" else c for c in cells]
 
 
 def make(cases: Sequence[Case], folder: Path) -> None:
@@ -117,7 +119,7 @@ def _command(case: Case, column: str, folder: Path) -> Cell:
         return _looked(case, column, folder, ran, more)
     if ran.status == 0:
         return Cell(case.name, column, "works", "", more)
-    sentence = _sentence(ran)
+    sentence = " ".join(_sentence(ran).replace(f"{folder}/", "").split())
     crashed = ran.status not in {1, 2} or "Traceback" in ran.err or "unexpected" in ran.err
     return Cell(case.name, column, "fails" if crashed else "refused", sentence, more)
 
@@ -164,7 +166,7 @@ def _looked(case: Case, column: str, folder: Path, ran: Ran, options: tuple[str,
 # --- The referees ---------------------------------------------------------------------------------------
 
 
-def _judged(results: Sequence[tuple[Case, str]], folder: Path) -> dict[tuple[str, str], Cell]:
+def _found(results: Sequence[tuple[Case, str]], folder: Path) -> dict[tuple[str, str], Cell]:
     """Return the cells that a framework finds wanting."""
     by_side: dict[str, list[tuple[str, str, str]]] = {}
     for case, column in results:
@@ -197,28 +199,65 @@ def judge(referee: Any, asked: Sequence[tuple[str, str, str]]) -> None:
         try:
             referee(named[name], column, path, reference)
         except LoadingError as error:
-            cell = Cell(name, column, "fails", f"written, but does not load: {error}")
+            cell = Cell(name, column, "fails", f"written, but does not load: {_one_line(error)}")
         except DifferenceError as error:
             cell = Cell(name, column, "WRONG", str(error))
         except Exception as error:  # noqa: BLE001  # a referee's own failure is shown, not hidden
-            cell = Cell(name, column, "fails", f"referee: {type(error).__name__}: {str(error)[:200]}")
+            cell = Cell(name, column, "fails", f"referee: {type(error).__name__}: {_one_line(error)}")
         else:
             continue
         print(json.dumps(asdict(cell)), flush=True)  # noqa: T201  # the parent reads it
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+# --- Recorded results -----------------------------------------------------------------------------------
+
+
+def record(cells: Sequence[Cell]) -> None:
+    """Write the cells, one line each."""
+    lines = ["\t".join((c.case, c.column, c.state, " ".join(c.options), c.sentence)) for c in cells]
+    RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def recorded() -> dict[tuple[str, str], Cell]:
+    """Return the recorded cells by case and column."""
+    found = {}
+    for line in RESULTS.read_text(encoding="utf-8").splitlines():
+        case, column, state, options, sentence = line.split("\t")
+        found[case, column] = Cell(case, column, state, sentence, tuple(options.split()))
+    return found
+
+
+def changes(cells: Iterable[Cell]) -> list[str]:
+    """Return a line for each cell whose state is not the recorded one."""
+    before = recorded()
+    pairs = [(before.get((cell.case, cell.column)), cell) for cell in cells]
+    return [
+        f"{new.case} {new.column}: {old.state if old else 'new'} -> {new.state} {new.sentence}"
+        for old, new in pairs
+        if old is None or (old.state, old.options) != (new.state, new.options)
+    ]
 
 
 # --- The command line -----------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Run the matrix and print it; --record keeps the results for the page."""
+    """Run the matrix and print what does not work; the page is made by docs/generate.py."""
     parser = argparse.ArgumentParser(prog="python -m tests.everyday", description=__doc__)
-    parser.add_argument("--only", default="*", help="pattern of the cases' names")
+    parser.add_argument("--only", default="*", help="patterns of the cases' names, separated by commas")
     parser.add_argument("--columns", default=",".join(COLUMNS))
-    parser.add_argument("--record", action="store_true", help="write results.json")
+    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument(
+        "--check", action="store_true", help=f"exit with 1 if a state is not that of {RESULTS.name}"
+    )
     parser.add_argument("--keep", metavar="FOLDER", help="leave the files in this folder")
     options = parser.parse_args()
-    cases = [case for case in CASES if fnmatch.fnmatch(case.name, options.only)]
+    patterns = options.only.split(",")
+    cases = [case for case in CASES if any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns)]
     folder = Path(options.keep or tempfile.mkdtemp(prefix="everyday"))
     folder.mkdir(exist_ok=True)
     cells = run(cases, options.columns.split(","), folder)
@@ -229,7 +268,9 @@ def main() -> None:
     counts = {state: states.count(state) for state in ("works", "refused", "fails", "WRONG")}
     print(len(cells), "cells:", counts, f"{counts['works'] / len(cells):.1%}")  # noqa: T201
     if options.record:
-        RESULTS.write_text(json.dumps([asdict(cell) for cell in cells], indent=0) + "\n")
+        record(cells)
     if not options.keep:
         shutil.rmtree(folder)
-    sys.exit(bool(counts["WRONG"]))
+    different = changes(cells) if options.check else []
+    print(*different, sep="\n")  # noqa: T201
+    sys.exit(bool(counts["WRONG"] or different))

@@ -1,0 +1,71 @@
+"""Makes docs/everyday.md of the recorded results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.everyday.cases import CASES, COLUMNS, Case
+from tests.everyday.matrix import Cell, recorded
+
+HEAD = """# Everyday checkpoints
+
+Made by `python docs/generate.py` from `tests/everyday/`; do not edit it by hand.
+
+{files} ordinary files, each made by its framework in a few lines, and what each command does with them.
+**{working} of {cells} cells work ({share:.1%})**; none is wrong.
+
+A conversion works if the target's framework loads the result strictly (`load_state_dict`,
+`assert_existing_objects_matched`, `load_weights`), computes the same outputs within {tolerance:g} of
+their size, and, where the file holds an optimizer, makes the same two updates from there. `inspect` works
+if it finds every parameter, `onnx` if ONNX Runtime computes the same actions, and `eval` if the returns
+on Pendulum-v1 are those of the framework's own policy.
+
+| mark | meaning |
+|---|---|
+| yes | works at the first try |
+| opt | works with an option that the first message names: a fact that the file does not hold |
+| 1, 2, ... | does not work; the note says why |
+| - | does not apply: not a policy |
+
+"""
+GROUPS = (
+    ("PyTorch and RL libraries", ("torch",)),
+    ("TensorFlow and Keras 3", ("tensorflow",)),
+    ("Keras 2 and 1", ("keras_2",)),
+)
+SHORT = {"safetensors": "safet."}
+
+
+def page() -> str:
+    """Return the page."""
+    from tests.everyday.verdicts import OUTPUTS
+
+    cells = recorded()
+    working = sum(cell.state == "works" for cell in cells.values())
+    notes: dict[str, int] = {}
+    head = HEAD.format(
+        files=len(CASES), working=working, cells=len(cells), share=working / len(cells), tolerance=OUTPUTS
+    )
+    parts = [head]
+    for title, sides in GROUPS:
+        parts.append(f"## {title}\n\n| file | {' | '.join(SHORT.get(c, c) for c in COLUMNS)} |\n")
+        parts.append(f"|---|{'---|' * len(COLUMNS)}\n")
+        for case in CASES:
+            if case.side in sides:
+                marks = [_mark(case, column, cells, notes) for column in COLUMNS]
+                parts.append(f"| {case.title} | {' | '.join(marks)} |\n")
+        parts.append("\n")
+    parts.append("## What does not work\n\n")
+    parts += [f"{number}. {sentence}\n" for sentence, number in notes.items()]
+    parts.append("" if notes else "Every cell works.\n")
+    return "".join(parts)
+
+
+def _mark(case: Case, column: str, cells: Mapping[tuple[str, str], Cell], notes: dict[str, int]) -> str:
+    if not case.applies(column):
+        return "-"
+    cell = cells[case.name, column]
+    if cell.state == "works":
+        return "opt" if cell.options else "yes"
+    sentence = cell.sentence.replace("|", "\\|").replace("<", "&lt;")
+    return str(notes.setdefault(sentence, len(notes) + 1))

@@ -1,0 +1,126 @@
+"""The matrix of everyday checkpoints: a part of it has the recorded states, and its referees find faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.everyday import cases, matrix, torch_nets
+from tests.everyday.verdicts import DifferenceError, LoadingError
+
+# A wrapper, an optimizer, an image, a cell with gates: where errors hid.
+FAST = {
+    "tutorial": ("inspect", "torch", "tf", "keras", "safetensors", "npz", "eval"),
+    "whole_sequential": ("torch", "tf", "onnx"),
+    "cnn": ("tf",),
+    "lstm": ("tf",),
+    "actor_opt_step": ("torch", "tf", "npz"),
+    "keras_sequential": ("torch",),
+}
+
+
+def named(name: str) -> cases.Case:
+    (found,) = (case for case in cases.CASES if case.name == name)
+    return found
+
+
+def test_the_results_name_every_cell():
+    expected = {(c.name, column) for c in cases.CASES for column in cases.COLUMNS if c.applies(column)}
+    assert set(matrix.recorded()) == expected
+    assert len(cases.CASES) >= 60
+    assert {cell.state for cell in matrix.recorded().values()} <= {"works", "refused", "fails"}
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.environment
+def test_a_part_of_the_matrix_has_the_recorded_states(tmp_path):
+    chosen = [named(name) for name in FAST]
+    matrix.make(chosen, tmp_path)
+    cells = matrix.judged([(named(name), column) for name, row in FAST.items() for column in row], tmp_path)
+    assert matrix.changes(cells) == []
+
+
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory):
+    """The folder of a file whose copy is what the source was."""
+    folder = tmp_path_factory.mktemp("everyday")
+    matrix.make([named("tutorial")], folder)
+    return folder / "tutorial"
+
+
+def judged(folder: Path, change) -> None:
+    """Let the referee of PyTorch judge a copy of the file that was changed."""
+    import torch
+
+    from tests.everyday import torch_referee
+
+    saved = torch.load(folder / "model.pt", weights_only=True)
+    change(saved)
+    torch.save(saved, folder / "changed.pt")
+    with np.load(folder / "reference.npz") as file:
+        torch_referee.judge(named("tutorial"), "torch", str(folder / "changed.pt"), dict(file))
+
+
+@pytest.mark.torch
+@pytest.mark.environment
+def test_the_referee_takes_the_file_itself(tutorial):
+    judged(tutorial, lambda saved: None)
+
+
+def transpose(saved):
+    weights = saved["model_state_dict"]
+    weights["fc2.weight"] = weights["fc2.weight"].T.clone()
+
+
+def exchange_moments(saved):
+    states = saved["optimizer_state_dict"]["state"]
+    states[1]["exp_avg"], states[3]["exp_avg"] = states[3]["exp_avg"], states[1]["exp_avg"]
+
+
+def lose_the_count(saved):
+    for state in saved["optimizer_state_dict"]["state"].values():
+        state["step"].zero_()
+
+
+@pytest.mark.torch
+@pytest.mark.environment
+@pytest.mark.parametrize("change", [transpose, exchange_moments, lose_the_count])
+def test_the_referee_finds_a_wrong_number(tutorial, change):
+    with pytest.raises(DifferenceError):
+        judged(tutorial, change)
+
+
+def rename(saved):
+    saved["model_state_dict"] = {f"x.{k}.y": v for k, v in saved["model_state_dict"].items()}
+
+
+def lose_a_layer(saved):
+    del saved["model_state_dict"]["fc3.bias"]
+
+
+def lose_the_optimizer(saved):
+    del saved["optimizer_state_dict"]
+
+
+@pytest.mark.torch
+@pytest.mark.environment
+@pytest.mark.parametrize("change", [rename, lose_a_layer, lose_the_optimizer])
+def test_the_referee_finds_what_does_not_load(tutorial, change):
+    with pytest.raises(LoadingError):
+        judged(tutorial, change)
+
+
+@pytest.mark.torch
+def test_a_wrong_order_of_a_flattened_image_changes_outputs():
+    """The image is 5 by 2 by 6: no order of its axes is another one's."""
+    import torch
+
+    net = torch_nets.build("cnn")
+    before = torch_nets.outputs(net, "cnn")
+    weight = net.get_submodule("fc1").weight
+    with torch.no_grad():
+        weight.copy_(weight.reshape(7, 5, 2, 6).permute(0, 2, 3, 1).reshape(7, 60))
+    assert np.abs(torch_nets.outputs(net, "cnn") - before).max() > 1e-3
