@@ -12,13 +12,22 @@ from ckpttool.errors import UnsupportedError
 from ckpttool.formats.keras_h5.optimizers import Slots
 from ckpttool.formats.keras_tree.classes import PARTS, snake
 from ckpttool.formats.keras_tree.optimizers import class_of
-from ckpttool.leaf import Key, Leaf, Path, display
+from ckpttool.leaf import Key, Leaf, Path, attr, display
 from ckpttool.tree import Tree
 
 # The order in which Keras layers create their variables; no layer has two that this order would swap.
 _ORDER = (
-    *("embeddings", "kernel", "depthwise_kernel", "pointwise_kernel", "recurrent_kernel", "gamma", "alpha"),
-    *("scale", "bias", "beta", "mean", "moving_mean", "variance", "moving_variance", "count", "state"),
+    *(
+        "embeddings",
+        "kernel",
+        "w",
+        "depthwise_kernel",
+        "pointwise_kernel",
+        "recurrent_kernel",
+        "gamma",
+        "alpha",
+    ),
+    *("scale", "bias", "b", "beta", "mean", "moving_mean", "variance", "moving_variance", "count", "state"),
 )
 _RANK = {name: rank for rank, name in enumerate(_ORDER)}
 _CONVOLUTIONS = {2: "dense", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
@@ -28,6 +37,7 @@ _INNER = "_functional"
 # An attention's dense layers, which its checkpoints name by private attributes and its files by public ones.
 _PROJECTIONS = frozenset(f"_{name}" for name in PARTS if name.endswith("_dense"))
 COUNTER = "save_counter"
+_OPTIMIZER = (attr("optimizer"),)
 LAYERS = "layers"
 
 
@@ -50,7 +60,9 @@ def placed(tree: Tree, root: str | None = None) -> Placed:
 
     A tree that was read from a `.weights.h5` keeps the places that it had. Of any other tree, modules become
     groups by their attributes, numbered modules the layers of a Sequential model. With `root`, the model is
-    what stands below that attribute, and tf.train.Checkpoint's own count of saves is left out.
+    what stands below that attribute, and tf.train.Checkpoint's own count of saves is left out. Without such
+    an attribute, a checkpoint of one network is that network's file, and its optimizer is `optimizer`: what
+    `Checkpoint(net=model, opt=opt)` saved is what `model.load_weights` takes.
     """
     for path, value in tree.plain():
         raise UnsupportedError(
@@ -108,7 +120,10 @@ class _Places:
         self.paths = {path: path for path, _ in tree.tensors()}
         if () in self.paths:
             raise UnsupportedError("a tensor without a name has no place in a file of Keras")
+        self.alone = False
         if root is not None:
+            alone = None if any(path[0].value == root for path in self.paths) else self._alone()
+            self.alone, root = alone is not None, alone or root
             self.paths = {
                 path: path[1:] if path[0].value == root else path
                 for path in self.paths
@@ -118,6 +133,15 @@ class _Places:
         self.slots = Slots({path: self._leaf(path) for path in self.paths}, self.names)
         self.modules: dict[Path, dict[str, Leaf]] = {}
         self.groups: dict[Path, str] = {(): ""}
+
+    def _alone(self) -> str | None:
+        """Return the attribute of a tf.train.Checkpoint that holds its one network."""
+        if not any(len(path) == 1 and path[0].value == COUNTER for path in self.paths):
+            return None
+        weights = [path for path in self.paths if self._leaf(path).role in ("parameter", "buffer")]
+        tops = {str(path[0].value) for path in weights}
+        # A layer that is itself an attribute of the model has its variables right below.
+        return tops.pop() if len(tops) == 1 and all(len(path) > 2 for path in weights) else None
 
     def _leaf(self, path: Path) -> Leaf:
         leaf = self.tree[path]
@@ -150,6 +174,7 @@ class _Places:
         # The file's order, not the tree's: a bias may come before its kernel there.
         position = {id(leaf): number for number, leaf in enumerate(datasets.values())}
         for at, leaves in self.slots.complete(position):
+            at = _OPTIMIZER if self.alone and len(self.slots.slots) == 1 else at
             group = "/".join(_word(step) for step in at)
             groups[group] = self._optimizer_name(at, leaves[0]) or "optimizer"
             for number, leaf in enumerate(leaves):
