@@ -17,7 +17,10 @@ FAST = {
     "cnn": ("tf",),
     "lstm": ("tf",),
     "actor_opt_step": ("torch", "tf", "npz"),
-    "keras_sequential": ("torch",),
+    "model_optimizer": ("keras",),
+    "lstm_weights": ("tf",),
+    "keras_sequential": ("torch", "tf"),
+    "h5_sequential": ("keras",),
 }
 
 

@@ -232,7 +232,7 @@ def named_leaves(
 def _kind(word: str, cls: str | None) -> str:
     if cls == "RMSprop" and word in ("velocity", "momentum"):
         return "rms" if word == "velocity" else "momentum"
-    return "momentum" if cls == "SGD" and word == "momentum" else _KINDS.get(word, word)
+    return "momentum" if cls == "SGD" and word in ("m", "momentum") else _KINDS.get(word, word)
 
 
 def _owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path]) -> tuple[str, Path] | None:

@@ -74,7 +74,8 @@ def parsed(
     order: list[optimizers.Trained] = []
     for _ in layers:
         at = len(order)
-        fits = [found for n in lengths if (found := waiting.get(tuple(slots[at : at + n])))]
+        left = [n for n in lengths if at + n <= len(slots)]
+        fits = [found for n in left if (found := waiting.get(tuple(slots[at : at + n])))]
         if len(fits) != 1:
             return None
         (layer,) = fits[0]
