@@ -60,6 +60,8 @@ class Case:
         options: Options for conversions to another framework, if the first try names them.
         names: The names of the network's layers.
         dtype: The element type of its weights.
+        several: Whether the file holds several networks, which a user's model has as attributes.
+        differs: What a note must say if updates cannot be equal in the two frameworks.
         rate_elsewhere: Whether the learning rate stands in the program alone, which sets it again.
     """
 
@@ -74,6 +76,8 @@ class Case:
     options: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     dtype: str = "float32"
+    several: bool = False
+    differs: str = ""
     rate_elsewhere: bool = False
 
     def applies(self, column: str) -> bool:
@@ -124,7 +128,7 @@ CASES: tuple[Case, ...] = (
     ),
     _torch("old_format", "`state_dict()` in the format before torch 1.6"),
     _torch("safetensors", "`safetensors.torch.save_file`", path="model.safetensors"),
-    _torch("two_networks", "`pi`, `qf` and an optimizer for each", optimizer="adam"),
+    _torch("two_networks", "`pi`, `qf` and an optimizer for each", optimizer="adam", several=True),
     _torch("history", "`net`, `opt`, lists of losses and returns, `best`, a NumPy number", optimizer="adam"),
     _torch("half", "`model.half().state_dict()`", dtype="float16", policy=False),
     _torch("bfloat16", "`model.bfloat16().state_dict()`", dtype="bfloat16", policy=False),
@@ -146,7 +150,7 @@ CASES: tuple[Case, ...] = (
         path="last.ckpt",
         optimizer="adam",
     ),
-    _torch("accelerate", "Accelerate `save_state` folder (same files)", path="checkpoint", optimizer="adamw"),
+    _torch("accelerate", "Accelerate `save_state` folder (same files)", path="step_100", optimizer="adamw"),
     _torch(
         "trainer", "Hugging Face `Trainer` folder (same files)", "block", "checkpoint-500", optimizer="adamw"
     ),
@@ -155,9 +159,9 @@ CASES: tuple[Case, ...] = (
         "timm: `state_dict`, `state_dict_ema`, `arch`, `args`",
         "cnn",
         optimizer="sgd",
-        options=_flatten("state_dict/fc1"),
+        options=_flatten("*/fc1"),
     ),
-    _torch("averaged", "`model` beside `AveragedModel` (EMA)"),
+    _torch("averaged", "`model` beside `AveragedModel` (EMA)", several=True),
     # Optimizers.
     _torch("adamw_groups", "AdamW with two groups of parameters", optimizer="adamw"),
     _torch("sgd_momentum", "SGD with momentum", optimizer="sgd"),
@@ -167,7 +171,7 @@ CASES: tuple[Case, ...] = (
     _torch("amsgrad", "Adam with AMSGrad", optimizer="amsgrad"),
     # Other networks.
     _torch("cnn", "CNN with batch norm, Adam", "cnn", optimizer="adam", options=_flatten("model/fc1")),
-    _torch("lstm", "LSTM, Adam", "lstm", optimizer="adam"),
+    _torch("lstm", "LSTM, Adam", "lstm", optimizer="adam", differs="half as fast"),
     _torch("gru", "GRU, Adam", "gru", optimizer="adam"),
     _torch("block", "Transformer block of linear layers, AdamW", "block", optimizer="adamw"),
     _torch(
@@ -198,6 +202,7 @@ CASES: tuple[Case, ...] = (
         path="td3.cleanrl_model",
         names=("fc1", "fc2", "fc_mu"),
         facts=(),
+        several=True,
     ),
     _torch(
         "authors_td3",
@@ -206,11 +211,19 @@ CASES: tuple[Case, ...] = (
         names=("l1", "l2", "l3"),
         optimizer="adam",
         facts=(),
+        several=True,
     ),
     _torch(
         "authors_actor", "TD3 authors' actor file alone", path="actor.pth", names=("l1", "l2", "l3"), facts=()
     ),
-    _torch("sb3_td3", "Stable-Baselines3 TD3 zip", path="td3.zip", facts=(), names=("mu.0", "mu.2", "mu.4")),
+    _torch(
+        "sb3_td3",
+        "Stable-Baselines3 TD3 zip",
+        path="td3.zip",
+        facts=(),
+        names=("mu.0", "mu.2", "mu.4"),
+        several=True,
+    ),
     _torch(
         "sb3_ppo",
         "Stable-Baselines3 PPO zip",
@@ -219,6 +232,7 @@ CASES: tuple[Case, ...] = (
         policy=True,
         facts=(),
         names=("policy_net.0", "policy_net.2", "action_net"),
+        several=True,
     ),
     _torch(
         "sb3_sac",
@@ -226,6 +240,7 @@ CASES: tuple[Case, ...] = (
         path="sac.zip",
         facts=(),
         names=("latent_pi.0", "latent_pi.2", "mu"),
+        several=True,
     ),
     # TensorFlow and Keras 3.
     _tensorflow("actor_opt_step", "`Checkpoint(actor=, opt=, step=)`", optimizer="adam"),
@@ -233,9 +248,14 @@ CASES: tuple[Case, ...] = (
     _tensorflow("net_compiled", "`Checkpoint(net=compiled model)`", optimizer="adam"),
     _tensorflow("manager", "`CheckpointManager` folder", path="training", optimizer="adam"),
     _tensorflow("model_alone", "`Checkpoint(model)`"),
-    _tensorflow("pi_qf", "`Checkpoint(pi=, qf=, pi_opt=, qf_opt=)`", optimizer="adam"),
+    _tensorflow("pi_qf", "`Checkpoint(pi=, qf=, pi_opt=, qf_opt=)`", optimizer="adam", several=True),
     _tensorflow("tf_module", "`Checkpoint(net=tf.Module, optimizer=tf.optimizers.Adam)`", optimizer="adam"),
-    _tensorflow("sgd_checkpoint", "`Checkpoint`, SGD with momentum", optimizer="sgd"),
+    _tensorflow(
+        "sgd_checkpoint",
+        "`Checkpoint`, SGD with momentum",
+        optimizer="sgd",
+        options=("--optimizer", "optimizer/momentum=0.9"),
+    ),
     _tensorflow("rmsprop_checkpoint", "`Checkpoint`, RMSprop", optimizer="rmsprop"),
     _tensorflow("adamw_checkpoint", "`Checkpoint`, AdamW", optimizer="adamw"),
     _tensorflow("adagrad_checkpoint", "`Checkpoint`, Adagrad", optimizer="adagrad"),
@@ -278,10 +298,17 @@ CASES: tuple[Case, ...] = (
         "cnn",
         "model.keras",
         optimizer="adam",
-        options=_flatten("*dense*"),
+        options=_flatten("hidden"),
     ),
-    _tensorflow("lstm_checkpoint", "`Checkpoint`, LSTM, Adam", "lstm", optimizer="adam"),
-    _tensorflow("lstm_weights", "`.weights.h5`, LSTM, compiled", "lstm", "x.weights.h5", optimizer="adam"),
+    _tensorflow("lstm_checkpoint", "`Checkpoint`, LSTM, Adam", "lstm", optimizer="adam", differs="bias"),
+    _tensorflow(
+        "lstm_weights",
+        "`.weights.h5`, LSTM, compiled",
+        "lstm",
+        "x.weights.h5",
+        optimizer="adam",
+        differs="bias",
+    ),
     _tensorflow("gru_checkpoint", "`Checkpoint`, GRU, Adam", "gru", optimizer="adam"),
     _tensorflow("block_checkpoint", "`Checkpoint`, transformer block, AdamW", "block", optimizer="adamw"),
     _tensorflow(
@@ -304,6 +331,7 @@ CASES: tuple[Case, ...] = (
         path="model.ckpt-100",
         optimizer="sgd",
         rate_elsewhere=True,
+        options=("--optimizer", "actor_optimizer/momentum=0.9"),
     ),
     _tensorflow(
         "estimator",

@@ -115,7 +115,11 @@ def sequential(kind: str, epsilon: float = 1e-3) -> Any:
     if kind == "cnn":
         h = keras.Input((*shape[1:], shape[0]))
         at[1:2] = [at[1], keras.layers.ReLU()]
-        at[4:4] = [keras.layers.Flatten()]
+        at[4:] = [
+            keras.layers.Flatten(),
+            keras.layers.Dense(7, "relu", name="hidden"),
+            keras.layers.Dense(3, name="out"),
+        ]
         return keras.Sequential([h, *at])
     return keras.Sequential([keras.Input(shape), *at])
 
@@ -158,7 +162,9 @@ def step(net: Any, kind: str, tool: Any, seed: int = 2) -> None:
         wanted = np.random.default_rng(seed + 100).standard_normal(tuple(y.shape)).astype(np.float32)
         loss = tf.reduce_sum((tf.cast(y, tf.float32) - 3 * wanted) ** 2)
     variables = net.trainable_variables
-    tool.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    # Keras updates only the rows of an embedding that a batch has, if their gradient is sparse; PyTorch all.
+    gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
+    tool.apply_gradients(zip(gradients, variables, strict=True))
 
 
 def train(net: Any, kind: str, tool: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import h5py
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
@@ -48,7 +49,8 @@ def _compare(case: Case, net: Any, tool: Any, reference: dict[str, np.ndarray]) 
             raise LoadingError("the result has no optimizer")
         if case.rate_elsewhere and hasattr(tool, "learning_rate") and case.name != "schedule":
             tool.learning_rate = _tool(case).learning_rate
-        compare_steps(nets.continued(net, case.net, tool), reference)
+        if not case.differs:
+            compare_steps(nets.continued(net, case.net, tool), reference)
 
 
 # --- tf.train.Checkpoint --------------------------------------------------------------------------------
@@ -166,6 +168,9 @@ def _weights(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
     models = [lambda: nets.build(case.net, _plain(case), _epsilon(case), case.dtype)]
     if case.net in {"mlp", "gaussian", "cnn"}:
         models.append(lambda: nets.sequential(case.net, _epsilon(case)))
+    if case.several:
+        _wrapped(case, path, reference)
+        return
     reasons = []
     for make in models:
         net, tool = make(), None
@@ -178,8 +183,56 @@ def _weights(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
         except Exception as error:  # noqa: BLE001  # Keras raises whatever it meets
             reasons.append(" ".join(str(error).split())[:200])
             continue
-        if tool is not None and not int(tool.iterations):
+        if tool is not None and case.optimizer != "sgd_plain" and not _is_filled(tool):
             tool = None
         _compare(case, net, tool, reference)
         return
     raise LoadingError(f"load_weights: {reasons[0]}")
+
+
+def _is_filled(tool: Any) -> bool:
+    """Return whether an optimizer has made updates: SGD of PyTorch does not count them."""
+    return any(np.any(np.asarray(v)) for v in tool.variables if "learning_rate" not in v.path)
+
+
+class Wrapper(keras.Model):  # type: ignore[misc]
+    """A user's agent: networks and their optimizers as attributes."""
+
+
+def _wrapped(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
+    """Load the first of several networks as an attribute of a user's agent, and its optimizer too."""
+    with h5py.File(path) as file:
+        groups: list[str] = []
+        file.visit(groups.append)
+    first = case.layers[0].replace(".", "/")
+    tops = [g.partition("/")[0] for g in groups if f"/{g}".endswith(f"/{first}") and g.count("/")]
+    tops += [g.partition("/")[0] for g in groups if g.count("/") == 2 and "/layers/" in g]
+    chosen = [t for t in dict.fromkeys(tops) if not any(word in t.lower() for word in ELSEWHERE)]
+    if not chosen:
+        raise LoadingError("load_weights: no group of the network")
+    agent, tool = Wrapper(), None
+    net: Any = nets.build(case.net, _plain(case), _epsilon(case), case.dtype)
+    if "." in case.layers[0]:
+        steps = case.layers[0].split(".")
+        parts = dict.fromkeys(name.rpartition(".")[0] for name in case.layers)
+        if len(parts) > 1 or len(steps) != 2:
+            raise LoadingError("load_weights: layers of several modules are not judged here")
+        net = nets.sequential(case.net, _epsilon(case))
+        part = Wrapper()
+        setattr(part, steps[0], net)
+        setattr(agent, chosen[0], part)
+    else:
+        setattr(agent, chosen[0], net)
+    if "continued" in reference:
+        tool = _tool(case)
+        tool.build(net.trainable_variables)
+        found = [(g.partition("/")[0], None) for g in groups if "opt" in g.partition("/")[0]]
+        if not found:
+            raise LoadingError("the result has no optimizer")
+        setattr(agent, by_name(found, chosen[0])[0][0], tool)
+    agent.built = True
+    try:
+        agent.load_weights(path)
+    except Exception as error:  # Keras raises whatever it meets
+        raise LoadingError(f"load_weights: {' '.join(str(error).split())[:200]}") from error
+    _compare(case, net, tool, reference)

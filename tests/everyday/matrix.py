@@ -6,6 +6,7 @@ import argparse
 import fnmatch
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -110,18 +111,29 @@ def _command(case: Case, column: str, folder: Path) -> Cell:
     """Run the command of a cell, a second time with the options that its message names."""
     extra: tuple[str, ...] = ENVIRONMENT if column in {"onnx", "eval"} else ()
     ran = _run(case, column, folder, extra)
-    more = case.facts if column in {"onnx", "eval"} else case.options
+    more = _hinted(ran) or case.facts if column in {"onnx", "eval"} else case.options
     if ran.status and more and more[0] in ran.out + ran.err:
         ran = _run(case, column, folder, (*extra, *more))
     else:
         more = ()
     if ran.status == 0 and column in {"inspect", "eval"}:
         return _looked(case, column, folder, ran, more)
+    if ran.status == 0 and case.differs and column in {"torch", "tf", "keras"}:
+        own = (case.side == "torch") == (column == "torch")
+        if not own and case.differs not in ran.out + ran.err:
+            return Cell(case.name, column, "WRONG", "no note says that updates differ", more)
     if ran.status == 0:
         return Cell(case.name, column, "works", "", more)
     sentence = " ".join(_sentence(ran).replace(f"{folder}/", "").split())
     crashed = ran.status not in {1, 2} or "Traceback" in ran.err or "unexpected" in ran.err
     return Cell(case.name, column, "fails" if crashed else "refused", sentence, more)
+
+
+def _hinted(ran: Ran) -> tuple[str, ...]:
+    """Return the options that the hint adds to the command."""
+    hint = re.search(r"(?:hint: |\"hint\": \").*--env \S+((?: --[\w-]+ [\w.,-]+)+)", ran.err + ran.out)
+    name = re.search(r"name it: (--network \w+)", ran.err + ran.out)
+    return tuple(hint[1].split()) if hint else tuple(name[1].split()) if name else ()
 
 
 def _run(case: Case, column: str, folder: Path, options: Iterable[str]) -> Ran:

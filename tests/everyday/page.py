@@ -27,6 +27,9 @@ on Pendulum-v1 are those of the framework's own policy.
 | 1, 2, ... | does not work; the note says why |
 | - | does not apply: not a policy |
 
+PyTorch trains two biases of an LSTM, Keras their sum: the next updates differ by nature. There a note of the
+conversion must say so, and outputs are compared.
+
 """
 GROUPS = (
     ("PyTorch and RL libraries", ("torch",)),

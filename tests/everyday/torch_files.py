@@ -341,7 +341,7 @@ def accelerate(folder: Path) -> Made:
 
     net, tool = _trained("accelerate")
     assert tool is not None
-    place = folder / "checkpoint"
+    place = folder / "step_100"
     place.mkdir()
     save_file(net.state_dict(), str(place / "model.safetensors"), metadata={"format": "pt"})
     torch.save(tool.state_dict(), place / "optimizer.bin")

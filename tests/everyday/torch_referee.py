@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.everyday import torch_nets as nets
 from tests.everyday.cases import NAMES, Case
 from tests.everyday.verdicts import DifferenceError, LoadingError, by_name, compare_outputs, compare_steps
 
+_FEW = 3  # layers whose orders are all tried
 ELSEWHERE = ("target", "ema", "critic", "qf", "average")
 
 
@@ -36,7 +39,8 @@ def _torch(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
     if "continued" in reference:
         states = [(p, d) for p, d in _dicts(loaded) if {"state", "param_groups"} <= set(d)]
         tool = _optimizer(case, net, by_name(states, where))
-        compare_steps(nets.continued(net, case.net, tool), reference)
+        if not case.differs:
+            compare_steps(nets.continued(net, case.net, tool), reference)
 
 
 def _dicts(value: Any, path: str = "") -> Iterator[tuple[str, dict[Any, Any]]]:
@@ -115,11 +119,14 @@ def _namings(case: Case, keys: list[str]) -> Iterator[tuple[str, Sequence[str]]]
     if len(modules) == len(case.layers):
         parents = {m.rpartition(".")[0] for m in modules}
         names = [m.rpartition(".")[2] for m in modules]
+        orders = itertools.permutations(names) if len(names) <= _FEW else [tuple(names)]
         plain = all(name.isidentifier() or name.isdigit() for name in names)
         usual = all(p.isidentifier() and not p.startswith("_") for p in ".".join(parents).split(".") if p)
         if len(parents) == 1 and plain and usual:
             (parent,) = parents
-            yield (f"{parent}." if parent else ""), names
+            # A file of Keras may list attributes by name: shapes say which layer is which.
+            for order in orders:
+                yield (f"{parent}." if parent else ""), order
 
 
 def _optimizer(
@@ -157,6 +164,7 @@ def _safetensors(case: Case, path: str, reference: dict[str, np.ndarray]) -> Non
         net = _actor(case, [("", tensors)])
         compare_outputs(nets.outputs(net, case.net), reference["outputs"])
         return
+    tensors = {k: v for k, v in tensors.items() if not re.match(r"(\w+_)?opt(imizer)?\w*[./]", k)}
     prefixes = {k.rsplit(f"{case.layers[0]}.", 1)[0] for k in tensors if f"{case.layers[0]}." in k}
     prefixes = {
         p for p in prefixes if not any(word in p for word in ("state", "slot", "m.", "v."))
