@@ -18,9 +18,7 @@ FAST = {
     "lstm": ("tf",),
     "actor_opt_step": ("torch", "tf", "npz"),
     "model_optimizer": ("keras",),
-    "lstm_weights": ("tf",),
     "keras_sequential": ("torch", "tf"),
-    "h5_sequential": ("keras",),
 }
 
 

@@ -300,7 +300,7 @@ def test_what_has_no_place_is_refused_before_anything_is_written() -> None:
         (Tree({path: kernel, attributes("n"): ValueLeaf(3)}), "tensors only, not int"),
         (Tree({path: Leaf("string", (), Inline(bytes(8)), "s")}), "no strings"),
         (Tree({path: Leaf("float8_e5m2", (1,), Inline(bytes(1)), "s")}), "no float8_e5m2"),
-        (Tree({path: kernel, **slot}), "no iteration"),
+        (Tree({path: kernel, **slot}), "no iteration or learning rate"),
         (Tree({(attr("a/b"), attr("kernel")): kernel}), "cannot have this name"),
         (Tree({attributes("net/0/what"): kernel}), "which Keras layer"),
         (

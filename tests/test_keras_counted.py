@@ -9,11 +9,21 @@ import h5py
 import numpy as np
 import pytest
 
+from ckpttool.formats.hdf5 import Dataset
+from ckpttool.formats.keras_tree.config import Config
+from ckpttool.formats.keras_tree.optimizers import Trained, named_leaves
+from ckpttool.formats.keras_tree.pairs import parsed
 from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import display
+from ckpttool.leaf import Path as LeafPath
+from ckpttool.leaf import attr, display
+from ckpttool.source import Inline
 
 WEIGHTS = {"dense_1": {"kernel": (3, 5), "bias": (5,)}, "dense_2": {"kernel": (5, 2), "bias": (2,)}}
 SHAPES = [shape for layer in WEIGHTS.values() for shape in layer.values()]
+
+
+def attributes(name: str) -> LeafPath:
+    return tuple(map(attr, name.split("/")))
 
 
 def made(
@@ -96,3 +106,25 @@ def test_what_does_not_fit_belongs_to_nothing(
     assert len(slots) == len(shapes)
     assert {leaf.of for leaf in slots} == {None}
     assert any("does not say which variable" in note for note in found.notes)
+
+
+def test_the_last_layer_is_not_taken_for_a_longer_one_cut_short() -> None:
+    """Keras lists `fc` before `lstm` where the optimizer has them the other way round."""
+    shapes = {"lstm": [(5, 24), (6, 24), (24,)], "fc": [(6, 2), (2,)]}
+    layers = {
+        name: [Trained(attributes(f"{name}/{n}"), s) for n, s in enumerate(own)]
+        for name, own in shapes.items()
+    }
+    found = parsed([*shapes["lstm"], *shapes["fc"]], [layers["fc"], layers["lstm"]])
+    assert found == [*layers["lstm"], *layers["fc"]]
+
+
+@pytest.mark.parametrize("name", ["SGD/m/dense_1/kernel", "m/dense_1/kernel", "SGD/dense_1/kernel/momentum"])
+def test_sgd_of_keras_2_has_momentum_under_three_names(name: str) -> None:
+    owner = attributes("dense_1/kernel")
+    slot = Dataset(name, 0, "float32", (3, 5), Inline(bytes(60)))
+    found, complete = named_leaves(
+        [(name, slot)], attributes("optimizer"), Config("SGD", {}), {"dense_1/kernel": owner}
+    )
+    assert complete
+    assert [(leaf.slot, leaf.of) for leaf in found.values()] == [("momentum", owner)]

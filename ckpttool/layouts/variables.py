@@ -10,7 +10,7 @@ object that stands for Adam here: children beta1_power and beta2_power, slot var
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ckpttool.formats.object_graph import MARK
@@ -18,24 +18,14 @@ from ckpttool.formats.object_graph.roles import slot_path
 from ckpttool.layouts.optimizers.keras_read import KERAS_SETTINGS
 from ckpttool.layouts.optimizers.tf1 import POWERS
 from ckpttool.layouts.variable_names import is_trained
-from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, index
+from ckpttool.leaf import Leaf, Path, display
 from ckpttool.mapping.plan import Label, Plan, edges
 from ckpttool.mapping.report import Move
-from ckpttool.mapping.rules import KEEP, ToTensor
+from ckpttool.mapping.rules import KEEP
 from ckpttool.shown import count
 from ckpttool.tree import Tree
 
 _ADAM = ("m", "v")
-# The lists in which Keras 3's optimizers keep slots, by their kinds (keras/src/optimizers/*.py, `build`).
-_ADAM_LISTS = {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"}
-_RMSPROP_LISTS = {"rms": "_velocities", "momentum": "_momentums", "mg": "_average_gradients"}
-_LISTS: tuple[tuple[str, Mapping[str, str]], ...] = (
-    ("adam", _ADAM_LISTS),
-    ("rmsprop", _RMSPROP_LISTS),
-    ("sgd", {"momentum": "momentums"}),
-    ("adagrad", {"accumulator": "_accumulators"}),
-)
-_LARGEST = 2.0**127  # what a float32 holds
 _POWER = re.compile(r"beta[12]_power(_\d+)?")
 _PLAIN = "optimizer"  # the object's name where the variables' names give none
 
@@ -68,23 +58,15 @@ def to_graph(tree: Tree) -> Plan:
     """Return the way of variables known by name into an object graph: each keeps its path.
 
     Adam's moments become slot variables of an optimizer, called as the scope of its beta powers is, and
-    `optimizer` where they have none. Moments that no pair of powers owns for sure stay where they are. An
-    optimizer in a file of Keras becomes the object of Keras 3 that has the same variables.
+    `optimizer` where they have none. Moments that no pair of powers owns for sure stay where they are.
     """
     pairs, notes = _pairs(tree)
     leaves = dict(tree.tensors())
-    listed = [found for at in _counted(leaves) if (found := _listed(leaves, at)) is not None]
-    kept = {path for each in listed for path in each.names}
-    slots = {
-        path: leaf.of
-        for path, leaf in leaves.items()
-        if path not in kept and _is_adam_slot(tree, leaf) and leaf.of
-    }
+    slots = {path: leaf.of for path, leaf in leaves.items() if _is_adam_slot(tree, leaf) and leaf.of}
     owners = _owners(leaves, slots, pairs)
     if not owners:
         pairs = []
     names = {path: _variable(path, leaf) for path, leaf in leaves.items() if path not in owners}
-    names |= {path: name for each in listed for path, name in each.names.items()}
     tops = _tops(pairs, names)
     for number, pair in enumerate(pairs):
         names |= {path: (*tops[number], power) for power, path in pair.powers.items()}
@@ -105,71 +87,8 @@ def to_graph(tree: Tree) -> Plan:
         for pair, top in zip(pairs, tops, strict=True)
         if len(pairs) > 1
     ]
-    held = owners.keys() | kept
-    labels = {placed[path]: _label(path, leaf, placed, held=path in held) for path, leaf in leaves.items()}
-    aliases: dict[Path, tuple[Path, ...]] = {}
-    added: dict[Path, Leaf | ValueLeaf] = {}
-    for each in listed:
-        labels[placed[each.at]] = Label("counter", f"{each.cls}/iteration")
-        for number, of in enumerate(each.trained):
-            alias = (*placed[each.at][:-1], attr("_trainable_variables"), index(number))
-            aliases[placed[of]] = (*aliases.get(placed[of], ()), alias)
-        rate = _configured_rate(tree, each)
-        if rate is not None:
-            path = (*placed[each.at][:-1], attr("_learning_rate"))
-            added[path] = ToTensor("float32").leaf(ValueLeaf(rate, "other"))
-            labels[path] = Label("other", f"{each.cls}/learning_rate")
-    return Plan(moves, added, labels=labels, assumed=tuple(assumed), notes=notes, aliases=aliases)
-
-
-def _configured_rate(tree: Tree, listed: _Listed) -> float | None:
-    """Return the learning rate that Keras 2 keeps in its configuration and not as a variable."""
-    top = listed.at[:-1]
-    container = tree.containers.get(top)
-    state = container.state if container is not None and isinstance(container.state, dict) else {}
-    rate = state.get("learning_rate")
-    known = (*top, attr("learning_rate")) in tree
-    if known or isinstance(rate, bool) or not isinstance(rate, int | float) or not abs(rate) < _LARGEST:
-        return None
-    return float(rate)
-
-
-class _Listed(NamedTuple):
-    """An optimizer in a file of Keras: its count of updates, its class, its variables' names as an object."""
-
-    at: Path
-    cls: str
-    names: Mapping[Path, tuple[str, ...]]
-    trained: Sequence[Path]
-
-
-def _counted(leaves: Mapping[Path, Leaf]) -> list[Path]:
-    """Return the paths of what may be an optimizer in a file of Keras: a count of updates beside slots."""
-    return [path[:-1] for path in leaves if path and path[-1].value == "iterations"]
-
-
-def _listed(leaves: Mapping[Path, Leaf], top: Path) -> _Listed | None:
-    """Return the optimizer at a path; None if it is of no known class or a slot's owner is not known."""
-    found: dict[str, list[Path]] = {}
-    slots: dict[Path, tuple[str, Path]] = {}
-    for path, leaf in leaves.items():
-        if path[: len(top)] == top and leaf.role == "slot":
-            of, kind = leaf.of, leaf.slot
-            if of is None or of not in leaves or not kind or path != slot_path(top, kind, of):
-                return None
-            found.setdefault(kind, []).append(of)
-            slots[path] = kind, of
-    row = next(((cls, lists) for cls, lists in _LISTS if found and found.keys() <= lists.keys()), None)
-    if row is None or len(set(map(tuple, found.values()))) != 1:
-        return None
-    cls, lists = row
-    trained = next(iter(found.values()))
-    steps, numbers = _steps(top), {of: str(number) for number, of in enumerate(trained)}
-    names = {path: (*steps, lists[kind], numbers[of]) for path, (kind, of) in slots.items()}
-    for path in leaves:
-        if path[:-1] == top and path[-1].value in ("iterations", "learning_rate"):
-            names[path] = (*steps, f"_{path[-1].value}")
-    return _Listed((*top, attr("iterations")), cls, names, trained)
+    labels = {placed[path]: _label(path, leaf, placed, held=path in owners) for path, leaf in leaves.items()}
+    return Plan(moves, labels=labels, assumed=tuple(assumed), notes=notes)
 
 
 def _variable(path: Path, leaf: Leaf) -> tuple[str, ...]:

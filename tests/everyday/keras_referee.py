@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.everyday.cases import NAMES, Case
 from tests.everyday.verdicts import LoadingError, by_name, compare_outputs, compare_steps
 
 keras = nets.keras
+_FEW = 3  # layers whose orders are all tried
 ELSEWHERE = ("target", "ema", "critic", "qf", "average")
 
 
@@ -130,8 +132,10 @@ def _candidates(case: Case, paths: dict[str, dict[str, int]]) -> Iterator[tuple[
         of_layers = {"kernel", "_kernel", "gamma", "cell", "embeddings", "_embeddings"}
         names = [n for n in node if of_layers & set(paths.get(f"{where}/{n}".strip("/"), ()))]
         if len(names) == len(case.layers) and all(n.isidentifier() and n[0] != "_" for n in names):
-            net = nets.build(case.net, names, _epsilon(case), case.dtype)
-            yield where, net, {name: getattr(net, name) for name in names}
+            # A file of Keras may list attributes by name: shapes say which layer is which.
+            for order in itertools.permutations(names) if len(names) <= _FEW else [tuple(names)]:
+                net = nets.build(case.net, order, _epsilon(case), case.dtype)
+                yield where, net, {name: getattr(net, name) for name in order}
 
 
 def _plain(case: Case) -> tuple[str, ...]:

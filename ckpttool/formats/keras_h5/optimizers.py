@@ -59,20 +59,21 @@ class Slots:
 
         `position` says by a leaf's identity which variable comes first in the file.
 
-        Raise UnsupportedError for one that lacks a slot or its iteration.
+        Raise UnsupportedError for one that lacks a slot, its iteration or its learning rate.
         """
         for at, slots in self.slots.items():
             first = next(iter(slots.values()))
             rounds = _BY_KINDS.get(frozenset(kind for kind, _ in slots))
-            if rounds is None or 0 not in self.settings[at]:
-                lacks = "kinds that no Keras optimizer has" if rounds is None else "no iteration"
+            if rounds is None or self.settings[at].keys() != {0, 1}:
+                lacks = (
+                    "kinds that no Keras optimizer has" if rounds is None else "no iteration or learning rate"
+                )
                 raise UnsupportedError(
                     f"the slot has no place: its optimizer has {lacks}", path=display(first)
                 )
             trained = [path for path in self.leaves if any((kind, path) in slots for kind in rounds[0])]
             trained.sort(key=lambda path: position.get(id(self.leaves[path]), -1))
-            # An optimizer whose learning rate is a schedule has no variable for it.
-            order = [path for _, path in sorted(self.settings[at].items())]
+            order = [self.settings[at][0], self.settings[at][1]]
             for kinds in rounds:
                 for one in trained:
                     for kind in kinds:

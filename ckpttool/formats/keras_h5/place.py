@@ -5,31 +5,20 @@ Source: keras/src/saving/saving_lib.py, _save_state and _save_container_state.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.keras_h5.optimizers import Slots
-from ckpttool.formats.keras_tree.classes import PARTS, numbered, snake
+from ckpttool.formats.keras_tree.classes import PARTS, snake
 from ckpttool.formats.keras_tree.optimizers import class_of
 from ckpttool.leaf import Key, Leaf, Path, attr, display
-from ckpttool.source import Inline
 from ckpttool.tree import Tree
 
 # The order in which Keras layers create their variables; no layer has two that this order would swap.
 _ORDER = (
-    *(
-        "embeddings",
-        "kernel",
-        "w",
-        "depthwise_kernel",
-        "pointwise_kernel",
-        "recurrent_kernel",
-        "gamma",
-        "alpha",
-    ),
-    *("scale", "bias", "b", "beta", "mean", "moving_mean", "variance", "moving_variance", "count", "state"),
+    *("embeddings", "kernel", "depthwise_kernel", "pointwise_kernel", "recurrent_kernel", "gamma", "alpha"),
+    *("scale", "bias", "beta", "mean", "moving_mean", "variance", "moving_variance", "count", "state"),
 )
 _RANK = {name: rank for rank, name in enumerate(_ORDER)}
 _CONVOLUTIONS = {2: "dense", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
@@ -38,10 +27,7 @@ _SEQUENCES = ("_operations", "_layers")
 _INNER = "_functional"
 # An attention's dense layers, which its checkpoints name by private attributes and its files by public ones.
 _PROJECTIONS = frozenset(f"_{name}" for name in PARTS if name.endswith("_dense"))
-# Models that keep their layers in a list (keras/src/models/model.py, cloning and serialization of both).
-_LISTING = frozenset(("Sequential", "Functional", "Model"))
 COUNTER = "save_counter"
-_LARGEST = 2.0**127  # what a float32 holds
 _OPTIMIZER = (attr("optimizer"),)
 LAYERS = "layers"
 
@@ -182,26 +168,11 @@ class _Places:
             at = _OPTIMIZER if self.alone and len(self.slots.slots) == 1 else at
             group = "/".join(_word(step) for step in at)
             groups[group] = self._optimizer_name(at, leaves[0]) or "optimizer"
-            rate = self._configured_rate(leaves)
-            for number, leaf in enumerate([*leaves[:1], *rate, *leaves[1:]]):
+            for number, leaf in enumerate(leaves):
                 datasets[f"{group}/vars/{number}"] = leaf
         where = {id(leaf): place for place, leaf in datasets.items()}
         places = {path: where[id(self._leaf(path))] for path in self.paths if id(self._leaf(path)) in where}
         return Placed(datasets, groups, _slots(datasets, places))
-
-    def _configured_rate(self, leaves: Sequence[Leaf]) -> list[Leaf]:
-        """Return the learning rate that Keras 2 keeps in its configuration, as Keras 3's variable."""
-        counter = next(path for path in self.paths if self._leaf(path) is leaves[0])
-        if any(
-            str(path[-1].value).endswith("learning_rate") for path in self.paths if path[:-1] == counter[:-1]
-        ):
-            return []
-        container = self.tree.containers.get(counter[:-1])
-        state = container.state if container is not None and isinstance(container.state, dict) else {}
-        rate = state.get("learning_rate")
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not abs(rate) < _LARGEST:
-            return []
-        return [Leaf("float32", (), Inline(struct.pack("<f", rate)), "", "other")]
 
     @staticmethod
     def _optimizer_name(at: Path, counter: Leaf) -> str | None:
@@ -216,13 +187,12 @@ class _Places:
     def _name_below(self, parent: Path, steps: list[Key], below: dict[Path, dict[Key, None]]) -> None:
         # A parent is met before what is below it: its own group has its name.
         base = self.groups[parent]
-        are_numbers = all(_is_number(step) for step in steps)
+        numbered = all(_is_number(step) for step in steps)
         counts: dict[str, int] = {}
-        listed_by_name = not are_numbers and self._lists_layers(parent, steps, below)
         for step in steps:
             path = (*parent, step)
             word = _word(step)
-            if are_numbers or listed_by_name:
+            if numbered:
                 stem = self._class(path, below)
                 if stem is None:
                     raise UnsupportedError(
@@ -235,27 +205,6 @@ class _Places:
                 listed = container is not None and container.kind in ("list", "tuple")
                 word = word if listed else f"{LAYERS}/{word}"
             self.groups[path] = f"{base}/{word}" if base else word
-
-    def _lists_layers(self, parent: Path, steps: list[Key], below: dict[Path, dict[Key, None]]) -> bool:
-        """Say whether an object is a model that Keras itself built, in a file of Keras 1 or 2.
-
-        There layers are known by their names; a `.weights.h5` lists them by class and number.
-        """
-        container = self.tree.containers.get(parent)
-        if container is not None and container.name in _LISTING:
-            return all(self._class((*parent, step), below) is not None for step in steps)
-        # A file of weights alone has no configuration: names that Keras gave are those of listed layers.
-        return (
-            not parent
-            and not self.tree.containers
-            and self._is_legacy()
-            and all(numbered(str(step.value))[0] == self._class((*parent, step), below) for step in steps)
-        )
-
-    def _is_legacy(self) -> bool:
-        """Say whether every tensor stands in the group of its layer under the name of its variable."""
-        leaves = [(path, self._leaf(path)) for path in self.paths]
-        return all(leaf.name and leaf.key == f"{path[0].value}/{leaf.name}" for path, leaf in leaves)
 
     def _class(self, path: Path, below: dict[Path, dict[Key, None]]) -> str | None:
         """Return the class of a module in snake case: what the tree says, or its variables do."""
