@@ -160,6 +160,7 @@ CASES: tuple[Case, ...] = (
         "cnn",
         optimizer="sgd",
         options=_flatten("*/fc1"),
+        several=True,
     ),
     _torch("averaged", "`model` beside `AveragedModel` (EMA)", several=True),
     # Optimizers.

@@ -203,29 +203,51 @@ class Wrapper(keras.Model):  # type: ignore[misc]
     """A user's agent: networks and their optimizers as attributes."""
 
 
+def _nested(case: Case) -> Any:
+    """Return an actor whose layers stand in `Sequential` models and beside them: `latent_pi.0`, `mu`."""
+    holder, order = Wrapper(), []
+    parts: dict[str, list[Any]] = {}
+    for name, layer in zip(case.layers, nets.layers(case.net, _epsilon(case)), strict=True):
+        parent, _, last = name.rpartition(".")
+        parts.setdefault(parent or last, []).append(layer)
+    for name, layers in parts.items():
+        alone = name in case.layers
+        order.append(layers[0] if alone else keras.Sequential(layers))
+        setattr(holder, name, order[-1])
+
+    def net(x: Any) -> Any:
+        for part in order:
+            x = part(x)
+        return x
+
+    net(tf.constant(nets.inputs(case.net, 0)))
+    holder.built = True
+    net.holder = holder  # type: ignore[attr-defined]
+    return net
+
+
 def _wrapped(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
     """Load the first of several networks as an attribute of a user's agent, and its optimizer too."""
     with h5py.File(path) as file:
         groups: list[str] = []
         file.visit(groups.append)
+        own = [tuple(file["vars"][name].shape) for name in file["vars"]] if "vars" in file else []
     first = case.layers[0].replace(".", "/")
     tops = [g.partition("/")[0] for g in groups if f"/{g}".endswith(f"/{first}") and g.count("/")]
-    tops += [g.partition("/")[0] for g in groups if g.count("/") == 2 and "/layers/" in g]
+    tops += [g.partition("/")[0] for g in groups if "/layers/" in g]
     chosen = [t for t in dict.fromkeys(tops) if not any(word in t.lower() for word in ELSEWHERE)]
     if not chosen:
         raise LoadingError("load_weights: no group of the network")
     agent, tool = Wrapper(), None
-    net: Any = nets.build(case.net, _plain(case), _epsilon(case), case.dtype)
+    # The agent's own variables, such as the logarithm of SAC's entropy coefficient.
+    for shape in own:
+        agent.add_weight(shape=shape)
+    net: Any
     if "." in case.layers[0]:
-        steps = case.layers[0].split(".")
-        parts = dict.fromkeys(name.rpartition(".")[0] for name in case.layers)
-        if len(parts) > 1 or len(steps) != 2:
-            raise LoadingError("load_weights: layers of several modules are not judged here")
-        net = nets.sequential(case.net, _epsilon(case))
-        part = Wrapper()
-        setattr(part, steps[0], net)
-        setattr(agent, chosen[0], part)
+        net = _nested(case)
+        setattr(agent, chosen[0], net.holder)
     else:
+        net = nets.build(case.net, _plain(case), _epsilon(case), case.dtype)
         setattr(agent, chosen[0], net)
     if "continued" in reference:
         tool = _tool(case)

@@ -114,6 +114,10 @@ def _command(case: Case, column: str, folder: Path) -> Cell:
     more = _hinted(ran) or case.facts if column in {"onnx", "eval"} else case.options
     if ran.status and more and more[0] in ran.out + ran.err:
         ran = _run(case, column, folder, (*extra, *more))
+        facts = _hinted(ran)
+        if ran.status and facts and column in {"onnx", "eval"} and more[0] == "--network":
+            more = (*more, *facts)
+            ran = _run(case, column, folder, (*extra, *more))
     else:
         more = ()
     if ran.status == 0 and column in {"inspect", "eval"}:
