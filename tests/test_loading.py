@@ -154,6 +154,7 @@ def load_all(folder: Path) -> dict[str, Any]:
     models = {
         "objects": built(Model()),
         "below": built(Model()),
+        "counted": built(Model()),
         "weights": built(Model()),
         "renamed": built(Model()),
         "numbered": sequential,
@@ -163,6 +164,7 @@ def load_all(folder: Path) -> dict[str, Any]:
     cases = json.loads((folder / "lines.json").read_text())
     for name, model in models.items():
         scope = {"tf": tf, "shutil": shutil, "model": model, "policy": model, "net": model}
+        scope["model_state_dict"] = model
         exec("\n".join(cases[name]), scope)
         found[name] = model(obs).numpy().tolist()
     policy = TD3(AgentSpec(3, 1, 2.0, (64, 64), 1e-3, adam_epsilon=1e-8))
@@ -184,6 +186,8 @@ def test_the_lines_load_into_models_of_tensorflow_and_keras(tmp_path: Path) -> N
     model = Actor()
     torch.save(model.state_dict(), tmp_path / "a.pth")
     torch.save({"net": model.state_dict()}, tmp_path / "n.pth")
+    counted = {"epoch": 3, "model_state_dict": model.state_dict(), "loss": torch.tensor(0.5)}
+    torch.save(counted, tmp_path / "c.pth")
     numbers = {
         f"{2 * n}.{k}": v for n in range(3) for k, v in getattr(model, f"fc{n + 1}").state_dict().items()
     }
@@ -192,6 +196,7 @@ def test_the_lines_load_into_models_of_tensorflow_and_keras(tmp_path: Path) -> N
     cases = {
         "objects": ("a.pth", "objects-1", "--to", "tf"),
         "below": ("n.pth", "below-1", "--to", "tf"),
+        "counted": ("c.pth", "counted-1", "--to", "tf"),
         "weights": ("a.pth", "a.weights.h5", "--to", "keras"),
         "renamed": ("a.pth", "a.h5"),
         "numbered": ("s.pth", "s.weights.h5", "--to", "keras"),
@@ -204,7 +209,7 @@ def test_the_lines_load_into_models_of_tensorflow_and_keras(tmp_path: Path) -> N
     found = tensorflow_child.run(__file__, "load_all", tmp_path)
     with torch.no_grad():
         expected = model(torch.from_numpy(observations())).numpy()
-    for name in ("objects", "below", "weights", "renamed", "numbered", "part"):
+    for name in ("objects", "below", "counted", "weights", "renamed", "numbered", "part"):
         np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
     np.testing.assert_array_equal(np.float32(found["variables"]), model.fc1.weight.detach().numpy().T)
     assert os.path.exists(tmp_path / "a.weights.h5")

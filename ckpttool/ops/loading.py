@@ -16,6 +16,8 @@ _ENDINGS = ("_state_dict", "_state", ".state_dict")
 _WHOLE = frozenset(("state_dict", "model", "module", "net", "network", "params", "weights", "policy_dict"))
 _WEIGHTS = ".weights.h5"
 _TRAINED = ("parameter", "buffer")
+# tf.train.Checkpoint makes this variable itself.
+_SAVES = "save_counter"
 
 
 def loading_lines(target: str, kind: TargetKind, tree: Tree, *, foreign: bool = False) -> tuple[str, ...]:
@@ -130,10 +132,12 @@ def _objects(target: str, tree: Tree) -> tuple[str, ...]:
     """Return how `tf.train.Checkpoint` restores the objects: one at the root, or several by their names."""
     layers = {path[:-1] for path, leaf in tree.tensors() if leaf.role in _TRAINED}
     tops = list(dict.fromkeys(str(p[0].value) for p, leaf in tree.tensors() if leaf.role in _TRAINED))
-    restore = f".restore({_text(target)}).assert_consumed()"
+    others = [name for p in tree if len(p) == 1 and (name := str(p[0].value)) != _SAVES]
+    # `assert_consumed` would ask for a variable for every counter, too.
+    check = "assert_existing_objects_matched" if others else "assert_consumed"
+    restore = f".restore({_text(target)}).{check}()"
     if any(len(at) < 2 for at in layers):
-        lines = [f"tf.train.Checkpoint(model){restore}", _listed("# attributes of model: ", tops)]
-        return tuple(lines)
+        return (f"tf.train.Checkpoint(model){restore}", _listed("# attributes of model: ", tops))
     every = dict.fromkeys(str(p[0].value) for p in tree if len(p) > 1)
     if all(map(_is_word, every)) and len(every) <= 3:
         named = ", ".join(f"{name}={name}" for name in every)
@@ -145,7 +149,10 @@ def _objects(target: str, tree: Tree) -> tuple[str, ...]:
     for name in list(every)[:1]:
         below = dict.fromkeys(str(p[1].value) for p in tree if len(p) > 2 and str(p[0].value) == name)
         lines.append(_listed(f"# attributes of {name}: ", list(below)))
-    lines.append("# with fewer objects: .expect_partial() in the place of .assert_consumed()")
+    if others:
+        lines.append(_listed("# the file also holds ", others))
+    else:
+        lines.append("# with fewer objects: .assert_existing_objects_matched()")
     return tuple(lines)
 
 
