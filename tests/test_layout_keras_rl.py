@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.errors import NotFoundError, UnsupportedError, UsageError
+from ckpttool.errors import NotFoundError, UnsupportedError
 from ckpttool.formats import keras_rl
 from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts.recognise import recognise
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
 from ckpttool.ops.evaluate import evaluate
@@ -116,8 +117,7 @@ def test_a_folder_is_no_member(tmp_path: Path) -> None:
 
 def test_files_called_otherwise_are_nobodys(tmp_path: Path) -> None:
     hdf5(layers(names(ACTOR, "dense_{}"), ACTOR), tmp_path / "model.h5f")
-    with pytest.raises(UsageError, match="no layout"):
-        restore(str(tmp_path / "model.h5f"))
+    assert recognise(open_checkpoint(str(tmp_path / "model.h5f")).tree, "model.h5f") is None
 
 
 def test_the_way_back_keeps_the_names_of_keras_1(tmp_path: Path) -> None:

@@ -189,10 +189,9 @@ def test_inspect_notes_it_and_digest_and_convert_take_it_as_a_record(tmp_path):
     assert document["details"]["calls"] == ["posix.system"]
     digest = json.loads(command("digest", path, "--json", folder=tmp_path).stdout)
     assert [each["key"] for each in digest["tensors"]] == ["l1.weight"]
-    refused = command("convert", path, "out.pt", folder=tmp_path)
-    assert refused.returncode != 0
-    assert "Traceback" not in refused.stderr
-    assert not (tmp_path / "out.pt").exists()
+    done = command("convert", path, "out.pt", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert b"posix" not in (tmp_path / "out.pt").read_bytes()
     assert not (tmp_path / "was_run").exists()
 
 
@@ -288,12 +287,9 @@ def test_convert_makes_a_state_dict_of_a_hostile_module(tmp_path):
     folder.mkdir()
     whole = {"net": module(), "epoch": 3, "list": [Object(Global("posix", "system"), ("true",), 0), 1]}
     (folder / "x.pt").write_bytes(archive(dumps(whole), {"0": floats(1, 2, 3, 4)}))
-    refused = command("convert", "x.pt", "out.pt", folder=folder)
-    assert refused.returncode != 0
-    assert not (folder / "out.pt").exists()
-    assert "net/trap" in refused.stdout + refused.stderr
-    done = command("convert", "x.pt", "out.pt", "--allow-missing", folder=folder)
+    done = command("convert", "x.pt", "out.pt", folder=folder)
     assert done.returncode == 0, done.stderr
+    assert "net/trap" in done.stdout
     back = torch.load(folder / "out.pt", weights_only=True, mmap=True)
     assert back["net"]["l1.weight"].tolist() == [1, 2, 3, 4]
     assert back["epoch"] == 3

@@ -120,7 +120,7 @@ def bind(tree: Tree, table: Table) -> Binding | None:
             weights.setdefault(move.source, []).append(move)
     state = [each for name in table.optimizers if (each := _optimizer(tree, root, table, name, weights))]
     moves += tuple(move for found_state in state for move in found_state.moves)
-    moves += _counters(tree, root, table)
+    moves += tuple(move for move in _counters(tree, root, table) if move.source not in placed)
     notes = tuple(found_state.note for found_state in state if found_state.note)
     networks = ", ".join(dict.fromkeys(part.component for part in parts))
     return Binding(

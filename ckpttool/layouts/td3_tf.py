@@ -41,7 +41,8 @@ TABLE = Table(
     branches=canonical.BRANCHES,
     tensors={
         **{name: f"temperature/{name}" for name in ("log_alpha", "alpha")},
-        **{n: n for n in (*_BARE, *_SEEN)},
+        **{name: name for name in _BARE},
+        **{name.partition("/")[2]: name for name in _SEEN},
     },
     seen="sample_ckpts/td3_pendulum_tf",
 )

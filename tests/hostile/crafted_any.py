@@ -127,17 +127,22 @@ _DEEP = ".".join("n" * 20_000)
 CASES = (
     Case("any-0-bytes", _LINE, written("model.pt", b""), says="empty"),
     Case("any-1-byte", _LINE, written("model.pt", b"x"), says="text file"),
-    Case("any-1-byte-zero", _LINE, written("model.npz", b"\0"), says="no format knows"),
+    Case("any-1-byte-zero", _LINE, written("model.npz", b"\0"), says="unrecognised file format"),
     Case("any-html", _LINE, written("model.pt", b"<!DOCTYPE html><html><body>403"), says="HTML page"),
     Case("any-html-later", _LINE, written("x.h5", b"\n \n<html lang=en>Sign in"), says="HTML page"),
     Case("any-lfs-pointer", _LINE, written("x.safetensors", _POINTER), says="Git LFS pointer"),
     Case(
         "any-json-error", _LINE, written("x.pt", b'{"error": "Invalid credentials"}'), says="not a checkpoint"
     ),
-    Case("any-elf", _LINE, written("x.pt", b"\x7fELF\x02\x01\x01" + b"\0" * 200), says="no format knows"),
+    Case(
+        "any-elf",
+        _LINE,
+        written("x.pt", b"\x7fELF\x02\x01\x01" + b"\0" * 200),
+        says="unrecognised file format",
+    ),
     Case("any-wrong-extension", _LINE, _copied("model.safetensors"), 0, 0, 0, says="pytorch"),
     Case("any-no-extension", _LINE, _copied("model"), 0, 0, 0, says="pytorch"),
-    Case("any-empty-folder", _LINE, _empty_folder, says="folder is no checkpoint"),
+    Case("any-empty-folder", _LINE, _empty_folder, says="no checkpoint found in this folder"),
     Case("any-special-neighbours", _LINE, _special_neighbours, says="no checkpoint"),
     Case("any-fifo", _LINE, _fifo, says="pipe"),
     Case("any-socket", _LINE, _socket, says="socket"),

@@ -111,7 +111,7 @@ _PLACES = (
             ]
         ),
     ),
-    _refused("prefix", "no format", zipped(members(), prefix=b"MZ" * 20)),
+    _refused("prefix", "unrecognised file format", zipped(members(), prefix=b"MZ" * 20)),
     _quick(
         "prefix-that-begins-like-a-zip",
         "does not begin the file",
