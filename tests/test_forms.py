@@ -20,6 +20,7 @@ from ckpttool.mapping import generic
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP
+from ckpttool.ops import general_way
 from ckpttool.ops import part as parts
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
@@ -204,6 +205,66 @@ def test_betas_that_are_told_are_not_assumed() -> None:
     power = added["policy/actor_optimizer/beta1_power"]
     assert isinstance(power, Leaf)
     assert power.array().item() == 0.0  # 0.5^7001 is no float32
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds"),
+    [
+        (("Momentum",), ("momentum",)),
+        (("RMSProp", "RMSProp_1"), ("rms", "momentum")),
+        (("Adagrad",), ("accumulator",)),
+    ],
+)
+@pytest.mark.parametrize("scope", ["", "train/"])
+def test_slots_without_powers_are_an_optimizers_slot_variables(
+    names: tuple[str, ...], kinds: tuple[str, ...], scope: str
+) -> None:
+    variables_ = ("actor/fc/kernel", "actor/fc/bias")
+    found = {name: np.full((2, 2), n, np.float32) for n, name in enumerate(variables_)}
+    numbers = {}
+    for of in variables_:
+        for name, kind in zip(names, kinds, strict=True):
+            numbers[f"{scope}optimizer/slots/{kind}/{of}".replace("train/optimizer", "train")] = (kind, of)
+            found[f"{scope}{of}/{name}"] = np.full((2, 2), len(found), np.float32)
+    stored, plan = as_graph(named(found))
+    assert not plan.notes
+    assert slots(stored) == numbers
+    back = build(stored, variable_names.to_names(stored, {}))
+    for name, (_, of) in numbers.items():
+        assert first(stored, name) != first(stored, of)
+    assert {path: leaf.array().tolist() for path, leaf in back.tensors() if leaf.role == "parameter"} == {
+        tuple(map(attr, of.split("/"))): found[of].tolist() for of in variables_
+    }
+
+
+def test_slots_of_a_moving_average_stay_variables() -> None:
+    found = {"w": np.ones((2, 2), np.float32), "w/ExponentialMovingAverage": np.zeros((2, 2), np.float32)}
+    _, plan = as_graph(named(found))
+    assert {display(move.target) for move in plan.moves} == set(found)
+
+
+def test_momentum_without_its_learning_rate_is_not_multiplied_by_a_guess() -> None:
+    found = {"net/fc/kernel": np.ones((2, 2), np.float32), "net/fc/bias": np.ones(2, np.float32)}
+    found |= {f"{name}/Momentum": 3 * value for name, value in found.items()}
+    tree = named(found)
+    plan = general_way.to_objects(tree, {}, file=True)
+    assert plan is not None
+    assert len(plan.missing) == 2
+    assert any("--optimizer optimizer/learning_rate" in note for note in plan.notes)
+    told = general_way.to_objects(tree, {"optimizer": {"learning_rate": 0.5}}, file=True)
+    assert told is not None
+    assert not told.missing
+    made = {display(path): leaf.array().tolist() for path, leaf in build(tree, told).tensors()}
+    assert made["optimizer/momentums/0"] == [[-1.5, -1.5], [-1.5, -1.5]]
+    assert made["fc/kernel"] == [[1, 1], [1, 1]]
+
+
+def test_epsilon_of_tensorflow_1_is_named_for_keras() -> None:
+    tree = named(adam("net/fc/kernel", 1) | powers())
+    plan = general_way.to_objects(tree, {}, file=True)
+    assert plan is not None
+    assert not plan.missing
+    assert any("epsilon=1e-08" in note for note in plan.notes)
 
 
 def test_two_optimizers_of_one_variable_have_a_scope_each() -> None:

@@ -18,7 +18,7 @@ from ckpttool.formats.object_graph.roles import slot_path
 from ckpttool.layouts.optimizers.keras_read import KERAS_SETTINGS
 from ckpttool.layouts.optimizers.tf1 import POWERS
 from ckpttool.layouts.variable_names import is_trained
-from ckpttool.leaf import Leaf, Path, display
+from ckpttool.leaf import Leaf, Path, attr, display
 from ckpttool.mapping.plan import Label, Plan, edges
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP
@@ -26,6 +26,9 @@ from ckpttool.shown import count
 from ckpttool.tree import Tree
 
 _ADAM = ("m", "v")
+# Slots of optimizers that keep no variables of their own, as `_create_slots` calls them
+# (tensorflow/python/training/{momentum,rmsprop,adagrad,adadelta,ftrl}.py).
+_SLOTS_ALONE = frozenset(("momentum", "rms", "mg", "accumulator", "accum", "accum_update", "linear"))
 _POWER = re.compile(r"beta[12]_power(_\d+)?")
 _PLAIN = "optimizer"  # the object's name where the variables' names give none
 
@@ -48,7 +51,10 @@ def _steps(path: Path) -> tuple[str, ...]:
 
 
 class _Pair(NamedTuple):
-    """The powers of one Adam's betas: the scope that they stand in, and their paths."""
+    """The powers of one Adam's betas: the scope that they stand in, and their paths.
+
+    An optimizer of another class has the scope of its slots and no powers.
+    """
 
     scope: tuple[str, ...]
     powers: Mapping[str, Path]
@@ -58,7 +64,8 @@ def to_graph(tree: Tree) -> Plan:
     """Return the way of variables known by name into an object graph: each keeps its path.
 
     Adam's moments become slot variables of an optimizer, called as the scope of its beta powers is, and
-    `optimizer` where they have none. Moments that no pair of powers owns for sure stay where they are.
+    `optimizer` where they have none. Moments that no pair of powers owns for sure stay where they are. The
+    slots of other optimizers become slot variables of one that is called as the scope around them.
     """
     pairs, notes = _pairs(tree)
     leaves = dict(tree.tensors())
@@ -66,11 +73,17 @@ def to_graph(tree: Tree) -> Plan:
     owners = _owners(leaves, slots, pairs)
     if not owners:
         pairs = []
+    others = _slots_alone(tree)
+    first = len(pairs)
+    scopes = list(dict.fromkeys(scope for scope, _ in others.values()))
+    pairs += [_Pair(scope, {}) for scope in scopes]
+    owners |= {path: first + scopes.index(scope) for path, (scope, _) in others.items()}
+    slots_of = slots | {path: of for path, (_, of) in others.items()}
     names = {path: _variable(path, leaf) for path, leaf in leaves.items() if path not in owners}
     tops = _tops(pairs, names)
     for number, pair in enumerate(pairs):
         names |= {path: (*tops[number], power) for power, path in pair.powers.items()}
-    if slots and not owners:
+    if slots and not slots.keys() & owners.keys():
         notes = (
             *notes,
             f"{count(len(slots), 'moment of Adam is', 'moments of Adam are')} kept as plain variables: "
@@ -79,16 +92,38 @@ def to_graph(tree: Tree) -> Plan:
     paths = edges(names.values())
     placed = {path: paths[name] for path, name in names.items()}
     for path, number in owners.items():
-        top = placed[pairs[number].powers[POWERS[0]]][:-1]
-        placed[path] = slot_path(top, leaves[path].slot or "", placed[slots[path]])
+        powers = pairs[number].powers
+        top = placed[powers[POWERS[0]]][:-1] if powers else tuple(map(attr, tops[number]))
+        placed[path] = slot_path(top, leaves[path].slot or "", placed[slots_of[path]])
     moves = tuple(Move(path, placed[path], KEEP) for path in leaves)
     assumed = [
         f"Adam in scope {'/'.join(pair.scope) or '(none)'} trains what lies there: it is {'/'.join(top)}"
-        for pair, top in zip(pairs, tops, strict=True)
-        if len(pairs) > 1
+        for pair, top in zip(pairs[:first], tops, strict=False)
+        if first > 1
     ]
     labels = {placed[path]: _label(path, leaf, placed, held=path in owners) for path, leaf in leaves.items()}
     return Plan(moves, labels=labels, assumed=tuple(assumed), notes=notes)
+
+
+def _slots_alone(tree: Tree) -> dict[Path, tuple[tuple[str, ...], Path]]:
+    """Return the scope and the variable of every slot `[SCOPE/]VARIABLE/NAME` that is not Adam's.
+
+    Nothing is returned when two slots of one scope are the same one's of the same variable.
+    """
+    found: dict[Path, tuple[tuple[str, ...], Path]] = {}
+    seen = set()
+    for path, leaf in tree.tensors():
+        if leaf.role != "slot" or leaf.slot not in _SLOTS_ALONE or leaf.of is None:
+            continue
+        name, of = _steps(path)[:-1], _steps(leaf.of)
+        if not is_trained(tree, leaf) or name[len(name) - len(of) :] != of:
+            continue
+        scope = name[: len(name) - len(of)]
+        if (scope, leaf.slot, of) in seen:
+            return {}
+        seen.add((scope, leaf.slot, of))
+        found[path] = scope, leaf.of
+    return found
 
 
 def _variable(path: Path, leaf: Leaf) -> tuple[str, ...]:

@@ -99,14 +99,28 @@ def to_torch(
 
 
 def to_objects(
-    tree: Tree, told: Settings, stated: Sequence[tuple[str, str]] = (), *, file: bool
+    tree: Tree,
+    told: Settings,
+    stated: Sequence[tuple[str, str]] = (),
+    *,
+    file: bool,
+    name: str | None = None,
 ) -> Plan | None:
     """Return the plan of a TensorFlow tree whose optimizers become Keras 3's, None where one cannot.
 
     Weights stay as they are. With `file`, one network alone is the root of Keras's weights file, and its
-    optimizer the model's.
+    optimizer the model's. `name` is what a layout calls the optimizer that has no name in the tree.
     """
-    return _ToObjects(tree, (), _Told(told, stated)).objects(file=file)
+    plan = _ToObjects(tree, (), _Told(told, stated))
+    plan.unnamed = name or _OPTIMIZER
+    return plan.objects(file=file)
+
+
+def has_older_optimizer(tree: Tree) -> bool:
+    """Say whether a slot belongs to an optimizer of TensorFlow 1, which keeps no learning rate."""
+    return any(
+        leaf.role == "slot" and not _has_rate(tree, _slot_top(path, leaf)) for path, leaf in tree.tensors()
+    )
 
 
 def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path], tuple[str, ...]]:
@@ -491,6 +505,8 @@ class _ToTensorFlow:
 class _ToTorch:
     """The plan of one TensorFlow tree for PyTorch."""
 
+    unnamed = _OPTIMIZER
+
     def __init__(self, tree: Tree, given: Sequence[Choice], told: _Told) -> None:
         self.tree, self.told = tree, told
         self.tops = _keras_tops(tree)
@@ -610,7 +626,7 @@ class _ToTorch:
         states: list[State] = []
         notes: list[str] = []
         for top, own in self.tops.items():
-            title = display(top) or _OPTIMIZER
+            title = display(top) or self.unnamed
             slots = [
                 leaf for path in own if isinstance(leaf := self.tree[path], Leaf) and leaf.role == "slot"
             ]

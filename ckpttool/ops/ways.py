@@ -12,7 +12,7 @@ from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.probe import Format
-from ckpttool.layouts import objects, variables
+from ckpttool.layouts import canonical, objects, variables
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding
 from ckpttool.leaf import Path
 from ckpttool.mapping import by_rules, generic
@@ -77,9 +77,13 @@ def way(
         )
     if kept:
         plan = _rewritten(tree, kind, known if request.part is None else None)
-        objects = binding is None and _is_rebuilt(checkpoint.format, kind, tree)
-        made = _rebuilt(tree, request, known) if objects else None
-        return Way(plan) if made is None else Way(made, general=True)
+        # An optimizer of TensorFlow 1 has no place in Keras's file as it is, whatever layout knows it.
+        older = kind.format == _WEIGHTS_FILE and general_way.has_older_optimizer(tree)
+        objects = (binding is None or older) and _is_rebuilt(checkpoint.format, kind, tree)
+        made = _rebuilt(tree, request, known, binding) if objects else None
+        if made is None or (_problems(tree, made) and not older):
+            return Way(plan)
+        return Way(made, general=True)
     if binding is not None:
         require_layers(binding, known, sidecar.beside(checkpoint.path))
         agent = with_names(agent_way.without_added(binding, tree, known), tree, known)
@@ -165,11 +169,12 @@ def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
     return bool(kind.options.get("graph")) and source in _KERAS_FILES
 
 
-def _rebuilt(tree: Tree, request: Request, known: Sidecar | None) -> Plan | None:
+def _rebuilt(tree: Tree, request: Request, known: Sidecar | None, binding: Binding | None) -> Plan | None:
     told, stated = optimizer_facts.settings(known), request.stated.settings()
     file = request.kind.format == _WEIGHTS_FILE
-    plan = general_way.to_objects(tree, told, stated, file=file)
-    return plan if plan is not None and not _problems(tree, plan) else None
+    moved = {str(move.target[0].value) for move in binding.moves.moves} if binding is not None else set()
+    own = [name for name in canonical.OPTIMIZERS if name in moved]
+    return general_way.to_objects(tree, told, stated, file=file, name=own[0] if len(own) == 1 else None)
 
 
 def _by_rules(

@@ -232,7 +232,7 @@ CASES: tuple[Case, ...] = (
         "ppo.zip",
         policy=True,
         facts=(),
-        names=("policy_net.0", "policy_net.2", "action_net"),
+        names=("mlp_extractor.policy_net.0", "mlp_extractor.policy_net.2", "action_net"),
         several=True,
     ),
     _torch(
@@ -332,7 +332,10 @@ CASES: tuple[Case, ...] = (
         path="model.ckpt-100",
         optimizer="sgd",
         rate_elsewhere=True,
-        options=("--optimizer", "actor_optimizer/momentum=0.9"),
+        options=(
+            *("--optimizer", "actor_optimizer/momentum=0.9"),
+            *("--optimizer", "actor_optimizer/learning_rate=0.001"),
+        ),
     ),
     _tensorflow(
         "estimator",

@@ -17,6 +17,7 @@ from tests.everyday.verdicts import LoadingError, by_name, compare_outputs, comp
 
 keras = nets.keras
 _FEW = 3  # layers whose orders are all tried
+_MOMENTUM = "saver_momentum"  # its optimizer is tf.compat.v1.train.MomentumOptimizer
 ELSEWHERE = ("target", "ema", "critic", "qf", "average")
 
 
@@ -77,6 +78,9 @@ def _checkpoint(case: Case, path: str, reference: dict[str, np.ndarray]) -> None
             elif powers and case.optimizer == "adam_v1":
                 tool = tf.compat.v1.train.AdamOptimizer(1e-2)
                 objects[powers[0][0]] = tool
+            elif case.name == _MOMENTUM:
+                tool = tf.compat.v1.train.MomentumOptimizer(1e-3, 0.9)
+                objects["optimizer"] = tool
         try:
             root = _root(objects)
             # `restore` counts saves, which files of `write` and `save_weights` do not.
@@ -112,7 +116,7 @@ def _candidates(case: Case, paths: dict[str, dict[str, int]]) -> Iterator[tuple[
     wrapped = {p for p in parents if case.side == "torch" and {"module", "_orig_mod"} & set(p.split("/"))}
     parents = [p for p in parents if p not in wrapped]
     for where in sorted(parents, key=lambda p: any(word in p.lower() for word in ELSEWHERE)):
-        if case.name == "tf_module" or case.optimizer == "adam_v1":
+        if case.name in {"tf_module", _MOMENTUM} or case.optimizer == "adam_v1":
             # Optimizers of TensorFlow 1 take no variables of Keras 3.
             from tests.everyday.tensorflow_files import Module
 
@@ -213,7 +217,13 @@ def _nested(case: Case) -> Any:
     for name, layers in parts.items():
         alone = name in case.layers
         order.append(layers[0] if alone else keras.Sequential(layers))
-        setattr(holder, name, order[-1])
+        *above, last = name.split(".")
+        owner = holder
+        for step in above:
+            setattr(owner, step, Wrapper())
+            owner = getattr(owner, step)
+            owner.built = True
+        setattr(owner, last, order[-1])
 
     def net(x: Any) -> Any:
         for part in order:
@@ -232,6 +242,12 @@ def _wrapped(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
         groups: list[str] = []
         file.visit(groups.append)
         own = [tuple(file["vars"][name].shape) for name in file["vars"]] if "vars" in file else []
+        # Those of a network, such as the logarithm of PPO's standard deviation.
+        beside = {
+            top: [tuple(each.shape) for each in file[top]["vars"].values()]
+            for top in file
+            if "vars" in file[top]
+        }
     first = case.layers[0].replace(".", "/")
     tops = [g.partition("/")[0] for g in groups if f"/{g}".endswith(f"/{first}") and g.count("/")]
     tops += [g.partition("/")[0] for g in groups if "/layers/" in g]
@@ -245,6 +261,8 @@ def _wrapped(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
     net: Any
     if "." in case.layers[0]:
         net = _nested(case)
+        for shape in beside.get(chosen[0], ()):
+            net.holder.add_weight(shape=shape)
         setattr(agent, chosen[0], net.holder)
     else:
         net = nets.build(case.net, _plain(case), _epsilon(case), case.dtype)

@@ -55,7 +55,11 @@ class Arguments:
     def notes(self) -> Iterator[str]:
         """Go through what a program must say so that training goes on as it did."""
         known = self.known
-        names = [n for n in self.family.constructed if n not in _FLAGS and known.has(n)]
+        names = [
+            n
+            for n in self.family.constructed
+            if n not in _FLAGS and (known.has(n) or self._is_foreign_default(n))
+        ]
         shown = [f"{name}={known.value(name)}" for name in names]
         flags = [name for name in _FLAGS if name in self.family.constructed]
         shown += [f"{name}=True" for name in flags if known.value(name) is True]
@@ -72,6 +76,11 @@ class Arguments:
             yield from self._penalties(rates)
         if BUFFER in known.slots and known.number("learning_rate") and not known.idle():
             yield f"{known.name}: momentum is multiplied by the learning rate, and rounded"
+
+    def _is_foreign_default(self, name: str) -> bool:
+        """Whether the source's library has another default of an argument than Keras."""
+        found, own = self.known.defaults.get(name), self.family.keras_defaults.get(name)
+        return found is not None and own is not None and found.value != own.value
 
     @property
     def _decays(self) -> bool:

@@ -95,9 +95,17 @@ class ToKeras:
             assumed=tuple(self._assumed()),
             missing=self._missing(),
             consumed=(*(path for _, path in self.arguments.kept()), *self._idle()),
-            notes=tuple(self.arguments.notes()),
+            notes=tuple(self._notes()),
             told={self.name: self.arguments.told()},
         )
+
+    def _notes(self) -> Iterator[str]:
+        if any(self._without_rate()):
+            yield (
+                f"{self.name}: Keras's momentum holds the learning rate, which the checkpoint lacks: "
+                f"give it with --optimizer {self.name}/learning_rate=0.001"
+            )
+        yield from self.arguments.notes()
 
     def variables(self) -> dict[str, tuple[Path, str]]:
         """Return the settings that are variables, each with its path and type."""
@@ -185,7 +193,16 @@ class ToKeras:
         ]
         if self.started and self.family is ADAM and not self.known.has("step"):
             lost.append(display(self.variables()["step"][0]))
+        lost += [display(self.moment(slot, weight.target)) for slot, weight in self._without_rate()]
         return tuple(dict.fromkeys(lost))
+
+    def _without_rate(self) -> Iterator[tuple[str, Move]]:
+        """Go through the sums of gradients that Keras multiplies by a learning rate that nothing holds."""
+        for weight in self.weights if VELOCITY in self.slots else ():
+            source = self._source(VELOCITY, weight)
+            buffer = source is not None and source[1] == attr(BUFFER)
+            if buffer and not self.known.has("learning_rate", weight.source):
+                yield VELOCITY, weight
 
     def _assumed(self) -> Iterator[str]:
         for name in self.variables():
