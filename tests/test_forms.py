@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
+import torch
 
 from ckpttool import sidecar
 from ckpttool.errors import MappingError, UnsupportedError, UsageError
 from ckpttool.formats import tensor_bundle
+from ckpttool.formats.keras_h5.place import placed
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.formats.variables import Tensor, adam_steps, by_name
 from ckpttool.layouts import variable_names, variables
@@ -30,6 +33,8 @@ from ckpttool.tree import Tree
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.test_layouts import fujimoto_set
 from tests.trees import attributes, keys, torch_dense, torch_tree
+
+BATCH_NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 
 
 def named(arrays: dict[str, Any]) -> Tree:
@@ -561,3 +566,102 @@ def test_replayed_experience_can_be_taken_out(tmp_path: Path) -> None:
     assert {line.rule for line in done.report.mapped} == {"keep"}
     found = {leaf.key: leaf.array().tolist() for _, leaf in open_checkpoint(str(target)).tree.tensors()}
     assert found == {name: values[f"replay_buffer/{name}"].tolist() for name in ("obs", "action")}
+
+
+# --- Forms of one model --------------------------------------------------------------------------------
+
+
+def exported() -> dict[str, Any]:
+    """The variables of `model.export()`: the list of a model's variables, and its copy in another order."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "conv2d/kernel": (3, 3, 2, 4),
+        "conv2d/bias": (4,),
+        "dense/kernel": (4, 4),
+        "dense/bias": (4,),
+        "dense_1/kernel": (4, 4),
+        "dense_1/bias": (4,),
+    }
+    values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    first = {f"variables/sequential/{name}": value for name, value in values.items()}
+    return first | {f"_all_variables/sequential/{name}": values[name] for name in reversed(values)}
+
+
+def test_an_exported_model_has_its_layers_once() -> None:
+    tree = named(exported())
+    plan = general_way.to_objects(tree, {}, file=False)
+    assert plan is not None
+    made = {display(path): leaf.array() for path, leaf in build(tree, plan).tensors()}
+    assert len(made) == 6
+    assert {*(move.source for move in plan.moves), *plan.consumed} == set(tree)
+    for name, value in made.items():
+        np.testing.assert_array_equal(value, exported()[f"variables/sequential/{name}"])
+    file = general_way.to_objects(tree, {}, file=True)
+    assert file is not None
+    places = placed(build(tree, file), "policy").datasets
+    assert list(places) == [
+        *("layers/conv2d/vars/0", "layers/conv2d/vars/1", "layers/dense/vars/0", "layers/dense/vars/1"),
+        *("layers/dense_1/vars/0", "layers/dense_1/vars/1"),
+    ]
+    np.testing.assert_array_equal(places["layers/dense/vars/0"].array(), made["dense/kernel"])
+
+
+def test_an_export_whose_lists_differ_is_not_taken_for_one_model() -> None:
+    changed = exported()
+    changed["_all_variables/sequential/dense/kernel"] = changed["variables/sequential/dense_1/kernel"]
+    assert not general_way.is_exported(named(changed))
+    assert general_way.is_exported(named(exported()))
+
+
+def test_an_h5_file_of_weights_becomes_keras_3s_by_class_and_order(tmp_path: Path) -> None:
+    layers = {
+        "up": {"kernel": np.ones((3, 3, 2, 4), np.float32)},
+        "zeta": {"kernel": np.full((4, 4), 2, np.float32), "bias": np.full(4, 3, np.float32)},
+        "n": {name: np.full(4, at, np.float32) for at, name in enumerate(BATCH_NORM)},
+        "alpha": {"kernel": np.full((4, 4), 5, np.float32), "bias": np.full(4, 6, np.float32)},
+    }
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.attrs["layer_names"] = np.array([*layers, "empty"], "S")
+        file.create_group("empty").attrs["weight_names"] = np.array([], "S")
+        for layer, weights in layers.items():
+            group = file.create_group(layer)
+            group.attrs["weight_names"] = np.array([f"{layer}/{name}:0" for name in weights], "S")
+            for name, value in weights.items():
+                group[f"{layer}/{name}:0"] = value
+    done = convert(str(tmp_path / "x.h5"), str(tmp_path / "y.weights.h5"), sync=False)
+    assert done.written
+    assert done.report.complete
+    groups = {"up": "conv2d", "zeta": "dense", "n": "batch_normalization", "alpha": "dense_1"}
+    with h5py.File(tmp_path / "y.weights.h5") as file:
+        for layer, group in groups.items():
+            for at, value in enumerate(layers[layer].values()):
+                np.testing.assert_array_equal(file[f"layers/{group}/vars/{at}"][()], value)
+
+
+def test_an_optimizers_order_is_not_that_of_a_files_groups(tmp_path: Path) -> None:
+    # A model that makes `zeta`, a layer norm, before `alpha`: Keras saves the two the other way round.
+    weights = [np.full(3, 1.0), np.full(3, 2.0), np.full((3, 2), 3.0), np.full(2, 4.0)]
+    with h5py.File(tmp_path / "x.weights.h5", "w", track_order=True) as file:
+        for group, name, values in (
+            ("alpha", "dense", weights[2:]),
+            ("layers/layer_normalization", "layer_normalization", weights[:2]),
+            ("optimizer", "adam", [np.int64(5), np.float32(0.01), *(10 * w for w in weights for _ in "mv")]),
+        ):
+            made = file.create_group(f"{group}/vars", track_order=True)
+            made.attrs["name"] = name
+            for at, value in enumerate(values):
+                made[str(at)] = value if np.ndim(value) == 0 else value.astype(np.float32)
+    done = convert(str(tmp_path / "x.weights.h5"), str(tmp_path / "t"), to="tf", sync=False)
+    assert done.written
+    made = {
+        leaf.key.partition("/.A")[0]: leaf for _, leaf in open_checkpoint(str(tmp_path / "t")).tree.tensors()
+    }
+    moments = [made[f"optimizer/_momentums/{at}"].array() for at in range(4)]
+    for moment, weight in zip(moments, weights, strict=True):
+        np.testing.assert_array_equal(moment, 10 * weight)
+    done = convert(str(tmp_path / "x.weights.h5"), str(tmp_path / "t.pt"), sync=False)
+    assert done.written
+    content = torch.load(tmp_path / "t.pt")
+    assert [tuple(w.shape) for w in content["model"].values()] == [(3,), (3,), (2, 3), (2,)]
+    for at, weight in enumerate(content["model"].values()):
+        np.testing.assert_array_equal(content["optimizer"]["state"][at]["exp_avg"], 10 * weight)

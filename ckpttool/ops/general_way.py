@@ -50,6 +50,8 @@ _VARIABLES, _COPIED = attr("variables"), attr("_all_variables")
 _NUMBERED = re.compile(r"layer_with_weights-(\d+)")
 _KNOWN_SLOTS = frozenset(slot.kind for family in FAMILIES for slot in family.keras_slots.values())
 _ITERATIONS = frozenset(("_iterations", "iterations", "iter", "step"))
+# The numbered variables of an object in a file of Keras (formats/keras_h5/place.py).
+_VARS = re.compile(r"/vars/\d+\Z")
 _RATES = frozenset(("_learning_rate", "learning_rate"))
 # Settings in the configuration of a Keras optimizer, under the names that they have here.
 _CONFIGURED = frozenset(("learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad", "rho", "momentum")) | {
@@ -105,15 +107,26 @@ def to_objects(
     *,
     file: bool,
     name: str | None = None,
+    in_order: bool = False,
 ) -> Plan | None:
     """Return the plan of a TensorFlow tree whose optimizers become Keras 3's, None where one cannot.
 
     Weights stay as they are. With `file`, one network alone is the root of Keras's weights file, and its
-    optimizer the model's. `name` is what a layout calls the optimizer that has no name in the tree.
+    optimizer the model's. `name` is what a layout calls the optimizer that has no name in the tree. With
+    `in_order`, the layers stand in the order of their model, and the file has them by class and number.
     """
-    plan = _ToObjects(tree, (), _Told(told, stated))
-    plan.unnamed = name or _OPTIMIZER
-    return plan.objects(file=file)
+    found = _without_copies(tree)
+    plan = _ToObjects(found, (), _Told(told, stated))
+    plan.unnamed, plan.in_order = name or _OPTIMIZER, in_order
+    plan.exported = is_exported(tree)
+    made = plan.objects(file=file)
+    copies = tuple(path for path in tree if path not in found)
+    return replace(made, consumed=(*made.consumed, *copies)) if made is not None else None
+
+
+def is_exported(tree: Tree) -> bool:
+    """Say whether the tree is the list of variables that Keras's export keeps, and its copy."""
+    return any(path[:1] == (_COPIED,) for path in tree) and len(_without_copies(tree)) < len(tree)
 
 
 def has_older_optimizer(tree: Tree) -> bool:
@@ -519,6 +532,17 @@ class _ToTorch:
         # What optimizers without slots have: counts and settings, which belong to no parameter.
         self.idle: set[Path] = set()
         self.networks = _Networks(tree, placed, state, self._inside)
+        self._order_units()
+
+    def _order_units(self) -> None:
+        """Bring layers into the order in which their optimizer trains them: PyTorch joins by order."""
+        order = _trained_order(self.tree)
+        ranks: list[int] = []
+        for unit in self.networks.units:
+            own = [order[source] for source, _, _ in unit.moves if source in order]
+            ranks.append(min(own) if own else ranks[-1] if ranks else -1)
+        found = sorted(zip(ranks, range(len(ranks)), strict=True))
+        self.networks.units = [self.networks.units[at] for _, at in found]
 
     def _is_root(self, sources: Sequence[Path]) -> bool:
         """Whether the root itself is a model, and not what tf.train.Checkpoint gathers by attribute."""
@@ -726,7 +750,14 @@ class _ToTorch:
 
 
 class _ToObjects(_ToTorch):
-    """The plan of one TensorFlow tree for TensorFlow's objects or Keras's weights file."""
+    """The plan of one TensorFlow tree for TensorFlow's objects or Keras's weights file.
+
+    `in_order` says that the source lists layers in the order of their model, under names that no attribute
+    need have; `exported` that it is Keras's list of a model's variables.
+    """
+
+    in_order = False
+    exported = False
 
     def objects(self, *, file: bool) -> Plan | None:
         """Return the plan, None where an optimizer's state is not known."""
@@ -737,8 +768,9 @@ class _ToObjects(_ToTorch):
         ]
         heads = {path[:1] for path, _ in weights}
         cut = int(file and len(heads) == 1 and all(len(path) > 2 for path, _ in weights) and not self.root)
-        numbers = self._numbers([path for path, _ in weights]) if file else {}
-        rows = [(path, self._in_file(path, cut, numbers), KEEP) for path, _ in weights]
+        cut = max(cut, self._depth([path for path, _ in weights]))
+        numbers = self._numbers([path[cut:] for path, _ in weights]) if file else {}
+        rows = [(path, self._in_file(path[cut:], numbers), KEEP) for path, _ in weights]
         states, notes = self._states(rows)
         if len(states) < len(self.tops) or len(states) > 1 or not weights:
             return None
@@ -760,19 +792,25 @@ class _ToObjects(_ToTorch):
         kept = [path for path in self.networks.outside if path not in used]
         return replace(whole, kept=(*whole.kept, *kept))
 
+    def _depth(self, weights: Sequence[Path]) -> int:
+        """Return how many steps lie above the layers of a model in the list that Keras's export keeps."""
+        if not self.exported:
+            return 0
+        return 2 if len({path[:2] for path in weights}) == 1 and all(len(p) > 3 for p in weights) else 1
+
     def _numbers(self, weights: Sequence[Path]) -> dict[Path, str]:
         """Return numbers for the layers of a model whose file has them by class, in the model's order."""
         held = self.tree.containers.get(())
         listed = held is not None and held.name in _LISTED
         inner = all(_NUMBERED.fullmatch(str(path[0].value)) for path in weights)
         plain = all(len(path) == 2 and str(path[-1].value).lstrip("_") in _BY_CLASS for path in weights)
-        if not plain or not (listed or inner):
+        if not plain or not (listed or inner or self.in_order or self.exported):
             return {}
         return {top: str(number) for number, top in enumerate(dict.fromkeys(path[:1] for path in weights))}
 
     @staticmethod
-    def _in_file(path: Path, cut: int, numbers: Mapping[Path, str]) -> Name:
-        steps_ = [str(step.value) for step in path[cut:]]
+    def _in_file(path: Path, numbers: Mapping[Path, str]) -> Name:
+        steps_ = [str(step.value) for step in path]
         return (numbers.get(path[:1], steps_[0]), *steps_[1:])
 
     @staticmethod
@@ -788,6 +826,10 @@ class _ToObjects(_ToTorch):
     ) -> Plan:
         trained = frozenset(state.weights)
         weights = [Move(self.canonical[path], paths[name], KEEP) for path, name, _ in rows if path in trained]
+        order = {
+            self.canonical[path]: at for path, at in _trained_order(self.tree).items() if path in trained
+        }
+        weights.sort(key=lambda move: order.get(move.source, len(order)))
         told = {**self._configured(state.top), **self.told.of(state.name)}
 
         def write(agent: Tree) -> Plan:
@@ -798,6 +840,21 @@ class _ToObjects(_ToTorch):
             return replace(made, told={display(top): made.told.get(state.name, {})})
 
         return _state_plan(self.tree, state, self.canonical, write)
+
+
+def _trained_order(tree: Tree) -> dict[Path, int]:
+    """Return the positions of parameters in the order of optimizers' numbered slots.
+
+    A file of Keras lists layers by attribute and by class, its optimizer in the order of the model.
+    """
+    owners = (
+        leaf.of
+        for path, leaf in tree.tensors()
+        if leaf.role == "slot"
+        and leaf.of is not None
+        and (isinstance(path[-1].value, int) or _VARS.search(leaf.key))
+    )
+    return {path: at for at, path in enumerate(dict.fromkeys(owners))}
 
 
 def _unknown(title: str, slots: Sequence[Leaf], bound: OptimizerMoves) -> str:

@@ -80,7 +80,7 @@ def way(
         # An optimizer of TensorFlow 1 has no place in Keras's file as it is, whatever layout knows it.
         older = kind.format == _WEIGHTS_FILE and general_way.has_older_optimizer(tree)
         objects = (binding is None or older) and _is_rebuilt(checkpoint.format, kind, tree)
-        made = _rebuilt(tree, request, known, binding) if objects else None
+        made = _rebuilt(checkpoint.format, tree, request, known, binding) if objects else None
         if made is None or (_problems(tree, made) and not older):
             return Way(plan)
         return Way(made, general=True)
@@ -166,15 +166,20 @@ def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
         held = tree.containers.get(())
         groups = held is not None and isinstance(held.state, dict) and "group" in held.state
         return not groups and _framework(source) == TENSORFLOW
-    return bool(kind.options.get("graph")) and source in _KERAS_FILES
+    return bool(kind.options.get("graph")) and (source in _KERAS_FILES or general_way.is_exported(tree))
 
 
-def _rebuilt(tree: Tree, request: Request, known: Sidecar | None, binding: Binding | None) -> Plan | None:
+def _rebuilt(
+    source: str, tree: Tree, request: Request, known: Sidecar | None, binding: Binding | None
+) -> Plan | None:
     told, stated = optimizer_facts.settings(known), request.stated.settings()
     file = request.kind.format == _WEIGHTS_FILE
     moved = {str(move.target[0].value) for move in binding.moves.moves} if binding is not None else set()
     own = [name for name in canonical.OPTIMIZERS if name in moved]
-    return general_way.to_objects(tree, told, stated, file=file, name=own[0] if len(own) == 1 else None)
+    name = own[0] if len(own) == 1 else None
+    # An .h5 of Keras 1 or 2 lists the layers of a model: those of Keras 3 never come here.
+    in_order = source == _WEIGHTS_FILE
+    return general_way.to_objects(tree, told, stated, file=file, name=name, in_order=in_order)
 
 
 def _by_rules(
