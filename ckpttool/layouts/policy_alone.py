@@ -7,6 +7,7 @@ not hold (activations, the action map) stays unknown here: a person gives it (op
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from ckpttool.layouts.canonical import LOG_STD, NO_LAYOUT, Binding, Facts, Part,
 from ckpttool.layouts.model_steps import Step, Weights
 from ckpttool.layouts.modules import Entry, Module
 from ckpttool.layouts.whole_module import Whole, whole
-from ckpttool.leaf import Leaf, attr
+from ckpttool.leaf import Leaf, Path, attr
 from ckpttool.mapping import decorations
 from ckpttool.mapping.kinds import SPELLING, Kind, candidates, recognise
 from ckpttool.mapping.report import Move, Moves
@@ -40,6 +41,19 @@ _CRITIC = re.compile(
 _SLOW = re.compile(r"target|(^|_)(ema|old|slow)(_|$)")
 _DEVIATION = re.compile(r"log_?(std|sigma|scale|var)|(^|_)(std|sigma|logstd)(_|$|\d)")
 _TEMPERATURE = re.compile(r"^(log_?)?(alpha|temperature|ent_coef)$")
+# Words of the names of tensors beside a network: what goes into it or comes out of it, how training went,
+# and what may change what goes in or comes out.
+_OBSERVES = re.compile(r"obs|(^|[_/])(act(ion)?s?|inputs?|features?)([_/]|$)")
+_OUTCOME = re.compile(
+    r"(^|[_/ ])(loss(es)?|acc(uracy)?\d*|scores?|best|metrics?|rewards?|returns?|kth|lr|grads?)([_/ ]|$)"
+)
+_CHANGES = re.compile(
+    r"norm|rms|filter|whiten|scal|mean|std|var|mu|loc|sigma|bias|offset|shift|bound|limit|low|high|clip|max|min"
+    r"|temp|gain|mult|factor|weight|mask|quant"
+)
+_STATISTICS = re.compile(
+    r"(obs|observation|state|input|feature)[a-z]*[_/]([a-z]+[_/])?(running_)?(mean|var|std|rms|variance)"
+)
 _TRUNK = re.compile(
     r"trunk|body|base|shared|encoder|features?|hidden|backbone|torso|net|mlp|head|out|output|last"
 )
@@ -125,7 +139,7 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
     document = keras_tree.config_document(checkpoint.format, checkpoint.path)
     if document is not None:
         steps = model_steps.of_keras(document)
-    layers, action_map, notes = _parts(network_, file)
+    layers, action_map, notes = _parts(network_, file, _Surroundings.of(network_, tree, module))
     if steps is not None:
         return _of_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
     chain = _ordered(layers, file)
@@ -250,15 +264,87 @@ def _words_of(file: str) -> tuple[str, ...]:
     return ("critic",) if "critic" in stem and "actor" not in stem else ()
 
 
-def _parts(network: _Network, file: str) -> tuple[tuple[Module, ...], dict[str, Entry], tuple[str, ...]]:
+class _Surroundings(NamedTuple):
+    """What tells a network's own tensors from those that a program saved beside its state_dict.
+
+    `own` is the path of the dict with dotted names that holds the network, None where that is the whole file
+    or of another form; `sizes` are the numbers of inputs and outputs of its layers.
+    """
+
+    own: Path | None
+    sizes: frozenset[int]
+    statistics: tuple[str, ...]
+
+    @classmethod
+    def of(cls, network: _Network, tree: Tree, module: Whole | None) -> _Surroundings:
+        """Return the surroundings of a network in the tree; a pickled module has none."""
+        layers = [layer for group in network.groups if (layer := group.layer) is not None]
+        paths = [entry.path for layer in layers for entry in layer.tensors.values()]
+        own = paths[0][:-1] if paths else ()
+        alike = all(path[:-1] == own and "." in str(path[-1].value) for path in paths)
+        if module is not None or not alike or not own or any(step.kind != "key" for step in own):
+            return cls(None, frozenset(), ())
+        sizes = {size for layer in layers if _is_dense(layer) for size in (layer.width_in, layer.width_out)}
+        wanted = frozenset(size for size in sizes if size is not None)
+        return cls(own, wanted, tuple(_statistics_beside(tree, own, wanted)))
+
+    def may_act(self, entry: Entry) -> bool:
+        """Return whether the tensor may change the policy's actions.
+
+        One outside the network's dict may not if it is integer, one number, or of a size of no layer, unless
+        its name says otherwise.
+        """
+        if self.own is None or entry.path[: len(self.own)] == self.own:
+            return True
+        name, leaf = "/".join(entry.segments).lower(), entry.leaf
+        if _OBSERVES.search(name):
+            return True
+        if "int" in leaf.dtype:
+            return False
+        size = math.prod(leaf.shape)
+        if size == 1 and _OUTCOME.search(name):
+            return False
+        return bool(_CHANGES.search(name)) or (size != 1 and not self.sizes.isdisjoint(leaf.shape))
+
+    @property
+    def prefix(self) -> str:
+        """The dict's name, with a slash behind it; empty where there is none."""
+        return "".join(f"{step.value}/" for step in self.own or ())
+
+    @property
+    def hint(self) -> str | None:
+        """The command that takes the network alone, None where there is none."""
+        part = self.prefix.removesuffix("/")
+        return f"convert the network alone: ckpttool convert FILE OUT --part {part}" if part else None
+
+
+def _statistics_beside(tree: Tree, own: Path, sizes: frozenset[int]) -> Iterator[str]:
+    """Yield the names of statistics of observations that are arrays of numpy or lists of numbers."""
+    rows: dict[Path, int] = {}
+    for path, leaf in tree.items():
+        if path[: len(own)] == own:
+            continue
+        if isinstance(leaf, Leaf):
+            listed = leaf.role == "other" and math.prod(leaf.shape) in sizes
+            if listed and _STATISTICS.search(tree.names[path].lower()):
+                yield tree.names[path]
+        elif path[-1].kind == "index" and isinstance(leaf.value, float):
+            rows[path[:-1]] = rows.get(path[:-1], 0) + 1
+    for path, count in rows.items():
+        name = "/".join(str(step.value) for step in path)
+        if count in sizes and _STATISTICS.search(name.lower()):
+            yield name
+
+
+def _parts(
+    network: _Network, file: str, surroundings: _Surroundings
+) -> tuple[tuple[Module, ...], dict[str, Entry], tuple[str, ...]]:
     """Return the layers that make the action, the buffers of its map, and notes on what is left out.
 
     Raise UnsupportedError for a tensor of no layer that is known here: it might change every action.
     """
     layers: list[Module] = []
-    action_map: dict[str, Entry] = {}
     notes: list[str] = []
-    strange: list[str] = []
     known = [layer for group in network.groups if (layer := group.layer) is not None]
     dense = [layer for layer in known if _is_dense(layer)]
     for layer in known:
@@ -269,19 +355,39 @@ def _parts(network: _Network, file: str) -> tuple[tuple[Module, ...], dict[str, 
             notes.append(f"{name} is left out: a value head, by its name")
         else:
             layers.append(layer)
+    action_map, more = _loose(network, file, surroundings)
+    return tuple(layers), action_map, (*notes, *more)
+
+
+def _loose(
+    network: _Network, file: str, surroundings: _Surroundings
+) -> tuple[dict[str, Entry], tuple[str, ...]]:
+    """Return the buffers of the action's map, and notes on the other tensors that are of no layer."""
+    action_map: dict[str, Entry] = {}
+    notes: list[str] = []
+    beside: list[str] = []
+    strange = list(surroundings.statistics)
     for group in network.groups:
         for name, entry in group.tensors.items() if group.kind is None else ():
             if name in _MAP:
                 action_map[name] = entry
             elif name in LOG_STD or _DEVIATION.search(name) or _TEMPERATURE.search(name):
                 notes.append(f"{'/'.join(entry.segments)} is left out: the policy is deterministic")
-            else:
+            elif surroundings.may_act(entry):
                 strange.append("/".join(entry.segments))
+            else:
+                beside.append("/".join(entry.segments))
     if strange:
+        outside = not any(name.startswith(surroundings.prefix) for name in strange)
         raise UnsupportedError(
-            "the policy holds tensors of no dense layer or layer norm", file=file, found=some(strange, 4)
+            "the policy holds tensors of no dense layer or layer norm",
+            file=file,
+            found=some(strange, 4),
+            hint=surroundings.hint if outside else None,
         )
-    return tuple(layers), action_map, tuple(notes)
+    if beside:
+        notes.append(f"not part of the policy: {some(beside, 4)}")
+    return action_map, tuple(notes)
 
 
 def _is_deviation(layer: Module, dense: Sequence[Module]) -> bool:
