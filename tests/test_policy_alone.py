@@ -254,6 +254,62 @@ def test_a_tensor_that_nothing_explains_is_never_left_out(name: str, value: Any,
     assert name.replace(".", "/") in str(error.value.found)
 
 
+_BESIDE = {
+    "loss": torch.tensor(0.4),
+    "best_acc1": torch.tensor(76.1),
+    "grad_norm": torch.tensor(1.0),
+    "best_mean_reward": torch.tensor([-3.0]),
+    "torch_rng": torch.zeros(5056, dtype=torch.uint8),
+    "cuda_rng": [torch.zeros(16, dtype=torch.uint8)],
+    "losses": torch.zeros(100),
+    "callbacks": {"ModelCheckpoint{'monitor': 'loss'}": {"best_model_score": torch.tensor(0.1)}},
+}
+
+
+@pytest.mark.parametrize("name", _BESIDE)
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_result_of_training_beside_the_network_is_named_and_left_out(
+    name: str, prefix: str, tmp_path: Path
+) -> None:
+    model = Actor()
+    states = {prefix + key: value for key, value in model.state_dict().items()}
+    path = saved(tmp_path / "a.pth", {"state_dict": states, name: _BESIDE[name]})
+    close(played(path, GIVEN)[0], wanted(model))
+    assert any(name in note for note in restore(str(path)).binding.moves.notes)
+    # The same tensor within the state_dict may be a part of what the module computes.
+    if isinstance(_BESIDE[name], torch.Tensor) and not prefix:
+        inside = saved(tmp_path / "b.pth", {"state_dict": {**states, name: _BESIDE[name]}})
+        with pytest.raises(UnsupportedError):
+            played(inside, GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("obs_rms", {"mean": torch.zeros(3), "var": torch.ones(3)}),
+        ("obs_rms", {"mean": np.zeros(3), "var": np.ones(3)}),
+        ("obs_mean", np.zeros(3)),
+        ("obs_mean", [0.5, 0.5, 0.5]),
+        ("state_mean", np.zeros(3)),
+        ("obs_best", torch.tensor(1.0)),
+        ("max_action", torch.tensor(2.0)),
+        ("scale", torch.tensor([2.0])),
+        ("whitening", torch.eye(3)),
+        ("something", torch.ones(3)),
+        ("something", torch.ones(16)),
+        ("head", {"unknown": torch.ones(1, 16, 1)}),
+    ],
+)
+def test_what_may_change_actions_is_refused_beside_the_network_too(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    path = saved(tmp_path / "a.pth", {"model": Actor().state_dict(), name: value})
+    with pytest.raises(UnsupportedError) as error:
+        played(path, GIVEN)
+    assert name in str(error.value.found)
+    assert "--part model" in str(error.value.hint)
+
+
 def test_a_layer_norm_behind_an_activation_is_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 1))
     with pytest.raises(UnsupportedError):
@@ -649,3 +705,25 @@ def test_a_folder_is_swept_with_the_facts_and_its_critics_are_passed_over(tmp_pa
     ran = in_process("eval", tmp_path / "run", "--env", TASK, *options)
     assert ran.status == 0, ran.err
     assert len(json.loads(ran.out)["evaluations"]) == 2
+
+
+def test_a_folder_without_agents_plays_its_policies_and_names_the_facts(tmp_path: Path) -> None:
+    place = tmp_path / "step_100"
+    saved(place / "model.pth", Actor().state_dict())
+    saved(place / "scheduler.pth", {"step_size": 3, "gamma": 0.1})
+    ran = in_process("eval", place, "--env", TASK, "--episodes", "1", "--json")
+    assert ran.status == 2
+    hint = json.loads(ran.out)["error"]["hint"]
+    ran = in_process(*shlex.split(hint)[1:], "--episodes", "1", "--json")
+    assert ran.status == 0, ran.err
+    ran = in_process(
+        "eval", place, "--env", TASK, "--activation", "relu", "--head", "tanh", "--episodes", "1", "--json"
+    )
+    assert len(json.loads(ran.out)["evaluations"]) == 1
+
+
+def test_a_folder_of_other_networks_names_the_way_to_the_reason(tmp_path: Path) -> None:
+    saved(tmp_path / "run" / "embedding.pth", {"embed.weight": torch.ones(4, 3)})
+    ran = in_process("eval", tmp_path / "run", "--env", TASK, "--json")
+    assert ran.status == 2
+    assert json.loads(ran.out)["error"]["hint"].endswith("embedding.pth")

@@ -62,14 +62,14 @@ class Seating:
         self._specs: dict[Place, EnvSpec] = {}
         self._layouts: dict[Hashable, str] = {}
 
-    def seat(self, number: int, entry: Entry) -> Seat | None:
+    def seat(self, number: int, entry: Entry, *, alone: bool = False) -> Seat | None:
         """Return the entry's seat; None if it holds no policy, and nobody said that it does.
 
-        Raise RequestError for what is wrong with the request itself, CkpttoolError for what is wrong with
-        this checkpoint.
+        `alone` takes a policy that no layout names, too, from an entry that is not named. Raise RequestError
+        for what is wrong with the request itself, CkpttoolError for what is wrong with this checkpoint.
         """
         checkpoint = entry.open()
-        agent = self._agent(checkpoint, named=entry.named)
+        agent = self._agent(checkpoint, named=entry.named, alone=alone)
         if agent is None and entry.named:
             raise no_agent(checkpoint)
         if agent is None or not (entry.named or any(part.acts for part in agent.binding.parts)):
@@ -82,7 +82,7 @@ class Seating:
         key = results.key(policy, place.env, self._how, versions)
         return Seat(number, entrant, key, training_step.steps_of(agent), versions)
 
-    def _agent(self, checkpoint: Checkpoint, *, named: bool) -> Agent | None:
+    def _agent(self, checkpoint: Checkpoint, *, named: bool, alone: bool) -> Agent | None:
         """Return the checkpoint as an agent; what looks like one before it is of the same layout."""
         looks = tuple(
             (name, getattr(checkpoint.tree[path], "shape", None))
@@ -90,8 +90,8 @@ class Seating:
         )
         layout = self._layout or self._layouts.get(looks)
         binding = recognised(checkpoint, layout)
-        # Of a folder's files, a model that no layout recognises is not taken for a policy unasked.
-        if binding is None and (named or self._facts):
+        # Beside agents, a model that no layout recognises is not taken for a policy unasked.
+        if binding is None and (named or alone or self._facts):
             with nullcontext() if named else suppress(UsageError, UnsupportedError):
                 binding = playable_binding(checkpoint, layout, self._how.network)
         if binding is None:

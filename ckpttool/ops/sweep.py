@@ -116,7 +116,12 @@ def sweep(
                 raise
             interrupted = True
         if not (interrupted or run.found or run.failed):
-            raise NotACheckpointError("there is no agent to play", file=", ".join(paths))
+            first = next((entry.path for entry in asked), None)
+            raise NotACheckpointError(
+                "there is no agent to play",
+                file=", ".join(paths),
+                hint=None if first is None else f"for the reason, name one checkpoint: ckpttool eval {first}",
+            )
         return run.result(interrupted=interrupted)
 
 
@@ -155,10 +160,20 @@ class _Run:
                 yield from self._group(together)
 
     def _restored(self) -> Iterator[Seat]:
+        """Yield the seats of agents; where there is none, those of policies that no layout names."""
+        agents = False
+        for seat in self._seated(alone=False):
+            agents = True
+            yield seat
+        if not (agents or self.failed):
+            self.passed.clear()
+            yield from self._seated(alone=True)
+
+    def _seated(self, *, alone: bool) -> Iterator[Seat]:
         """Yield the seats of those that can be restored, and write down the others."""
         for number, entry in enumerate(self.asked):
             try:
-                seat = self.seating.seat(number, entry)
+                seat = self.seating.seat(number, entry, alone=alone)
             except RequestError as error:
                 raise error.error from None
             except CkpttoolError as error:
