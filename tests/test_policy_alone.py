@@ -404,6 +404,77 @@ def test_torchscript_that_is_no_chain_is_not_played_as_one(tmp_path: Path) -> No
     assert "--activation" in str(error.value.hint)
 
 
+def test_a_sequential_of_named_parts_computes_in_the_order_of_the_file(tmp_path: Path) -> None:
+    parts = [
+        nn.Linear(3, 8),
+        nn.Tanh(),
+        nn.Linear(8, 8),
+        nn.ELU(),
+        nn.Linear(8, 8),
+        nn.ReLU(),
+        nn.Linear(8, 1),
+    ]
+    for names in (("in", "t", "b", "e", "a", "r", "out"), "9876543", ("a1", "b", "a2", "c", "a3", "d", "z")):
+        model = nn.Sequential(OrderedDict(zip(names, parts, strict=True)))
+        close(played(saved(tmp_path / "a.pt", model))[0], wanted(model))
+
+
+class _Forms:
+    """Forms of a model that record its activations."""
+
+    @staticmethod
+    def whole(model: nn.Module, folder: Path) -> Path:
+        return saved(folder / "a.pt", model)
+
+    @staticmethod
+    def script(model: nn.Module, folder: Path) -> Path:
+        torch.jit.trace(model.eval(), torch.zeros(1, 3)).save(str(folder / "a.pt"))
+        return folder / "a.pt"
+
+
+@pytest.mark.parametrize("form", [_Forms.whole, _Forms.script])
+@pytest.mark.parametrize("target", ["b.pt", "b.safetensors", "b.npz", "b.weights.h5", "b"])
+def test_a_conversion_carries_recorded_activations_into_the_sidecar(
+    form: Any, target: str, tmp_path: Path
+) -> None:
+    model = nn.Sequential(
+        nn.Linear(3, 8), nn.LayerNorm(8, eps=0.25), nn.Tanh(), nn.Linear(8, 8), nn.ELU(), nn.Linear(8, 1)
+    )
+    source, options = form(model, tmp_path), ("--to", "tf") if target == "b" else ()
+    ran = in_process("convert", source, tmp_path / target, *options)
+    assert ran.status == 0, ran.err
+    close(played(tmp_path / target)[0], wanted(model))
+    if target in ("b.weights.h5", "b"):  # the others keep the module's own attributes
+        again = in_process("convert", tmp_path / target, tmp_path / "again.pt")
+        assert again.status == 0, again.err
+        close(played(tmp_path / "again.pt")[0], wanted(model))
+
+
+def test_a_given_fact_wins_over_the_activations_that_a_conversion_carries(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    ran = in_process("convert", saved(tmp_path / "a.pt", model), tmp_path / "b.npz", "--activation", "relu")
+    assert ran.status == 0, ran.err
+    close(played(tmp_path / "b.npz")[0], wanted(nn.Sequential(model[0], nn.ReLU(), model[2])))
+
+
+def test_activations_are_not_carried_to_layers_of_another_order(tmp_path: Path) -> None:
+    parts = [
+        nn.Linear(3, 8),
+        nn.Tanh(),
+        nn.Linear(8, 8),
+        nn.ELU(),
+        nn.Linear(8, 8),
+        nn.ReLU(),
+        nn.Linear(8, 1),
+    ]
+    model = nn.Sequential(OrderedDict(zip("0546321", parts, strict=True)))
+    source = saved(tmp_path / "a.pt", model)
+    close(played(source)[0], wanted(model))
+    assert in_process("convert", source, tmp_path / "b.weights.h5").status == 0
+    with pytest.raises(UsageError):  # the order of the names is another one
+        played(tmp_path / "b.weights.h5", GIVEN)
+
+
 # --- Facts ------------------------------------------------------------------------------------------
 
 

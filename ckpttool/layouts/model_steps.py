@@ -1,7 +1,7 @@
 """What a model's own configuration says it computes, step by step: Keras's settings, torch's pickled modules.
 
 Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their use),
-keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of their names).
+keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of `_modules`).
 """
 
 from __future__ import annotations
@@ -301,8 +301,7 @@ def is_hooked(module: Whole) -> bool:
 
 
 def _torch_steps(module: Whole, title: str) -> Iterator[Step]:
-    children = [n for n in module.classes if n.rpartition(".")[0] == title and (title or "." not in n)]
-    for child in sorted(children, key=_order):
+    for child in (n for n in module.classes if n.rpartition(".")[0] == title and (title or "." not in n)):
         cls, name = module.classes[child], tuple(child.split("."))
         short = cls.removeprefix(_TORCH)
         if cls == _SEQUENTIAL:
@@ -318,8 +317,3 @@ def _torch_steps(module: Whole, title: str) -> Iterator[Step]:
             yield Step("activation", name, module.activation(child))
         else:
             yield Step("unknown", name, cls)
-
-
-def _order(child: str) -> tuple[int, str]:
-    last = child.rpartition(".")[2]
-    return (int(last), "") if last.isdigit() and len(last) < 10 else (-1, last)

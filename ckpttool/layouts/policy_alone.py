@@ -111,7 +111,11 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
     module = whole(tree)
     if module is not None:
         if model_steps.is_hooked(module):
-            raise UnsupportedError("a hook changes what the module gives", file=checkpoint.path)
+            raise UnsupportedError(
+                "a hook changes what the module gives",
+                file=checkpoint.path,
+                hint="if the hook changes no output, play the weights: ckpttool convert FILE OUT.safetensors",
+            )
         binding = _bound(module.state, checkpoint, network, module)
         return None if binding is None else module.bound(binding)
     plain = decorations.undecorated(tree)

@@ -51,9 +51,8 @@ class Whole:
         return any(path[: len(place)] == place for path in self.tree for place in places)
 
     def children(self, module: str) -> list[str]:
-        """Return the names of a Sequential's parts, in the order of their numbers."""
-        names = [name for name in self.classes if name.rpartition(".")[0] == module]
-        return sorted(names, key=lambda name: (len(name), name))
+        """Return the names of a Sequential's parts in the order of their use, which is that of the file."""
+        return [name for name in self.classes if name.rpartition(".")[0] == module]
 
     def activation(self, module: str) -> str | None:
         """Return the canonical name of the activation that the module is, None for anything else."""

@@ -292,6 +292,8 @@ def _written(
     def told(written: Digest, found: Checkpoint) -> Sidecar:
         nonlocal proof
         own = digested()
+        if way.binding is None and request.part is None:
+            own = receipt.with_policy_facts(checkpoint, found, own)
         made = receipt.receipt(checkpoint, way, own, written, back, request.part)
         if not how.verify or way.binding is None:
             return made

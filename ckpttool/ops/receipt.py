@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,8 +10,10 @@ from typing import Any
 
 from ckpttool import documents
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CkpttoolError
 from ckpttool.layouts.canonical import NO_LAYOUT, OPTIMIZERS, Binding
-from ckpttool.leaf import ValueLeaf
+from ckpttool.layouts.policy_alone import policy_alone
+from ckpttool.leaf import Leaf, ValueLeaf
 from ckpttool.mapping.report import Report
 from ckpttool.ops import knowledge, optimizer_facts
 from ckpttool.ops.digest import Digest, digest_of
@@ -19,8 +22,54 @@ from ckpttool.ops.route import Route
 from ckpttool.ops.rows import shown_value
 from ckpttool.ops.undo import Undo
 from ckpttool.sidecar import Sidecar
+from ckpttool.tree import Tree
 
+# Facts of a policy that a model's own configuration or code records, and its weights do not.
+_RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high"))
 _LONGEST = 1000  # characters of a text in the sidecar
+
+
+def with_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Own) -> Own:
+    """Return the source's sidecar with the facts of a lone policy that only the source's own code records.
+
+    The activations of a .keras file, TorchScript or a whole module are in no file of weights. They are
+    carried where all parameters are the policy's, and the target's policy has the same layers in order.
+    """
+    with contextlib.suppress(CkpttoolError):
+        policy = policy_alone(checkpoint)
+        recorded = _RECORDED & policy.facts.said.keys() if policy is not None else frozenset()
+        if policy is None or not recorded:
+            return own
+        bound = {move.source for move in policy.moves.moves}
+        names = checkpoint.tree.names
+        parameters = (path for path, leaf in checkpoint.tree.tensors() if leaf.role == "parameter")
+        # A SavedModel of Keras 3 holds every variable a second time, below this name.
+        if any(path not in bound and not names[path].startswith("_all_variables/") for path in parameters):
+            return own
+        tree, again = networks(checkpoint.tree, policy), policy_alone(target)
+        if again is None or not _is_same(tree, networks(target.tree, again)):
+            return own
+        read = knowledge.of_files(policy, tree)
+        facts = {name: getattr(read, name) for name in sorted(recorded)}
+        provenance = {name: read.provenance[name] for name in recorded if name in read.provenance}
+        return replace(
+            own, sidecar=knowledge.merged(own.sidecar, Sidecar("", **facts, provenance=provenance))
+        )
+    return own
+
+
+def _is_same(one: Tree, other: Tree) -> bool:
+    """Return whether two canonical agents have the same numbers at the same places."""
+    import numpy as np
+
+    leaves, others = (
+        {p: leaf for p, leaf in tree.items() if isinstance(leaf, Leaf)} for tree in (one, other)
+    )
+    return leaves.keys() == others.keys() and all(
+        leaf.shape == others[path].shape
+        and np.array_equal(leaf.array(), others[path].array(), equal_nan=True)
+        for path, leaf in leaves.items()
+    )
 
 
 def receipt(
