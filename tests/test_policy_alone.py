@@ -310,6 +310,27 @@ def test_what_may_change_actions_is_refused_beside_the_network_too(
     assert "--part model" in str(error.value.hint)
 
 
+def _noted(module: nn.Module, args: Any, output: Any) -> None:
+    """Look at an output, and change nothing."""
+
+
+@pytest.mark.parametrize("case", ["hook", "statistics"])
+def test_the_conversion_that_a_refusal_names_gives_a_policy_that_plays(case: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1), nn.Tanh())
+    if case == "hook":
+        model.register_forward_hook(_noted)
+        path = saved(tmp_path / "an actor.pt", model)
+    else:
+        states = {"model": model.state_dict(), "obs_rms": {"mean": torch.zeros(3), "var": torch.ones(3)}}
+        path = saved(tmp_path / "an actor.pt", states)
+    with pytest.raises(UnsupportedError) as error:
+        played(path, GIVEN)
+    command = str(error.value.hint).partition("ckpttool ")[2].replace("OUT.pt", str(tmp_path / "out.pt"))
+    ran = in_process(*shlex.split(command))
+    assert ran.status == 0, ran.err
+    close(played(tmp_path / "out.pt", GIVEN)[0], 2 * wanted(model))
+
+
 def test_a_layer_norm_behind_an_activation_is_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 1))
     with pytest.raises(UnsupportedError):
@@ -417,6 +438,26 @@ def test_a_sequential_of_named_parts_computes_in_the_order_of_the_file(tmp_path:
     for names in (("in", "t", "b", "e", "a", "r", "out"), "9876543", ("a1", "b", "a2", "c", "a3", "d", "z")):
         model = nn.Sequential(OrderedDict(zip(names, parts, strict=True)))
         close(played(saved(tmp_path / "a.pt", model))[0], wanted(model))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        nn.Softplus(threshold=0.5),
+        nn.Softplus(beta=2),
+        nn.ELU(2.0),
+        nn.LeakyReLU(0.2),
+        nn.GELU(approximate="tanh"),
+        nn.Hardtanh(-0.5, 0.5),
+        nn.ReLU6(),
+    ],
+)
+def test_an_activation_with_other_arguments_is_not_taken_for_the_plain_one(
+    activation: nn.Module, tmp_path: Path
+) -> None:
+    path = saved(tmp_path / "a.pt", nn.Sequential(nn.Linear(3, 8), activation, nn.Linear(8, 1)))
+    with pytest.raises(CkpttoolError):
+        played(path)
 
 
 class _Forms:

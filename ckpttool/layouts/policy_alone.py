@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, cast
@@ -114,7 +115,8 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
             raise UnsupportedError(
                 "a hook changes what the module gives",
                 file=checkpoint.path,
-                hint="if the hook changes no output, play the weights: ckpttool convert FILE OUT.safetensors",
+                hint="if the hook changes no output, play the weights of: "
+                f"ckpttool convert {shlex.quote(checkpoint.path)} OUT.pt --to torch",
             )
         binding = _bound(module.state, checkpoint, network, module)
         return None if binding is None else module.bound(binding)
@@ -315,11 +317,11 @@ class _Surroundings(NamedTuple):
         """The dict's name, with a slash behind it; empty where there is none."""
         return "".join(f"{step.value}/" for step in self.own or ())
 
-    @property
-    def hint(self) -> str | None:
-        """The command that takes the network alone, None where there is none."""
+    def hint(self, file: str) -> str | None:
+        """Return the command that takes the network alone, None where there is none."""
         part = self.prefix.removesuffix("/")
-        return f"convert the network alone: ckpttool convert FILE OUT --part {part}" if part else None
+        words = f"ckpttool convert {shlex.quote(file)} OUT.pt --to torch --part {shlex.quote(part)}"
+        return f"if the policy does not use them, play the network alone, of: {words}" if part else None
 
 
 def _statistics_beside(tree: Tree, own: Path, sizes: frozenset[int]) -> Iterator[str]:
@@ -387,7 +389,7 @@ def _loose(
             "the policy holds tensors of no dense layer or layer norm",
             file=file,
             found=some(strange, 4),
-            hint=surroundings.hint if outside else None,
+            hint=surroundings.hint(file) if outside else None,
         )
     if beside:
         notes.append(f"not part of the policy: {some(beside, 4)}")

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _MODULES = attr("_modules")
 _TENSORS = (attr("_parameters"), attr("_buffers"))
-# torch/nn/modules/activation.py: an argument that would make it another function, and its default.
-_ARGUMENTS = {
-    "ELU": ("alpha", 1.0),
-    "LeakyReLU": ("negative_slope", 0.01),
-    "GELU": ("approximate", "none"),
-    "Softplus": ("beta", 1.0),
+# torch/nn/modules/activation.py: arguments that would make it another function, and their defaults.
+_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
+    "ELU": {"alpha": 1.0},
+    "LeakyReLU": {"negative_slope": 0.01},
+    "GELU": {"approximate": "none"},
+    "Softplus": {"beta": 1.0, "threshold": 20.0},
 }
 _ACTIVATION, _IDENTITY = "torch.nn.modules.activation.", "torch.nn.modules.linear.Identity"
 
@@ -60,8 +60,8 @@ class Whole:
         if found == _IDENTITY:
             return "linear"
         short = found.removeprefix(_ACTIVATION)
-        argument, default = _ARGUMENTS.get(short, ("", None))
-        if argument and self.value(module, argument) != default:
+        defaults = _ARGUMENTS.get(short, {})
+        if any(self.value(module, name) != default for name, default in defaults.items()):
             return None
         return activations.TORCH.get(short) if found.startswith(_ACTIVATION) else None
 
