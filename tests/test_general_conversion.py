@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import MappingError, UsageError
+from ckpttool.errors import CkpttoolError, MappingError, UsageError
 from ckpttool.formats.keras_tree.config import Config, with_flattened
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.convert import Conversion, convert
@@ -862,3 +862,96 @@ def test_configurations_tell_what_is_flattened(name: str) -> None:
     layers, expected = FLATTENINGS[name]
     found = with_flattened(Config("Sequential", {"layers": layers})).layers()[-1]
     assert found.settings.get("flattened") == expected
+
+
+# --- Folders of several files, and files that sort tensors by name ------------------------------------------
+
+
+def folder_of(path: Path, net: Any, optimizer: Any, end: str = "bin", number: str = "") -> Path:
+    """Write a model and its optimizer as accelerate's `save_state` and transformers' `Trainer` do."""
+    import torch
+    from safetensors.torch import save_file
+
+    path.mkdir(exist_ok=True)
+    save_file(net.state_dict(), str(path / f"model{number}.safetensors"))
+    torch.save(optimizer.state_dict(), path / f"optimizer{number}.{end}")
+    return path
+
+
+def layers(**modules: Any) -> Any:
+    from torch import nn
+
+    return nn.ModuleDict(modules)
+
+
+def scrambled() -> dict[str, tuple[Any, bool]]:
+    """Return modules whose sorted names are not in their order, and whether shapes tell that order."""
+    from torch import nn
+
+    return {
+        "shapes": (layers(z=nn.Linear(3, 8), b=nn.Linear(8, 8), a=nn.Linear(8, 2)), True),
+        "numbers": (nn.Sequential(*(nn.Linear(4, 4) for _ in range(12))), True),
+        "norms": (layers(norm1=nn.LayerNorm(4), norm2=nn.LayerNorm(4)), True),
+        "squares": (layers(z=nn.Linear(4, 4), a=nn.Linear(4, 4)), False),
+        "nested": (layers(z=layers(b=nn.Linear(3, 4), a=nn.Linear(4, 2)), a=nn.Linear(2, 5)), True),
+        "equal blocks": (layers(z=layers(b=nn.Linear(3, 4)), a=layers(b=nn.Linear(3, 4))), False),
+    }
+
+
+@pytest.mark.parametrize("end", ["bin", "pt"])
+@pytest.mark.parametrize("name", ["shapes", "numbers", "norms", "squares", "nested", "equal blocks"])
+def test_sorted_names_never_change_whose_moments_these_are(tmp_path: Path, name: str, end: str) -> None:
+    import torch
+
+    net, sure = scrambled()[name]
+    optimizer = torch.optim.Adam(net.parameters())
+    for parameter in net.parameters():
+        parameter.grad = torch.randn(parameter.shape)
+    optimizer.step()
+    source = folder_of(tmp_path / "folder", net, optimizer, end)
+    done = converted(source, tmp_path)
+    assert done.written is sure
+    if not sure:
+        return
+    found = open_checkpoint(done.target).tree
+    wanted = {path: optimizer.state[p]["exp_avg"].numpy() for path, p in net.named_parameters()}
+    slots = [leaf for _, leaf in found.tensors() if leaf.slot == "m"]
+    assert len(slots) == len(wanted)
+    for leaf in slots:
+        assert leaf.of is not None
+        *module, last = found.names[leaf.of].split("/")[1:]
+        their = {"kernel": "weight", "gamma": "weight", "bias": "bias", "beta": "bias"}[last]
+        moment = wanted[".".join((*module, their))]
+        np.testing.assert_array_equal(leaf.array(), moment.T if last == "kernel" else moment)
+
+
+def test_a_folder_keeps_every_model_with_its_optimizer(tmp_path: Path) -> None:
+    import torch
+
+    for number in ("", "_1"):
+        net = square(len(number))
+        folder_of(tmp_path / "folder", net, stepped(net.parameters(), net), number=number)
+    tree = open_checkpoint(str(tmp_path / "folder")).tree
+    tops = {str(path[0].value) for path in tree}
+    assert tops == {"model", "model_1", "optimizer", "optimizer_1"}
+    done = converted(tmp_path / "folder", tmp_path, "torch")
+    assert done.written
+    again = torch.load(done.target, weights_only=True)
+    assert set(again) == tops
+
+
+def test_what_of_a_folder_cannot_be_read_is_named_or_refused(tmp_path: Path) -> None:
+    net = square()
+    folder = folder_of(tmp_path / "folder", net, stepped(net.parameters(), net))
+    (folder / "trainer_state.json").write_text('{"best_metric": NaN}')
+    (folder / "scheduler.bin").write_bytes(b"no pickle")
+    (folder / "training_args.bin").write_bytes(b"")
+    notes = " ".join(open_checkpoint(str(folder)).notes)
+    assert all(name in notes for name in ("trainer_state.json", "scheduler.bin", "training_args.bin"))
+    (folder / "optimizer.pt").write_bytes((folder / "optimizer.bin").read_bytes())
+    with pytest.raises(UsageError):
+        open_checkpoint(str(folder))
+    (folder / "optimizer.pt").unlink()
+    (folder / "optimizer.bin").write_bytes((folder / "optimizer.bin").read_bytes()[:300])
+    with pytest.raises(CkpttoolError):
+        open_checkpoint(str(folder))

@@ -1,13 +1,15 @@
-"""Hugging Face's checkpoints in several files: an index that says which shard holds which tensor.
+"""Hugging Face's checkpoints in several files: shards with an index, or weights beside their optimizer.
 
-Sources: github.com/huggingface/transformers, src/transformers/modeling_utils.py (`save_pretrained`) and
-utils/__init__.py (the names of the files); github.com/huggingface/huggingface_hub,
-src/huggingface_hub/serialization/_base.py (`StateDictSplit`) and _torch.py.
+Sources: github.com/huggingface/transformers, src/transformers/modeling_utils.py (`save_pretrained`),
+utils/__init__.py (the names of the files) and trainer.py (`_save_checkpoint`); github.com/huggingface/
+huggingface_hub, src/huggingface_hub/serialization/_base.py (`StateDictSplit`) and _torch.py;
+github.com/huggingface/accelerate, src/accelerate/checkpointing.py (`save_accelerator_state`).
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ from ckpttool import documents, limits, places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UsageError, some
 from ckpttool.formats import pytorch, safetensors
-from ckpttool.formats.listed import Listed
+from ckpttool.formats.listed import Listed, joined
 from ckpttool.formats.probe import Probe
 from ckpttool.leaf import Leaf, Path, ValueLeaf, key
 from ckpttool.source import File
@@ -31,6 +33,16 @@ _INDEX = ".index.json"
 _MAP = "weight_map"
 # WEIGHTS_NAME and SAFE_WEIGHTS_NAME (transformers/utils/__init__.py); of both, transformers takes the first.
 _SAFE, _WEIGHTS = "model.safetensors", "pytorch_model.bin"
+# What accelerate's `save_state` (.bin) and transformers' `Trainer` (.pt) write beside the weights. Further
+# models, optimizers and schedulers of accelerate have numbers: model_1.safetensors, optimizer_1.bin.
+_MODELS = re.compile(r"model(?:_[1-9]\d*)?\.safetensors|pytorch_model(?:_[1-9]\d*)?\.bin")
+_OPTIMIZERS = re.compile(r"(optimizer(?:_[1-9]\d*)?)\.(?:bin|pt)")
+_SCHEDULERS = re.compile(r"(scheduler(?:_[1-9]\d*)?)\.(?:bin|pt)")
+_LEFT = re.compile(
+    r"(?:sampler|custom_checkpoint|random_states|rng_state|dl_state_dict).*\.(?:bin|pt|pkl|pth)"
+    r"|training_args\.bin|scaler\.pt"
+)
+_TRAINER_STATE = "trainer_state.json"
 
 
 class Missing(NamedTuple):
@@ -44,7 +56,10 @@ class Missing(NamedTuple):
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the path of an index, of a folder with one, or of the one file of weights in a folder."""
+    """Return the path of an index, of a folder with one, or of the one file of weights in a folder.
+
+    A folder with an optimizer beside the weights is a checkpoint as a whole.
+    """
     if probe.kind == "file":
         return probe.path if _is_index(probe) else None
     if probe.kind != "folder" or not probe.names.isdisjoint(("saved_model.pb", "saved_model.pbtxt")):
@@ -52,7 +67,19 @@ def claims(probe: Probe) -> str | None:
     if _index(probe) is not None:
         return probe.path
     whole = [name for name in (_SAFE, _WEIGHTS) if _inside(probe, name).kind == "file"]
+    if whole and _is_training(probe):
+        return probe.path
     return os.path.join(probe.path, whole[0]) if whole else None
+
+
+def _is_training(probe: Probe) -> bool:
+    """Whether a folder holds an optimizer or a second model beside its weights."""
+    models = [name for name in probe.names if _MODELS.fullmatch(name)]
+    optimizers = [name for name in probe.names if _OPTIMIZERS.fullmatch(name)]
+    numbered = any("_1." in name for name in models)
+    return (bool(optimizers) or numbered) and all(
+        _inside(probe, name).kind == "file" for name in (*models, *optimizers)
+    )
 
 
 def _index(probe: Probe) -> str | None:
@@ -82,7 +109,10 @@ def read(location: str) -> Checkpoint:
     The checkpoint of a folder's only file is what that file's own format gives. Raise FormatError when the
     index and the shards do not fit together.
     """
-    path = _index(Probe(location)) if places.isdir(location) else location
+    probe = Probe(location)
+    if probe.kind == "folder" and _is_training(probe):
+        return _training(probe)
+    path = _index(probe) if probe.kind == "folder" else location
     if path is None or not path.endswith(_INDEX):
         return safetensors.read(location) if location.endswith(safetensors.SUFFIX) else pytorch.read(location)
     file = File.stamp(path)
@@ -110,6 +140,87 @@ def read(location: str) -> Checkpoint:
         notes=(*notes, *_others(path), *dict.fromkeys(n for one in listed.values() for n in one.notes)),
         asks=merged(*(standing(one.asks, name) for name, one in listed.items())),
     )
+
+
+def _training(probe: Probe) -> Checkpoint:
+    """List a folder of accelerate or of transformers' Trainer: models, optimizers and schedulers.
+
+    Raise what the file of a model or an optimizer raises. A note names the files that are not read.
+    """
+    from ckpttool.formats.resolve import open_checkpoint
+
+    parts: dict[str, Checkpoint] = {}
+    left = sorted(name for name in probe.names if _LEFT.fullmatch(name))
+    for member, place in _members(probe).items():
+        try:
+            parts[member] = open_checkpoint(place)
+        except CkpttoolError:
+            if not member.startswith("scheduler"):
+                raise
+            left.append(os.path.basename(place))
+    names = ", ".join(os.path.basename(one.path) for one in parts.values())
+    notes = [f"the folder is one checkpoint: {names}"]
+    trees = {key(member): one.tree for member, one in parts.items()}
+    state = _trainer_state(probe)
+    if state:
+        trees[key("trainer_state")] = Tree({(key(name),): ValueLeaf(value) for name, value in state.items()})
+    elif _TRAINER_STATE in probe.names:
+        left.append(_TRAINER_STATE)
+    if left:
+        notes.append(f"not read (random states, settings of the run): {some(left, 5)}")
+    read_parts = tuple(parts.values())
+    return Checkpoint(
+        path=probe.path,
+        format=NAME,
+        tree=joined(trees, lambda member, name: f"{member.value}:{name}", Container("dict")),
+        files=tuple(file for one in read_parts for file in one.files),
+        writer=read_parts[0].writer,
+        integrity="crc32" if all(one.integrity == "crc32" for one in read_parts) else "none",
+        notes=(*notes, *dict.fromkeys(note for one in read_parts for note in one.notes)),
+        asks=merged(*(standing(one.asks, member) for member, one in parts.items())),
+        unjudged=tuple(f"{member}: {each}" for member, one in parts.items() for each in one.unjudged),
+    )
+
+
+def _members(probe: Probe) -> dict[str, str]:
+    """Return the files of a training folder by the names of their entries; models come first."""
+    found: dict[str, str] = {}
+    names = sorted(probe.names)
+    index_ = _index(probe)
+    if index_ is not None:
+        found["model"] = index_
+    safe = [name for name in names if _MODELS.fullmatch(name) and name.endswith(safetensors.SUFFIX)]
+    # Of both forms the libraries take safetensors.
+    models = safe or [name for name in names if _MODELS.fullmatch(name)]
+    for name in models:
+        found.setdefault(name.partition(".")[0].removeprefix("pytorch_"), os.path.join(probe.path, name))
+    for pattern in (_OPTIMIZERS, _SCHEDULERS):
+        for name in names:
+            match = pattern.fullmatch(name)
+            if match is None or _inside(probe, name).kind != "file":
+                continue
+            if match[1] in found:
+                raise UsageError(
+                    f"the folder holds two files of {match[1]}",
+                    file=probe.path,
+                    found=", ".join((os.path.basename(found[match[1]]), name)),
+                    hint=f"name the file of weights, as in {found['model']}",
+                )
+            found[match[1]] = os.path.join(probe.path, name)
+    return found
+
+
+def _trainer_state(probe: Probe) -> dict[str, int | float | str | bool | None]:
+    """Return the plain values at the top of a Trainer's state; none where the file cannot be read."""
+    if _inside(probe, _TRAINER_STATE).kind != "file":
+        return {}
+    file = File.stamp(os.path.join(probe.path, _TRAINER_STATE))
+    try:
+        documents.require_small(file.size, "the trainer's state", file=file.path)
+        values = documents.strict(file.read(0, file.size), "the trainer's state")
+    except CkpttoolError:
+        return {}
+    return {name: value for name, value in values.items() if isinstance(value, int | float | str | None)}
 
 
 def _stamped(shard: str, index: str) -> File:

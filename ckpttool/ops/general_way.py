@@ -369,6 +369,7 @@ class _ToTensorFlow:
             labels[paths[name]] = Label("counter" if counted else "other", "/".join(name))
             moves.append(Move(source, paths[name], ToTensor("int64") if counted else KEEP))
         states, notes, assumed = self._states(rows)
+        rows = self._in_order(rows, states)
         if self.file and len(self.dicts) > 1:
             names = some([display(path) for path in self.dicts], 3)
             notes.append(f"the file holds several networks ({names}): --part PATH or --weights takes one")
@@ -427,6 +428,23 @@ class _ToTensorFlow:
         networks = {name: tuple(sorted(own, key=order.__getitem__)) for name, own in found.items()}
         self.canonical = _canonical_paths(names)
         return torch_states(self.tree, self.tops, networks, self.canonical)
+
+    def _in_order(
+        self, rows: list[tuple[Path, Name, Rule]], states: Sequence[State]
+    ) -> list[tuple[Path, Name, Rule]]:
+        """Return the rows with the layers in the order in which optimizers train them, where that is another.
+
+        A file that sorts its tensors by name has them in another order than the model.
+        """
+        ranks = {path: n for n, path in enumerate(path for state in states for path in state.weights)}
+        units = {move[0]: n for n, unit in enumerate(self.networks.units) for move in unit.moves}
+        first: dict[int, int] = {}
+        for source, _, _ in rows:
+            if source in ranks:
+                first[units[source]] = min(ranks[source], first.get(units[source], len(ranks)))
+        if list(first.values()) == sorted(first.values()):
+            return rows
+        return sorted(rows, key=lambda row: first.get(units[row[0]], -1))
 
     def _state(
         self,

@@ -2,22 +2,27 @@
 
 Names decide (`param_names`). Without names PyTorch's own rule does: param_groups list the parameters in the
 order of the module, which the shapes of all slots must confirm, and only one network or one choice of
-parameters may fit (torch/optim/optimizer.py, state_dict()).
+parameters may fit (torch/optim/optimizer.py, state_dict()). A file that sorts its tensors by name, as
+safetensors does, has lost that order: there only one order of the modules may fit (ops/module_order).
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckpttool.errors import some
 from ckpttool.layouts import canonical, optimizers
-from ckpttool.layouts.optimizers.torch_groups import groups
+from ckpttool.layouts.modules import Segments
+from ckpttool.layouts.optimizers.torch_groups import Group, groups
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
 from ckpttool.leaf import Leaf, Path, attr, display, key
 from ckpttool.mapping.rules import KEEP
+from ckpttool.ops import module_order
 from ckpttool.tree import Tree
 
 # Words of an entry's name that do not tell one network or optimizer from another.
@@ -93,12 +98,22 @@ def torch_states(
     assumed: list[str] = []
     for top in tops:
         title = display(top)
+        orders = {name: _in_order(tree, top, own) for name, own in networks.items()}
         fits = [
-            (name, bound, own)
-            for name, own in networks.items()
-            if (bound := _bound_torch(tree, top, title, own, names)) is not None
+            (name, bound, order)
+            for name, order in orders.items()
+            if order is not None and (bound := _bound_torch(tree, top, title, order, names)) is not None
         ]
-        fits = fits or list(_together(tree, top, networks, names)) or list(_among(tree, top, networks, names))
+        lost = [name for name, order in orders.items() if order is None]
+        if lost:
+            notes.append(
+                f"{title}: the file sorts the tensors of {lost[0] or 'the network'} by name, and shapes "
+                "leave the order of its modules open; the optimizer's state is not mapped: "
+                f"--part {shlex.quote(lost[0] or '.')} converts the network alone"
+            )
+            continue
+        sure = {name: own for name, own in networks.items() if not _is_sorted(tree, own)}
+        fits = fits or list(_together(tree, top, sure, names)) or list(_among(tree, top, sure, names))
         chosen = 0 if len(fits) == 1 else _by_title(title, fits)
         if chosen is None:
             fitting = some([name for name, _, _ in fits], 3)
@@ -111,6 +126,12 @@ def torch_states(
             continue
         named = any(move.target[1] == attr(canonical.NAMES) for move in bound.moves)
         how = "by param_names" if named else "by the order of param_groups and the shapes of all slots"
+        if not named and own != networks.get(name, own) and len(own) == len(networks[name]):
+            how = "by the order of its modules that fits the shapes of all slots"
+            assumed.append(
+                f"{title}: the file sorts tensors by name; PyTorch has a weight before its bias, and modules "
+                "with numbers in the order of the numbers"
+            )
         notes.append(f"{title} trains {name or 'the network'}, {how}")
         if len(own) < len(networks.get(name, own)):
             assumed.append(
@@ -119,6 +140,46 @@ def torch_states(
             )
         states.append(State(title, top, bound, own))
     return states, notes, assumed
+
+
+def _in_order(tree: Tree, top: Path, own: tuple[Path, ...]) -> tuple[Path, ...] | None:
+    """Return a network's parameters in PyTorch's order, None where the file does not tell it."""
+    if not _is_sorted(tree, own):
+        return own
+    found = _groups(tree, top)
+    members = [member for group in found or () for member in group.members]
+    if found is None or len(members) != len(own) or all(member.named is not None for member in members):
+        return own  # names decide, or nothing fits
+    shapes = [shape for group in found for shape in _slot_shapes(tree, top, group)]
+    leaves = [leaf for path in own if isinstance(leaf := tree[path], Leaf)]
+    if not any(shapes) and len(found) == 1:
+        return own
+    if all(len(each) == 1 for each in shapes) and Counter(leaf.shape for leaf in leaves) != Counter(
+        shape for each in shapes for shape in each
+    ):
+        return own  # nothing fits
+    if len(found) > 1 or not all(len(each) == 1 for each in shapes):
+        return None
+    parameters = [
+        (tuple(str(path[-1].value).split(".")), leaf.shape) for path, leaf in zip(own, leaves, strict=True)
+    ]
+    wanted = [next(iter(each)) for each in shapes]
+    order = module_order.only(parameters, wanted, numbered=False)
+    order = order or module_order.only(parameters, wanted, numbered=True)
+    return None if order is None else tuple(own[number] for number in order)
+
+
+def _is_sorted(tree: Tree, own: tuple[Path, ...]) -> bool:
+    """Whether a plain dict has a network's parameters sorted by name, as safetensors writes them."""
+    held = tree.containers.get(own[0][:-1]) if own else None
+    if held is not None and held.kind != "dict":
+        return False
+    by_type: dict[str, list[str]] = {}
+    for path in own:
+        leaf = tree[path]
+        if isinstance(leaf, Leaf):
+            by_type.setdefault(leaf.dtype, []).append(str(path[-1].value))
+    return len(own) > 1 and all(names == sorted(names) for names in by_type.values())
 
 
 _Fit = tuple[str, OptimizerMoves, tuple[Path, ...]]
@@ -147,22 +208,13 @@ def _among(
     Every parameter of the optimizer must have a slot, whose shape is the parameter's.
     """
     title = display(top)
-    mine = Optimizer(title, tuple(title.split("/")) if top else (), tree, ()).own
-    found = groups(mine, tree)
+    found = _groups(tree, top)
     if found is None or len(found) != 1:
         return
-    shapes = []
-    for member in found[0].members:
-        slots = [
-            leaf.shape
-            for name, path in mine.items()
-            if name[:2] == ("state", member.number)
-            and name[2:] != ("step",)
-            and isinstance(leaf := tree[path], Leaf)
-        ]
-        if not slots or len(set(slots)) != 1:
-            return
-        shapes.append(slots[0])
+    every = _slot_shapes(tree, top, found[0])
+    if not all(len(each) == 1 for each in every):
+        return
+    shapes = [next(iter(each)) for each in every]
     for name, own in networks.items():
         chosen = _only_choice(
             shapes, [(path, leaf.shape) for path in own if isinstance(leaf := tree[path], Leaf)]
@@ -170,6 +222,30 @@ def _among(
         bound = _bound_torch(tree, top, title, chosen, names) if chosen else None
         if bound is not None and chosen is not None:
             yield name, bound, chosen
+
+
+def _own(tree: Tree, top: Path) -> Mapping[Segments, Path]:
+    title = display(top)
+    return Optimizer(title, tuple(title.split("/")) if top else (), tree, ()).own
+
+
+def _groups(tree: Tree, top: Path) -> tuple[Group, ...] | None:
+    return groups(_own(tree, top), tree)
+
+
+def _slot_shapes(tree: Tree, top: Path, group: Group) -> list[set[tuple[int, ...]]]:
+    """Return the shapes of each parameter's slots in the order of a group."""
+    mine = _own(tree, top)
+    return [
+        {
+            leaf.shape
+            for name, path in mine.items()
+            if name[:2] == ("state", member.number)
+            and name[2:] != ("step",)
+            and isinstance(leaf := tree[path], Leaf)
+        }
+        for member in group.members
+    ]
 
 
 def _only_choice(
