@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,26 @@ def test_bfloat16_bool_and_complex_come_back(tmp_path: Path) -> None:
         assert bytes(one.read()) == array.tobytes()
 
 
+@pytest.mark.parametrize("rate", [True, False])
+def test_a_learning_rate_that_a_schedule_computes_is_no_variable(tmp_path: Path, rate: bool) -> None:
+    path, at = attributes("l1/kernel"), attributes("optimizer")
+    moments = {
+        slot_path(at, kind, path): replace(leaf(np.ones((2, 2), np.float32)), role="slot", of=path, slot=kind)
+        for kind in ("m", "v")
+    }
+    tree = Tree(
+        {
+            path: leaf(np.ones((2, 2), np.float32)),
+            (*at, attr("_iterations")): replace(leaf(np.array(3)), role="counter"),
+            **({(*at, attr("_learning_rate")): leaf(np.array(0.5, np.float32))} if rate else {}),
+            **moments,
+        }
+    )
+    found = open_checkpoint(put(tree, tmp_path / "m.weights.h5")).tree
+    assert ((*at, attr("learning_rate")) in found) is rate
+    assert sum(one.role == "slot" for _, one in found.tensors()) == 2
+
+
 def test_what_has_no_place_is_refused_before_anything_is_written() -> None:
     kernel = leaf(np.ones((2, 2), np.float32))
     path, at = attributes("l1/kernel"), attributes("optimizer")
@@ -300,7 +321,7 @@ def test_what_has_no_place_is_refused_before_anything_is_written() -> None:
         (Tree({path: kernel, attributes("n"): ValueLeaf(3)}), "tensors only, not int"),
         (Tree({path: Leaf("string", (), Inline(bytes(8)), "s")}), "no strings"),
         (Tree({path: Leaf("float8_e5m2", (1,), Inline(bytes(1)), "s")}), "no float8_e5m2"),
-        (Tree({path: kernel, **slot}), "no iteration or learning rate"),
+        (Tree({path: kernel, **slot}), "no iteration"),
         (Tree({(attr("a/b"), attr("kernel")): kernel}), "cannot have this name"),
         (Tree({attributes("net/0/what"): kernel}), "which Keras layer"),
         (

@@ -19,6 +19,8 @@ from ckpttool.formats.keras_tree.config import Config, with_flattened
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.convert import Conversion, convert
 from ckpttool.ops.digest import digest
+from ckpttool.ops.general_way import to_objects
+from ckpttool.tree import Tree
 from tests import tensorflow_child
 
 # Numbers that float32 holds, and an epsilon that does not matter: the frameworks add it at different places.
@@ -29,6 +31,10 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "adam": ("Adam", ADAM, "Adam", KERAS_ADAM),
     "adamw": ("AdamW", {**ADAM, "weight_decay": 0.03125}, "AdamW", {**KERAS_ADAM, "weight_decay": 0.03125}),
     "sgd": ("SGD", {"momentum": 0.875}, "SGD", {"momentum": 0.875}),
+    "adagrad": (
+        *("Adagrad", {"initial_accumulator_value": 0.125, "eps": 1e-14}),
+        *("Adagrad", {"initial_accumulator_value": 0.125, "epsilon": 1e-14}),
+    ),
     "rmsprop": ("RMSprop", {"alpha": 0.75, "eps": 1e-14}, "RMSprop", {"rho": 0.75, "epsilon": 1e-14}),
 }
 SHAPES = {"mlp": (5, 4), "cnn": (5, 6, 6, 3)}
@@ -377,6 +383,25 @@ def test_tensorflows_forms_become_each_other(
             np.testing.assert_allclose(found[form][when], wanted[title][when], rtol=0, atol=1e-9)
 
 
+def test_a_schedules_learning_rate_is_not_made_up(
+    from_tensorflow: tuple[Path, Mapping[str, Any]], tmp_path: Path
+) -> None:
+    folder, _ = from_tensorflow
+    source = open_checkpoint(str(folder / "adam_mlp-1"))
+    rates = [path for path in source.tree if str(path[-1].value) == "_learning_rate"]
+    assert rates
+    tree = Tree(
+        {path: leaf for path, leaf in source.tree.items() if path not in rates},
+        {path: others for path, others in source.tree.aliases.items() if path not in rates},
+        source.tree.containers,
+    )
+    for settings, held in (({}, False), ({"opt": {"learning_rate": 0.5}}, True)):
+        plan = to_objects(tree, settings, file=True)
+        assert plan is not None
+        targets = {*(move.target for move in plan.moves), *plan.added}
+        assert any(str(path[-1].value) == "_learning_rate" for path in targets) is held
+
+
 # --- Which parameters an optimizer trains ------------------------------------------------------------------
 
 
@@ -512,7 +537,7 @@ def test_parameters_without_state_are_left_out_of_keras_optimizer(tmp_path: Path
     assert any("model/0/weight" in note for note in done.report.notes)
 
 
-@pytest.mark.parametrize("cls", ["Adagrad", "NAdam", "Adadelta", "Adamax", "RAdam", "ASGD", "Rprop"])
+@pytest.mark.parametrize("cls", ["NAdam", "Adadelta", "Adamax", "RAdam", "ASGD", "Rprop"])
 def test_other_optimizers_are_never_taken_for_one_of_ours(tmp_path: Path, cls: str) -> None:
     import torch
 
@@ -524,6 +549,33 @@ def test_other_optimizers_are_never_taken_for_one_of_ours(tmp_path: Path, cls: s
     done = converted(saved(tmp_path / "x.pt", content), tmp_path, dry_run=True)
     assert any(name.startswith("optimizer/state") for name in done.report.unused)
     assert any(cls in note for note in done.report.notes)
+
+
+def test_an_adagrad_before_its_first_update_keeps_its_first_sums(tmp_path: Path) -> None:
+    import torch
+
+    net = square()
+    optimizer = torch.optim.Adagrad(net.parameters(), initial_accumulator_value=0.25)
+    content = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    done = converted(saved(tmp_path / "x.pt", content), tmp_path)
+    assert done.written, done.report
+    tree = open_checkpoint(done.target).tree
+    slots = [leaf.array() for _, leaf in tree.tensors() if leaf.slot == "accumulator"]
+    assert len(slots) == 4
+    assert all((slot == 0.25).all() for slot in slots)
+
+
+@pytest.mark.parametrize("fault", ["no sums", "lr_decay"])
+def test_what_keras_adagrad_cannot_hold_is_refused(tmp_path: Path, fault: str) -> None:
+    import torch
+
+    net = square()
+    optimizer = torch.optim.Adagrad(net.parameters(), lr_decay=0.5 if fault == "lr_decay" else 0.0)
+    state = optimizer.state_dict()
+    if fault == "no sums":
+        state["state"] = {}
+    content = {"model": net.state_dict(), "optimizer": state}
+    assert not converted(saved(tmp_path / "x.pt", content), tmp_path, dry_run=True).report.complete
 
 
 # --- Everything else in a checkpoint -----------------------------------------------------------------------

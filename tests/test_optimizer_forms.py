@@ -141,7 +141,6 @@ def _content(found: Leaf | ValueLeaf) -> object:
         ({"betas/0": 0.9, "momentum_decay": 0.1}, ("exp_avg", "exp_avg_sq"), "NAdam"),
         ({"betas/0": 0.9, "foreach": None}, ("exp_avg", "exp_inf"), "Adamax"),
         ({"betas/0": 0.9, "foreach": None}, ("exp_avg", "exp_avg_sq"), "RAdam"),
-        ({"lr_decay": 0}, ("sum",), "Adagrad"),
         ({"rho": 0.9}, ("square_avg", "acc_delta"), "Adadelta"),
     ],
 )

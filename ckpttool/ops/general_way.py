@@ -55,6 +55,7 @@ _VARS = re.compile(r"/vars/\d+\Z")
 _RATES = frozenset(("_learning_rate", "learning_rate"))
 # Settings in the configuration of a Keras optimizer, under the names that they have here.
 _CONFIGURED = frozenset(("learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad", "rho", "momentum")) | {
+    "initial_accumulator_value",
     "centered",
     "nesterov",
     "weight_decay",
@@ -849,11 +850,14 @@ class _ToObjects(_ToTorch):
         }
         weights.sort(key=lambda move: order.get(move.source, len(order)))
         told = {**self._configured(state.top), **self.told.of(state.name)}
+        # Keras makes a constant rate a variable, and none of a schedule's.
+        counted = any((*state.top, attr(name)) in self.tree for name in _ITERATIONS)
+        scheduled = counted and "learning_rate" not in told and not _has_rate(self.tree, state.top)
 
         def write(agent: Tree) -> Plan:
             self.told.require_free(state.name, agent)
             made = optimizers.ToKeras(
-                state.name, "adam", weights, agent, top, told, state.moves.defaults
+                state.name, "adam", weights, agent, top, told, state.moves.defaults, scheduled=scheduled
             ).plan()
             return replace(made, told={display(top): made.told.get(state.name, {})})
 

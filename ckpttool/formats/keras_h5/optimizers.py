@@ -59,21 +59,20 @@ class Slots:
 
         `position` says by a leaf's identity which variable comes first in the file.
 
-        Raise UnsupportedError for one that lacks a slot, its iteration or its learning rate.
+        A learning rate that a schedule computes is no variable. Raise UnsupportedError for an optimizer that
+        lacks a slot or its iteration.
         """
         for at, slots in self.slots.items():
             first = next(iter(slots.values()))
             rounds = _BY_KINDS.get(frozenset(kind for kind, _ in slots))
-            if rounds is None or self.settings[at].keys() != {0, 1}:
-                lacks = (
-                    "kinds that no Keras optimizer has" if rounds is None else "no iteration or learning rate"
-                )
+            if rounds is None or 0 not in self.settings[at]:
+                lacks = "kinds that no Keras optimizer has" if rounds is None else "no iteration"
                 raise UnsupportedError(
                     f"the slot has no place: its optimizer has {lacks}", path=display(first)
                 )
             trained = [path for path in self.leaves if any((kind, path) in slots for kind in rounds[0])]
             trained.sort(key=lambda path: position.get(id(self.leaves[path]), -1))
-            order = [self.settings[at][0], self.settings[at][1]]
+            order = [path for _, path in sorted(self.settings[at].items())]
             for kinds in rounds:
                 for one in trained:
                     for kind in kinds:

@@ -1,12 +1,13 @@
 """The optimizers that are mapped, one table each: slots, settings and defaults in every framework.
 
-Canonical slots: Adam's m, v, vhat; RMSprop's rms (mean of squares) and mg (mean of gradients, if centered).
+Canonical slots: Adam's m, v, vhat; RMSprop's rms (mean of squares) and mg (mean of gradients, if centered);
+Adagrad's squares (their sum).
 The sum of gradients of momentum is `buffer` where no learning rate is in it (torch, TensorFlow 1's
 MomentumOptimizer), `velocity` where each term was multiplied by it (Keras, TensorFlow 1's RMSPropOptimizer);
 Keras's SGD subtracts its gradients there.
 
-Sources: torch/optim/{adam,rmsprop,sgd}.py; keras/src/optimizers/{adam,adamw,rmsprop,sgd}.py, tf_keras's of
-the same names and legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum}.py.
+Sources: torch/optim/{adam,rmsprop,sgd,adagrad}.py; keras/src/optimizers/{adam,adamw,rmsprop,sgd,adagrad}.py,
+tf_keras's of the same names and legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum,adagrad}.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Family:
     them; `constructed` are arguments of Keras's class that no variable holds, `legacy` those that were
     variables up to Keras 2.10. `always` are slots that every
     state has. `folded` is the sign of the gradients in Keras's `velocity`. `tf1` names the class of
-    TensorFlow 1, whose slots are `VARIABLE/NAME`, `VARIABLE/NAME_1`, ...
+    TensorFlow 1, whose slots are `VARIABLE/NAME`, `VARIABLE/NAME_1`, ... `zeros` says that slots begin with
+    zeros.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Family:
     folded: int = 1
     tf1_defaults: Mapping[str, Default] = field(default_factory=dict)
     counts: bool = True
+    zeros: bool = True
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -160,20 +163,42 @@ SGD = Family(
     counts=False,
 )
 
-FAMILIES = (ADAM, RMSPROP, SGD)
+ADAGRAD = Family(
+    name="Adagrad",
+    torch_slots={"sum": "squares"},
+    torch_settings={
+        "lr": "learning_rate",
+        "lr_decay": "lr_decay",
+        "eps": "epsilon",
+        **{name: name for name in ("weight_decay", "initial_accumulator_value", "foreach", "maximize")},
+        **{name: name for name in ("differentiable", "fused")},
+    },
+    torch_defaults=_all("torch", lr_decay=0, fused=None, **_COMMON, **_UNSET),
+    keras=(("squares",),),
+    keras_slots={"squares": KerasSlot("accumulator", "_accumulators", "accumulator")},
+    keras_defaults=_all("Keras", learning_rate=0.001, epsilon=1e-7, initial_accumulator_value=0.1),
+    constructed=("initial_accumulator_value", "epsilon"),
+    legacy=("learning_rate", "decay"),
+    keras_name="adagrad",
+    tf1="Adagrad",
+    always=("squares",),
+    tf1_defaults=_all("TensorFlow 1", epsilon=0.0),
+    zeros=False,
+)
+
+FAMILIES = (ADAM, RMSPROP, SGD, ADAGRAD)
 # Keras's classes in lower case. AdamW is Adam whose weights decay beside the gradient.
-CLASSES = {"adam": ADAM, "adamw": ADAM, "rmsprop": RMSPROP, "sgd": SGD}
+CLASSES = {"adam": ADAM, "adamw": ADAM, "rmsprop": RMSPROP, "sgd": SGD, "adagrad": ADAGRAD}
 ADAMW = "adamw"
 # keras/src/optimizers/adamw.py
 ADAMW_DEFAULTS = _all("Keras's AdamW", weight_decay=0.004, decoupled_weight_decay=True)
 # Keras optimizers with a state that may look like one of those and means something else.
-OTHERS = frozenset("adadelta adafactor adagrad adamax ftrl lamb lion muon nadam".split())  # noqa: SIM905
+OTHERS = frozenset("adadelta adafactor adamax ftrl lamb lion muon nadam".split())  # noqa: SIM905
 # Keys of a torch param group that no optimizer above has: torch/optim/*.py.
 TORCH_OTHERS = {
     "momentum_decay": "NAdam",
     "lambd": "ASGD",
     "etas": "Rprop",
-    "lr_decay": "Adagrad",
     "rho": "Adadelta",
     "max_iter": "LBFGS",
     "ns_steps": "Muon",

@@ -99,6 +99,8 @@ def _slots(
     for path in mine.values():
         leaf = optimizer.tree[path]
         if isinstance(leaf, Leaf) and leaf.role == "slot" and leaf.slot in _KINDS:
+            if tf1.is_proximal(leaf):
+                continue
             owner = leaf.of if leaf.of is not None else _by_order(path, leaf, optimizer)
             if owner is not None and owner in weights:
                 yield path, owner

@@ -13,7 +13,7 @@ from ckpttool.mapping.report import Move
 _DECAY, _DECOUPLED = "weight_decay", "decoupled_weight_decay"
 _FLAGS = ("amsgrad", "nesterov", "centered")
 # Keras 2's decay of the learning rate, which torch keeps unused, is none if it is 0.
-_HARMLESS: Mapping[str, Setting] = {"decay": 0, "maximize": False, "dampening": 0, _DECAY: 0}
+_HARMLESS: Mapping[str, Setting] = {"decay": 0, "maximize": False, "dampening": 0, "lr_decay": 0, _DECAY: 0}
 
 
 class Arguments:

@@ -33,7 +33,8 @@ class ToKeras:
     """One canonical optimizer as Keras 3's object at `top`.
 
     `weights` are its networks' moves in the order of their variables; several may make one variable. `told`
-    are settings that a sidecar tells, `defaults` those of the source's library.
+    are settings that a sidecar tells, `defaults` those of the source's library. An optimizer that is
+    `scheduled` has no variable for its learning rate, which a schedule of the program computes.
     """
 
     # Whether an optimizer has moments before its first update.
@@ -48,6 +49,8 @@ class ToKeras:
         top: Path,
         told: Mapping[str, Setting] | None = None,
         defaults: Mapping[str, Default] | None = None,
+        *,
+        scheduled: bool = False,
     ) -> None:
         """Take the canonical optimizer `name`.
 
@@ -55,6 +58,7 @@ class ToKeras:
         """
         self.known = Known(name, agent, told or {}, defaults or {})
         self.family = self.known.family
+        self.scheduled = scheduled
         self.name, self.weights, self.agent, self.top = name, weights, agent, top
         self.arguments = Arguments(self.known, weights, tuple(self.variables()))
         own = "adam_w" if self.arguments.decoupled else self.family.keras_name
@@ -85,7 +89,7 @@ class ToKeras:
                 if source is not None:
                     rule = chain(self._scale(source, weight), weight.rule)
                     moves.append(Move(source, path, rule))
-                elif self._begins(slot) or not self._begun(weight):
+                elif self.family.zeros and (self._begins(slot) or not self._begun(weight)):
                     added[path] = self._zeros(weight)
         return Plan(
             tuple(moves),
@@ -106,13 +110,13 @@ class ToKeras:
                 f"give it with --optimizer {self.name}/learning_rate=0.001"
             )
         yield from self.arguments.notes()
+        yield from self._schedule()
 
     def variables(self) -> dict[str, tuple[Path, str]]:
         """Return the settings that are variables, each with its path and type."""
-        return {
-            "step": ((*self.top, attr("_iterations")), "int64"),
-            "learning_rate": ((*self.top, attr("_learning_rate")), "float32"),
-        }
+        step = {"step": ((*self.top, attr("_iterations")), "int64")}
+        rate = {"learning_rate": ((*self.top, attr("_learning_rate")), "float32")}
+        return step if self.scheduled else step | rate
 
     def moment(self, slot: str, target: Path) -> Path:
         """Return the path of a variable's moment."""
@@ -189,7 +193,8 @@ class ToKeras:
             display(self.moment(slot, weight.target))
             for weight in self.weights
             for slot in self.slots
-            if self._begun(weight) and not self._begins(slot) and self._source(slot, weight) is None
+            if self._source(slot, weight) is None
+            and (not self.family.zeros or (self._begun(weight) and not self._begins(slot)))
         ]
         if self.started and self.family is ADAM and not self.known.has("step"):
             lost.append(display(self.variables()["step"][0]))
@@ -204,6 +209,13 @@ class ToKeras:
             if buffer and not self.known.has("learning_rate", weight.source):
                 yield VELOCITY, weight
 
+    def _schedule(self) -> Iterator[str]:
+        if self.scheduled:
+            yield (
+                f"{self.name} has no learning rate: build it with its schedule, or give "
+                f"--optimizer {self.name}/learning_rate=... for a constant one"
+            )
+
     def _assumed(self) -> Iterator[str]:
         for name in self.variables():
             if name in self.known.defaults and not self.known.has(name, self._first):
@@ -211,7 +223,7 @@ class ToKeras:
         if self.family is SGD and not self.known.has("step"):
             yield f"{self.name} iterations = 0 (the source's SGD does not count its updates)"
         without = sum(not self._begun(weight) for weight in self.weights)
-        if self.started and without:
+        if self.started and without and self.family.zeros:
             yield f"{self.name}: zeros for the moments of {without} tensors that it never updated"
 
     def _idle(self) -> Iterator[Path]:

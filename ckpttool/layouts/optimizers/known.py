@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from ckpttool.layouts import canonical
 from ckpttool.layouts.canonical import Default
 from ckpttool.layouts.optimizers.families import (
+    ADAGRAD,
     ADAM,
     ADAMW,
     ADAMW_DEFAULTS,
@@ -134,6 +135,8 @@ class Known:
 def _by_settings(names: tuple[str, ...]) -> Family:
     if {"rho", "centered"} & set(names):
         return RMSPROP
+    if {"lr_decay", "initial_accumulator_value"} & set(names):
+        return ADAGRAD
     return SGD if {"nesterov", "dampening"} & set(names) else ADAM
 
 

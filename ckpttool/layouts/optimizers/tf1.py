@@ -1,7 +1,7 @@
 """What TensorFlow 1 does otherwise: slots below their variables, powers of betas for a count of updates.
 
-Sources: tensorflow/python/training/{adam,rmsprop,momentum,slot_creator}.py. RMSProp's mean of squares begins
-with ones there, and it always has a slot of momentum.
+Sources: tensorflow/python/training/{adam,rmsprop,momentum,adagrad,slot_creator}.py. RMSProp's mean of
+squares begins with ones there, and it always has a slot of momentum.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from ckpttool.errors import CkpttoolError
 from ckpttool.layouts import canonical
 from ckpttool.layouts.modules import Segments
-from ckpttool.layouts.optimizers.families import ADAM, FAMILIES, RMSPROP, SGD, Family
+from ckpttool.layouts.optimizers.families import ADAGRAD, ADAM, FAMILIES, RMSPROP, SGD, Family
 from ckpttool.layouts.table import Optimizer
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping.numbers import Given
@@ -42,11 +42,18 @@ def is_named(slots: Mapping[Path, Path], tree: Tree) -> bool:
     return any(_tail(tree[path]) for path in slots)
 
 
+def is_proximal(leaf: Leaf | ValueLeaf) -> bool:
+    """Whether a slot is called as tf.train.ProximalAdagradOptimizer's, which is no Adagrad."""
+    return isinstance(leaf, Leaf) and "ProximalAdagrad" in (leaf.name or leaf.key)
+
+
 def family(slots: Mapping[Path, Path], tree: Tree) -> Family | None:
     """Return the optimizer that these slots are of, by their kinds; None if there are none."""
     kinds = {leaf.slot for path in slots if isinstance(leaf := tree[path], Leaf)}
     if not kinds:
         return None
+    if kinds == {"accumulator"} and not any(leaf.slot == "linear" for _, leaf in tree.tensors()):
+        return ADAGRAD  # Ftrl has an accumulator too
     return RMSPROP if "rms" in kinds else SGD if kinds == {"momentum"} else ADAM
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttool.layouts import canonical
 from ckpttool.layouts.modules import Segments
-from ckpttool.layouts.optimizers.families import ADAM, FAMILIES, RMSPROP, SGD, TORCH_OTHERS, Family
+from ckpttool.layouts.optimizers.families import ADAGRAD, ADAM, FAMILIES, RMSPROP, SGD, TORCH_OTHERS, Family
 from ckpttool.layouts.optimizers.torch_groups import Group, Weight, groups, owners
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
 from ckpttool.leaf import Path, ValueLeaf
@@ -68,6 +68,8 @@ def _family(keys: set[str], slots: set[str]) -> Family:
         return ADAM
     if "alpha" in keys:
         return RMSPROP
+    if "lr_decay" in keys:
+        return ADAGRAD
     if keys & {"dampening", "nesterov"}:
         return SGD
     return next((family for family in FAMILIES if slots & family.torch_slots.keys()), ADAM)

@@ -23,7 +23,7 @@ from ckpttool.tree import Container, Tree
 
 _DICT, _LIST, _TUPLE = Container("dict"), Container("list"), Container("tuple")
 # What a default is not worth a word for: it changes no update, or the state itself says it.
-_SILENT = frozenset((*HOW, "maximize", "decoupled_weight_decay", "dampening", "centered"))
+_SILENT = frozenset((*HOW, "maximize", "decoupled_weight_decay", "dampening", "centered", "lr_decay"))
 
 
 class ToTorch:
@@ -186,7 +186,7 @@ class ToTorch:
             lost += [
                 f"{self.name}/state/{number}/{self.family.torch_slot(slot)}"
                 for weight in parameter.weights
-                for slot in dict.fromkeys(wanted if self._begun(parameter) else ())
+                for slot in dict.fromkeys(wanted if self._begun(parameter) or not self.family.zeros else ())
                 if not self._has(slot, weight) or self._lacks_rate(slot, weight)
             ]
         if self.started and self.family is ADAM and canonical.setting(self.name, "step") not in self.agent:
@@ -207,7 +207,9 @@ class ToTorch:
         if self.known.momentum_unknown:
             found.append(f"{self.name}: give its momentum, --optimizer {self.name}/momentum=0.9")
         if self.started and self._uncounted:
-            found.append(f"{self.name}: nobody tells its count of updates; RMSprop does not compute with it")
+            found.append(
+                f"{self.name}: its count of updates is not stored; {self.family.name} does not use it"
+            )
         scaled = [
             (slot, weight)
             for parameter in self.parameters
