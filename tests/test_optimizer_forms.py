@@ -162,6 +162,7 @@ def test_rates_that_differ_have_no_place_in_keras() -> None:
     assert {name.rpartition("/")[0] for name in left} == {
         f"{NAME}/learning_rate/{n}" for n in range(len(KERNELS))
     }
+    assert any("0.25" in note and "learning_rate" in note for note in plan.notes)
 
 
 def test_dampening_has_no_place_in_keras() -> None:

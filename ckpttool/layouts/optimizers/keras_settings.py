@@ -74,6 +74,14 @@ class Arguments:
             yield f"{known.name}: exclude from weight decay: {', '.join(plain)}"
         if self._decays and not self.decoupled:
             yield from self._penalties(rates)
+        for name in ("learning_rate", *self.family.constructed):
+            values = list(dict.fromkeys(repr(known.value(name, weight.source)) for weight in self.weights))
+            if len(values) > 1:
+                yield (
+                    f"{known.name}: {name} differs between the groups of PyTorch's optimizer "
+                    f"({' and '.join(values)}), and Keras's optimizer has one for all: --allow-missing takes "
+                    f"{values[0]}, and updates differ; --part of the network converts it alone"
+                )
         if BUFFER in known.slots and known.number("learning_rate") and not known.idle():
             yield f"{known.name}: momentum is multiplied by the learning rate, and rounded"
 
