@@ -17,6 +17,7 @@ import pytest
 from ckpttool.errors import CkpttoolError, MappingError, UsageError
 from ckpttool.formats.keras_tree.config import Config, with_flattened
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.ops import module_order
 from ckpttool.ops.convert import Conversion, convert
 from ckpttool.ops.digest import digest
 from ckpttool.ops.general_way import to_objects
@@ -1007,3 +1008,25 @@ def test_what_of_a_folder_cannot_be_read_is_named_or_refused(tmp_path: Path) -> 
     (folder / "optimizer.bin").write_bytes((folder / "optimizer.bin").read_bytes()[:300])
     with pytest.raises(CkpttoolError):
         open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_order_is_found_only_where_it_is_the_modules_own(seed: int) -> None:
+    draw = random.Random(seed)
+
+    def made(depth: int) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+        if depth == 0 or draw.random() < 0.3:
+            wide = draw.choice((1, 2, 3))
+            return [(("weight",), (wide, draw.choice((1, 2)))), (("bias",), (wide,))]
+        names = draw.sample("abcdefg", draw.randint(1, 4))
+        return [((name, *inner), shape) for name in names for inner, shape in made(depth - 1)]
+
+    found = 0
+    for _ in range(50):
+        parameters = made(3)
+        stored = sorted(parameters)
+        order = module_order.only(stored, [shape for _, shape in parameters], numbered=False)
+        if order is not None:
+            assert [stored[number] for number in order] == parameters
+            found += 1
+    assert found
