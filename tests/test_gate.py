@@ -35,7 +35,7 @@ from ckpttool.ops import candidates
 from ckpttool.ops.check import Check, check
 from ckpttool.ops.doctor import diagnose
 from ckpttool.source import File
-from ckpttool.wire import asked
+from ckpttool.wire import asked, pickle_reader
 from tests.bundle_writer import field
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process
 from tests.pickles import ACTING
@@ -336,6 +336,26 @@ def test_documents_of_this_repository_are_no_pickles() -> None:
 def scanned(tmp_path: Path, data: bytes) -> list[str]:
     (tmp_path / "x").write_bytes(data)
     return [each.name for each in code_scan.scan(File.stamp(str(tmp_path / "x"))).asks]
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("before", [0, 900, 1000, 1024, 16_000, 16_300, 16_384, 300_000])
+@pytest.mark.parametrize("after", [0, 1024, 20_000])
+def test_code_is_found_wherever_it_stands_in_a_pickle(
+    tmp_path: Path, before: int, after: int, protocol: int
+) -> None:
+    value = ["x" * before, *range(40), Acts(), "y" * after]
+    assert scanned(tmp_path, pickle.dumps(value, protocol)) == [f"{os.system.__module__}.system"]
+
+
+def test_a_small_pickle_is_gone_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    scan = pickle_reader.scan
+    monkeypatch.setattr(pickle_reader, "scan", lambda data: lengths.append(len(data)) or scan(data))
+    data = pickle.dumps({f"l{n}.weight": [float(n)] * 9 for n in range(99)}, 2)
+    assert 1024 < len(data) < 1 << 14
+    assert scanned(tmp_path, data) == []
+    assert lengths == [len(data)]
 
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

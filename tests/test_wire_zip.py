@@ -246,3 +246,68 @@ def test_single_bit_flips_are_refused_or_harmless(tmp_path):
 
 def test_checksum_is_the_data_s(tmp_path):
     assert opened(written(MEMBERS), tmp_path).members["a/one"].crc == zlib.crc32(MEMBERS["a/one"])
+
+
+def listings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Start with no archive kept, and collect the paths of those that are listed."""
+    listed: list[str] = []
+    read = wire._read
+
+    def counted(file: File, start: int, size: int) -> wire.Archive:
+        listed.append(file.path)
+        return read(file, start, size)
+
+    monkeypatch.setattr(wire, "_read", counted)
+    monkeypatch.setattr(wire, "_KEPT", wire._Kept())
+    return listed
+
+
+def archives(folder: Path, number: int) -> list[Path]:
+    paths = [folder / f"{n}.zip" for n in range(number)]
+    for path in paths:
+        path.write_bytes(written(MEMBERS))
+    return paths
+
+
+def test_archives_that_are_all_checked_first_are_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = listings(monkeypatch)
+    paths = archives(tmp_path, 64)
+    for path in [*paths, *paths]:
+        assert wire.read(File.stamp(str(path))).file.path == str(path)
+    assert listed == [str(path) for path in paths]
+
+
+def test_a_kept_archive_that_changed_is_listed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = listings(monkeypatch)
+    (path,) = archives(tmp_path, 1)
+    before = wire.read(File.stamp(str(path)))
+    path.write_bytes(written({"b/one": b"other bytes"}))
+    after = wire.read(File.stamp(str(path)))
+    assert (list(before.members), list(after.members)) == (list(MEMBERS), ["b/one"])
+    assert len(listed) == 2
+
+
+@pytest.mark.parametrize(("most", "value"), [("_MEMBERS", 9), ("_ARCHIVES", 3)])
+def test_the_archives_kept_are_bounded_and_the_newest(
+    most: str, value: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = listings(monkeypatch)
+    monkeypatch.setattr(wire, most, value)
+    paths = archives(tmp_path, 8)
+    for path in paths:
+        wire.read(File.stamp(str(path)))
+    listed.clear()
+    for path in reversed(paths):
+        wire.read(File.stamp(str(path)))
+    assert listed == [str(path) for path in reversed(paths[:-3])]
+
+
+def test_two_archives_are_kept_however_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = listings(monkeypatch)
+    monkeypatch.setattr(wire, "_MEMBERS", 1)
+    paths = archives(tmp_path, 2)
+    for path in [*paths, *paths]:
+        wire.read(File.stamp(str(path)))
+    assert len(listed) == 2

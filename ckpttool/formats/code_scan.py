@@ -21,12 +21,14 @@ from ckpttool import dtypes, limits, places
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.pickled import owner
+from ckpttool.formats.probe import HEAD
 from ckpttool.source import File, Part, Span, Storage
 from ckpttool.wire import zip as archives
 from ckpttool.wire.asked import CODE, Asked, merged, standing
 
 _DEPTH = 4  # archives and compressors inside one another
 _HEAD, _PIECE = 512, 4096
+_SMALL = 16 << 10
 _ZIP, _NPY, _TAR = b"PK\x03\x04", b"\x93NUMPY", b"ustar"
 # Storages of torch.save: raw numbers, which no loader unpickles (torch/serialization.py, _save).
 _STORAGE = re.compile(r"(?:[^/]+/)?(?:data|constants)/\d+")
@@ -175,7 +177,8 @@ class _Scan:
         marked = head.startswith(b"\x80")
         if not marked and not owner.may_begin(head, content.size):
             return
-        found, data = owner.grown(content.start, content.size)
+        # What begins as a pickle is one: a whole small one takes a single run.
+        found, data = owner.grown(content.start, content.size, _SMALL if marked else HEAD)
         if marked or owner.is_pickle(found, data, content.size):
             acting = (each for each in found.asked if each.verdict == CODE)
             self.asks += standing(acting, where) if where else acting

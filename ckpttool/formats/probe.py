@@ -86,7 +86,7 @@ class Probe:
             return frozenset()
         return frozenset(found if hidden(self.name) else (name for name in found if not hidden(name)))
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The last part of the path."""
         return os.path.basename(os.path.normpath(self.path))

@@ -79,9 +79,15 @@ class Optimizer:
     @property
     def own(self) -> dict[Segments, Path]:
         """The optimizer's own leaves by their names below it, in the order of the file."""
-        cut = len(self.prefix)
-        split = ((tuple(name.split("/")), path) for path, name in self.tree.names.items())
-        return {name[cut:]: path for name, path in split if name[:cut] == self.prefix}
+        if not self.prefix:
+            return {tuple(name.split("/")): path for path, name in self.tree.names.items()}
+        start = "/".join(self.prefix)
+        below, cut = f"{start}/", len(self.prefix)
+        return {
+            tuple(name.split("/"))[cut:]: path
+            for path, name in self.tree.names.items()
+            if name.startswith(below) or name == start
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +308,8 @@ def _optimizer(
     ours, _, head = table.optimizers[theirs].partition("/")
     mine = tuple(
         (path, move.target, move.rule)
-        for path, _ in tree.tensors()
-        for move in weights.get(path, ())
+        for path, places in weights.items()
+        for move in places
         if canonical.trains(ours, move.target) and (not head or move.target[1] == attr(head))
     )
     found = Optimizer(ours, (*root, *theirs.split("/")), tree, mine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -25,10 +26,16 @@ def surroundings(spec: EnvSpec, engine: str) -> dict[str, Any]:
         "observation": [[name, list(shape), dtype] for name, shape, dtype in spec.observation],
         "action": {name: [str(value) for value in bound.tolist()] for name, bound in bounds.items()},
         "engine": engine,
-        "versions": {**spec.versions, "numpy": importlib.metadata.version("numpy")},
+        "versions": {**spec.versions, "numpy": _numpy_version()},
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
     }
+
+
+@functools.cache
+def _numpy_version() -> str:
+    # Looked up among the installed packages, and wanted for every evaluation of a sweep.
+    return importlib.metadata.version("numpy")
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:

@@ -238,7 +238,9 @@ def canonical_tree(tree: Tree, moves: Moves) -> Tree:
         if move.target in leaves:
             _require_equal(leaves[move.target], leaf, display(move.target), tree.names[move.source])
         else:
-            leaves[move.target] = replace(leaf, of=None) if isinstance(leaf, Leaf) else leaf
+            leaves[move.target] = (
+                replace(leaf, of=None) if isinstance(leaf, Leaf) and leaf.of is not None else leaf
+            )
     return Tree(leaves)
 
 

@@ -6,10 +6,11 @@ record's count with the entries, and takes longer to import than a checkpoint ta
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from threading import Lock
 
 from ckpttool import limits, places
 from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
@@ -19,6 +20,8 @@ from ckpttool.wire import zip_directory, zip_members
 from ckpttool.wire.zip_records import DEFLATED, LOCAL, STORED, Member, Window, shown
 
 __all__ = ["DEFLATED", "LOCAL", "STORED", "Archive", "Member", "read"]
+
+_ARCHIVES, _MEMBERS = 256, 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,43 @@ def read(file: File, start: int = 0, size: int | None = None) -> Archive:
     `start` and `size` say where in the file the archive lies (an archive stored in another); members' offsets
     are those of the file.
     """
-    return _read(file, start, file.size - start if size is None else size, limits.current())
+    return _KEPT.read(file, start, file.size - start if size is None else size, limits.current())
 
 
-# The last answers are kept, because a format first asks whether an archive is its own and then reads it.
-@lru_cache(maxsize=2)
-def _read(file: File, start: int, size: int, _: Limits) -> Archive:
+class _Kept:
+    """The archives listed last: at most `_ARCHIVES` of `_MEMBERS` members together, and always the last two.
+
+    A format first checks whether an archive is its own and then reads it; of several checkpoints all are
+    checked before the first is read. The key has the file's stamp, so a changed file is listed anew.
+    """
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[tuple[File, int, int, Limits], Archive] = OrderedDict()
+        self._members = 0
+        self._lock = Lock()
+
+    def read(self, file: File, start: int, size: int, allowed: Limits) -> Archive:
+        """Return the archive that lies there; raise as the module's `read` does."""
+        key = (file, start, size, allowed)
+        with self._lock:
+            if (known := self._found.get(key)) is not None:
+                self._found.move_to_end(key)
+                return known
+        found = _read(file, start, size)
+        with self._lock:
+            if key not in self._found:
+                self._found[key] = found
+                self._members += len(found.members)
+            while len(self._found) > 2 and (self._members > _MEMBERS or len(self._found) > _ARCHIVES):
+                _, oldest = self._found.popitem(last=False)
+                self._members -= len(oldest.members)
+        return found
+
+
+_KEPT = _Kept()
+
+
+def _read(file: File, start: int, size: int) -> Archive:
     with nullcontext() if places.store(file.path) is not None else file.opened(start, size) as descriptor:
         window = Window(file, descriptor, start, size)
         try:

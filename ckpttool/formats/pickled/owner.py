@@ -90,15 +90,15 @@ def may_begin(head: bytes, size: int) -> bool:
     return head[0] not in _LENGTHY or 5 + int.from_bytes(head[1:5], "little") <= size
 
 
-def grown(start: Callable[[int], bytes], size: int) -> tuple[Scan, bytes]:
+def grown(start: Callable[[int], bytes], size: int, length: int = HEAD) -> tuple[Scan, bytes]:
     """Run the opcodes at the start of a file of `size` bytes, over as many bytes as they take.
 
-    `start` returns the first bytes of the file. Return the scan, and the bytes that it was made of.
+    `start` returns the first bytes of the file; `length` is how many are tried first. Return the scan, and
+    the bytes that it was made of.
     """
     # Not at the top: every command asks who owns a file.
     from ckpttool.wire.pickle_reader import scan
 
-    length = HEAD
     while True:
         data = start(min(length, size))
         found = scan(data)

@@ -93,17 +93,19 @@ class Kind:
     asked: bool = False
     refused: str | None = None
     _names: Mapping[str, Weight] = field(init=False, repr=False, compare=False)
+    _needed: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Know the weights by name."""
         object.__setattr__(self, "_names", {weight.name: weight for weight in self.weights})
+        object.__setattr__(self, "_needed", frozenset(w.name for w in self.weights if not w.optional))
 
     def fits(self, group: Group) -> bool:
         """Say whether these tensors, and no others, make such a layer."""
         return (
             bool(group)
             and group.keys() <= self._names.keys()
-            and all(w.name in group or w.optional for w in self.weights)
+            and group.keys() >= self._needed
             and all(len(leaf.shape) == self._names[name].rank for name, leaf in group.items())
             and (self.also is None or self.also(group))
         )
