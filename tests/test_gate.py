@@ -352,10 +352,20 @@ def test_a_small_pickle_is_gone_through_once(tmp_path: Path, monkeypatch: pytest
     lengths: list[int] = []
     scan = pickle_reader.scan
     monkeypatch.setattr(pickle_reader, "scan", lambda data: lengths.append(len(data)) or scan(data))
+    code_scan._acting.cache_clear()
     data = pickle.dumps({f"l{n}.weight": [float(n)] * 9 for n in range(99)}, 2)
     assert 1024 < len(data) < 1 << 14
-    assert scanned(tmp_path, data) == []
+    assert [scanned(tmp_path, data) for _ in range(3)] == [[]] * 3
     assert lengths == [len(data)]
+
+
+def test_small_pickles_that_differ_in_a_byte_are_told_apart(tmp_path: Path) -> None:
+    system = f"{os.system.__module__}.system"
+    acts, other = ACTS, ACTS.replace(b"system", b"tsyses")
+    assert len(acts) == len(other)
+    assert scanned(tmp_path, acts) == [system]
+    assert system not in scanned(tmp_path, other)
+    assert scanned(tmp_path, zipped({"one": acts, "two": acts})) == [system, system]
 
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

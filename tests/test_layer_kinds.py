@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ckpttool.mapping import generic
+from ckpttool.leaf import Leaf
+from ckpttool.mapping import generic, kinds
 from ckpttool.mapping.plan import build
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
+from ckpttool.source import File, Span
 from tests import keras_layers, tensorflow_child
 from tests.keras_layers import LAYERS
 from tests.trees import tensorflow_tree
@@ -186,3 +188,25 @@ def test_cells_of_tensorflow_1_and_cudnn(name: str, module: str, folder: Path) -
     np.testing.assert_allclose(made, cells[f"{name}/outputs"], rtol=0, atol=TOLERANCE)
     assumed = [said for said in plan.assumed if "forget bias" in said]
     assert len(assumed) == (name in ("one", "two"))
+
+
+def leaf(rank: int) -> Leaf:
+    return Leaf("float32", (2,) * rank, Span(File("x", 0, 0, 0), 0, 0), "x")
+
+
+@pytest.mark.parametrize("kind", kinds.KINDS, ids=lambda kind: f"{kind.framework} {kind.name} {kind.form}")
+def test_kinds_found_by_their_names_are_all_that_fit(kind: kinds.Kind) -> None:
+    whole = {weight.name: leaf(weight.rank) for weight in kind.weights}
+    groups = [
+        whole,
+        {w.name: leaf(w.rank) for w in kind.weights if not w.optional},
+        *({name: each for name, each in whole.items() if name != left} for left in whole),
+        {name: leaf(len(each.shape) + 1) for name, each in whole.items()},
+        {**whole, "more": leaf(1)},
+        {},
+    ]
+    for group in groups:
+        for framework in ("torch", "tensorflow"):
+            fitting = [each for each in kinds.KINDS if each.framework == framework and each.fits(group)]
+            plain = tuple(each for each in fitting if each.modules is None)
+            assert kinds.candidates(group, framework) == plain

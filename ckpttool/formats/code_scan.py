@@ -13,8 +13,9 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ckpttool import dtypes, limits, places
@@ -22,6 +23,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats.pickled import owner
 from ckpttool.formats.probe import HEAD
+from ckpttool.limits import Limits
 from ckpttool.source import File, Part, Span, Storage
 from ckpttool.wire import zip as archives
 from ckpttool.wire.asked import CODE, Asked, merged, standing
@@ -178,10 +180,14 @@ class _Scan:
         if not marked and not owner.may_begin(head, content.size):
             return
         # What begins as a pickle is one: a whole small one takes a single run.
-        found, data = owner.grown(content.start, content.size, _SMALL if marked else HEAD)
-        if marked or owner.is_pickle(found, data, content.size):
-            acting = (each for each in found.asked if each.verdict == CODE)
-            self.asks += standing(acting, where) if where else acting
+        if marked and content.size <= _SMALL:
+            acting = _acting(content.start(content.size), limits.current())
+        else:
+            found, data = owner.grown(content.start, content.size, _SMALL if marked else HEAD)
+            if not marked and not owner.is_pickle(found, data, content.size):
+                return
+            acting = _only_code(found.asked)
+        self.asks += standing(acting, where) if where else acting
 
     def _array(self, head: bytes, content: _Content, where: str) -> None:
         """Look at the pickle behind the header of an array of objects (numpy/lib/_format_impl.py)."""
@@ -257,6 +263,19 @@ class _Scan:
             raise limits.exceeded("unpacked_bytes", "it unpacks to too much", None)
         self.room -= len(data)
         return data
+
+
+@lru_cache(maxsize=8)
+def _acting(pickle: bytes, _: Limits) -> tuple[Asked, ...]:
+    """Return the names in a pickle that act. Checkpoints of one run often have the same small pickle."""
+    # Not at the top: most files that are looked into are no pickles.
+    from ckpttool.wire.pickle_reader import scan
+
+    return _only_code(scan(pickle).asked)
+
+
+def _only_code(asked: Iterable[Asked]) -> tuple[Asked, ...]:
+    return tuple(each for each in asked if each.verdict == CODE)
 
 
 def _inside(where: str, name: str) -> str:

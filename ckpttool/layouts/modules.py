@@ -73,13 +73,14 @@ def root_of(names: Sequence[Segments], components: Mapping[str, str], *, rooted:
     `rooted` allows one object between the top and the components, as in `Checkpoint(policy=agent)`.
     """
     found: dict[Segments, set[str]] = {}
-    theirs = [tuple(name.split("/")) for alternatives in components for name in alternatives.split("+")]
+    theirs = {tuple(name.split("/")) for alternatives in components for name in alternatives.split("+")}
+    lengths = {len(name) for name in theirs}
     for segments in names:
         for depth in range(2 if rooted else 1):
-            for name in theirs:
-                stop = depth + len(name)
-                if len(segments) > stop and segments[depth:stop] == name:
-                    found.setdefault(segments[:depth], set()).add("/".join(name))
+            for length in lengths:
+                stop = depth + length
+                if len(segments) > stop and segments[depth:stop] in theirs:
+                    found.setdefault(segments[:depth], set()).add("/".join(segments[depth:stop]))
     if not found:
         return None
     return max(found, key=lambda root: (len(found[root]), -len(root)))

@@ -227,6 +227,8 @@ def _chain(found: Sequence[Entry], root: tuple[str, ...], theirs: str, table: Ta
     for name in names:
         prefix = (*root, *name.split("/"))
         mine = [entry for entry in found if entry.segments[: len(prefix)] == prefix]
+        if not mine:
+            return ()
         # Layers of several modules are told apart by the modules' names.
         own = modules(mine, len(prefix) - (len(names) > 1), table.framework, matrices=table.matrices)
         if not own:
@@ -313,7 +315,7 @@ def _optimizer(
         if canonical.trains(ours, move.target) and (not head or move.target[1] == attr(head))
     )
     found = Optimizer(ours, (*root, *theirs.split("/")), tree, mine)
-    return table.optimizer(found) if found.own or ours != canonical.JOINT else None
+    return table.optimizer(found) if ours != canonical.JOINT or found.own else None
 
 
 def _counters(tree: Tree, root: tuple[str, ...], table: Table) -> tuple[Move, ...]:

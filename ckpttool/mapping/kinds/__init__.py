@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 
 from ckpttool.leaf import Leaf
 from ckpttool.mapping.kinds import attention, convolutions, dense, norms, recurrent, tf1_cells
@@ -44,6 +45,17 @@ SPELLING: dict[tuple[str, str], Kind] = {}
 for _kind in KINDS:
     SPELLING.setdefault((_kind.framework, _kind.name), _kind)
 
+
+@cache
+def _by_names() -> Mapping[tuple[str, frozenset[str]], tuple[Kind, ...]]:
+    """Return a framework's kinds by the names that their tensors have: few of many fit any module's."""
+    found: dict[tuple[str, frozenset[str]], tuple[Kind, ...]] = {}
+    for kind in KINDS:
+        for names in kind.namings:
+            found[kind.framework, names] = (*found.get((kind.framework, names), ()), kind)
+    return found
+
+
 # What agents' networks are made of, and whose spellings their codebases use.
 _OF_AGENTS = frozenset(("dense", "layer_norm"))
 _FORMS_OF_AGENTS = frozenset(("", "sonnet"))
@@ -54,7 +66,7 @@ def candidates(group: Mapping[str, Leaf], framework: str, module: str = "") -> t
 
     A kind that the module's name tells is the only one.
     """
-    fitting = [kind for kind in KINDS if kind.framework == framework and kind.fits(group)]
+    fitting = [kind for kind in _by_names().get((framework, frozenset(group)), ()) if kind.fits(group)]
     named = [kind for kind in fitting if kind.modules is not None and re.fullmatch(kind.modules, module)]
     return tuple(named or (kind for kind in fitting if kind.modules is None))
 

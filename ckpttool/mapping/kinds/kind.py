@@ -6,8 +6,9 @@ two biases and its gates stand in one order, the three projections of an attenti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -109,6 +110,13 @@ class Kind:
             and all(len(leaf.shape) == self._names[name].rank for name, leaf in group.items())
             and (self.also is None or self.also(group))
         )
+
+    @property
+    def namings(self) -> Iterator[frozenset[str]]:
+        """Every set of names that the tensors of such a layer may have."""
+        optional = self._names.keys() - self._needed
+        for number in range(len(optional) + 1):
+            yield from (self._needed.union(more) for more in combinations(optional, number))
 
     def read(self, group: Group, told: Told = UNTOLD) -> Way:
         """Return the way of stored tensors to canonical ones; raise MappingError if there is none."""
