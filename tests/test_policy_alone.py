@@ -420,9 +420,90 @@ def test_torchscript_is_followed_to_its_activations_and_scale(
 
 def test_torchscript_that_is_no_chain_is_not_played_as_one(tmp_path: Path) -> None:
     torch.jit.script(Summed().eval()).save(str(tmp_path / "a.pt"))
-    with pytest.raises(UsageError) as error:
-        played(tmp_path / "a.pt")
-    assert "--activation" in str(error.value.hint)
+    with pytest.raises(UnsupportedError):
+        played(tmp_path / "a.pt", GIVEN)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y: torch.clamp(y, max=0.3),
+        lambda y: nn.functional.leaky_relu(y, 0.2),
+        lambda y: nn.functional.gelu(y, approximate="tanh"),
+        lambda y: y[:, torch.arange(7, -1, -1)],
+    ],
+)
+def test_facts_complete_no_torchscript_whose_code_computes_something_else(
+    change: Any, tmp_path: Path
+) -> None:
+    class Changed(Plain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.l2(change(self.l1(self.l3(x))))
+
+    torch.jit.trace(Changed().eval(), torch.zeros(1, 3)).save(str(tmp_path / "a.pt"))
+    with pytest.raises(CkpttoolError):
+        played(tmp_path / "a.pt", GIVEN)
+
+
+def test_a_sequential_of_names_is_played_in_its_own_order(tmp_path: Path) -> None:
+    """Neither the alphabet nor numbers in names are the order of `_modules`."""
+    layers = [
+        nn.Linear(3, 8),
+        nn.Tanh(),
+        nn.Linear(8, 8),
+        nn.ReLU(),
+        nn.Linear(8, 8),
+        nn.ELU(),
+        nn.Linear(8, 1),
+    ]
+    for names in ("abfgdec", "acdbefg"):
+        named = nn.Sequential(OrderedDict(zip([f"l_{n}" for n in names], layers, strict=True))).eval()
+        torch.save(named, tmp_path / "a.pt")
+        close(played(tmp_path / "a.pt", AgentFacts(action_low=-9, action_high=9))[0], wanted(named))
+    shared = nn.Tanh()
+    twice = nn.Sequential(OrderedDict(z=layers[0], y=shared, x=layers[2], w=shared, v=layers[6])).eval()
+    torch.save(twice, tmp_path / "a.pt")
+    close(played(tmp_path / "a.pt", AgentFacts(action_low=-9, action_high=9))[0], wanted(twice))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        nn.LeakyReLU(0.3),
+        nn.GELU("tanh"),
+        nn.Softplus(1, 0.1),
+        nn.Softplus(2),
+        nn.ELU(0.5),
+        nn.Hardtanh(),
+        nn.CELU(),
+        nn.Softsign(),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_pickled_activation_that_has_no_equal_is_not_replaced(
+    activation: nn.Module, last: bool, tmp_path: Path
+) -> None:
+    layers = [nn.Linear(3, 8), nn.Tanh() if last else activation, nn.Linear(8, 1), activation]
+    torch.save(nn.Sequential(*layers[: 4 if last else 3]), tmp_path / "a.pt")
+    with pytest.raises(UnsupportedError):
+        played(tmp_path / "a.pt", GIVEN)
+
+
+@pytest.mark.parametrize("name", ["obs_std", "std", "running_std", "input_sigma", "obs_log_std"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_spread_of_observations_is_not_that_of_actions(name: str, inside: bool, tmp_path: Path) -> None:
+    state = {f"actor.{k}": v for k, v in Actor().state_dict().items()}
+    state |= {f"actor.{name}" if inside else name: torch.rand(3) + 0.5}
+    with pytest.raises(UnsupportedError):
+        played(saved(tmp_path / "a.pt", state), GIVEN)
+
+
+def test_a_sequential_without_an_activation_between_two_layers_gets_none(tmp_path: Path) -> None:
+    layers = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    with pytest.raises(UnsupportedError):
+        played(saved(tmp_path / "a.pt", layers.state_dict()), GIVEN)
+    listed = nn.ModuleList([nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 1)])
+    played(saved(tmp_path / "a.pt", listed.state_dict()), GIVEN)
 
 
 def test_a_sequential_of_named_parts_computes_in_the_order_of_the_file(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """Follows a SavedModel's serving function, a graph of operations, to the steps that a policy computes.
 
 Sources: tensorflow/core/framework/graph.proto, function.proto, node_def.proto, attr_value.proto and
-tensor.proto. Nothing is executed; a function that is not one chain of known operations is left to the names
-of the layers.
+tensor.proto. Nothing is executed; a function that is not one chain of known operations is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ckpttool import limits
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError
+from ckpttool.errors import CkpttoolError, UnsupportedError
 from ckpttool.formats import saved_model
 from ckpttool.formats.saved_model import join, messages, objects
 from ckpttool.formats.saved_model.messages import Meter
@@ -76,17 +75,25 @@ class _Function:
 
 
 def of_saved_model(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
-    """Return the steps of a SavedModel's serving function, None if there is none that can be followed."""
+    """Return the steps of a SavedModel's serving function, None if the checkpoint has none.
+
+    Raise UnsupportedError for one that cannot be followed: it may compute anything of its layers.
+    """
     file = next((f for f in checkpoint.files if f.path.endswith(f"/{saved_model.GRAPH}")), None)
     if checkpoint.format != saved_model.NAME or file is None:
         return None
     try:
         return _followed(checkpoint.tree, file)
     except (_UnknownError, CkpttoolError, RecursionError, struct.error):
-        return None
+        raise UnsupportedError(
+            "the SavedModel's graph is not one chain of known operations",
+            file=checkpoint.path,
+            hint="if its layers are one chain all the same: ckpttool convert writes them without the graph, "
+            "--to torch, and eval takes that file with --activation",
+        ) from None
 
 
-def _followed(tree: Tree, file: File) -> tuple[Step, ...]:
+def _followed(tree: Tree, file: File) -> tuple[Step, ...] | None:
     if file.size > limits.current().graph_bytes:
         raise _UnknownError
     meter = Meter()
@@ -96,6 +103,8 @@ def _followed(tree: Tree, file: File) -> tuple[Step, ...]:
     found = objects.parse(graphs[0].objects, meter)
     numbers = join.by_objects(tree, found).numbers
     signatures = dict(join.signatures(found))
+    if not signatures:
+        return None
     chosen = signatures.get("serving_default") or (next(iter(signatures.values()), None))
     if chosen is None or (len(signatures) > 1 and "serving_default" not in signatures):
         raise _UnknownError

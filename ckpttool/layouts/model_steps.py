@@ -149,6 +149,21 @@ _KERAS = {
     **{n: n for n in ("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus", "linear")},
     "swish": "silu",
 }
+# Further functions of keras/src/activations/__init__.py, of both versions: no policy here computes them.
+_OTHER_KERAS = frozenset(
+    (
+        "leaky_relu",
+        "selu",
+        "celu",
+        "relu6",
+        "softsign",
+        "hard_sigmoid",
+        "hard_silu",
+        "hard_swish",
+        "hard_tanh",
+    )
+) | {"hard_shrink", "soft_shrink", "tanh_shrink", "squareplus", "mish", "exponential", "softmax", "glu"}
+_OTHER_KERAS |= {"log_softmax", "log_sigmoid", "sparse_plus", "sparse_sigmoid", "sparsemax", "threshold"}
 _SKIPPED = frozenset(
     ("InputLayer", "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "Identity")
 )
@@ -242,10 +257,9 @@ def _keras_layer(cls: str, name: Name, state: dict[str, Any]) -> Iterator[Step]:
         return
     if cls == "Dense":
         yield Step("dense", name)
-        said = state.get("activation", "linear" if "units" in state else None)
-        yield Step("activation", name, _KERAS.get(str(said)))
+        yield _keras_activation(name, state.get("activation", "linear" if "units" in state else None))
     elif cls == "Activation":
-        yield Step("activation", name, _KERAS.get(str(state.get("activation"))))
+        yield _keras_activation(name, state.get("activation"))
     elif cls in _LAYERS and _is_plain(cls, state):
         yield Step("activation", name, _LAYERS[cls])
     elif cls == "LayerNormalization" and state.get("axis", [-1]) in ([-1], -1, [1], 1):
@@ -259,6 +273,15 @@ def _keras_layer(cls: str, name: Name, state: dict[str, Any]) -> Iterator[Step]:
         yield Step("code", name, "Lambda")
     else:
         yield Step("unknown", name, cls)
+
+
+def _keras_activation(name: Name, said: Any) -> Step:
+    """Return the step of an activation; one that is named and has no equal here is unknown."""
+    if isinstance(said, str) and said in _KERAS:
+        return Step("activation", name, _KERAS[said])
+    if isinstance(said, str) and said in _OTHER_KERAS:
+        return Step("unknown", name, said)
+    return Step("activation", name, None)
 
 
 def _is_plain(cls: str, state: dict[str, Any]) -> bool:
@@ -301,7 +324,8 @@ def is_hooked(module: Whole) -> bool:
 
 
 def _torch_steps(module: Whole, title: str) -> Iterator[Step]:
-    for child in (n for n in module.classes if n.rpartition(".")[0] == title and (title or "." not in n)):
+    # A Sequential applies its parts in the order of `_modules`, which is that of the file, not of the names.
+    for child in [n for n in module.classes if n.rpartition(".")[0] == title and (title or "." not in n)]:
         cls, name = module.classes[child], tuple(child.split("."))
         short = cls.removeprefix(_TORCH)
         if cls == _SEQUENTIAL:
@@ -313,7 +337,8 @@ def _torch_steps(module: Whole, title: str) -> Iterator[Step]:
             yield Step("layer_norm", name, float(epsilon) if isinstance(epsilon, int | float) else 1e-5)
         elif short.startswith(_PASSED):
             continue
-        elif short.startswith("activation."):
-            yield Step("activation", name, module.activation(child))
+        elif (activation := module.activation(child)) is not None:
+            yield Step("activation", name, activation)
         else:
-            yield Step("unknown", name, cls)
+            # The file names the function, so that no other one may be given in its place.
+            yield Step("unknown", name, short.removeprefix("activation."))

@@ -41,6 +41,9 @@ _CRITIC = re.compile(
 )
 _SLOW = re.compile(r"target|(^|_)(ema|old|slow)(_|$)")
 _DEVIATION = re.compile(r"log_?(std|sigma|scale|var)|(^|_)(std|sigma|logstd)(_|$|\d)")
+_OBSERVED = re.compile(
+    r"(^|[_/.])(obs|observations?|states?|inputs?|running|rms|norm|normali[sz]er)([_/.]|$)"
+)
 _TEMPERATURE = re.compile(r"^(log_?)?(alpha|temperature|ent_coef)$")
 # Words of the names of tensors beside a network: what goes into it or comes out of it, how training went,
 # and what may change what goes in or comes out.
@@ -377,7 +380,7 @@ def _loose(
         for name, entry in group.tensors.items() if group.kind is None else ():
             if name in _MAP:
                 action_map[name] = entry
-            elif name in LOG_STD or _DEVIATION.search(name) or _TEMPERATURE.search(name):
+            elif name in LOG_STD or _is_of_actions(name, entry, layers) or _TEMPERATURE.search(name):
                 notes.append(f"{'/'.join(entry.segments)} is left out: the policy is deterministic")
             elif surroundings.may_act(entry):
                 strange.append("/".join(entry.segments))
@@ -394,6 +397,15 @@ def _loose(
     if beside:
         notes.append(f"not part of the policy: {some(beside, 4)}")
     return action_map, tuple(notes)
+
+
+def _is_of_actions(name: str, entry: Entry, layers: Sequence[Module]) -> bool:
+    """Say whether a tensor is the spread of the actions by its name and size: not that of observations."""
+    widths = {layer.width_out for layer in layers if _is_dense(layer)}
+    widths -= {layer.width_in for layer in layers if _is_dense(layer)}
+    size = entry.leaf.size
+    observed = _OBSERVED.search("/".join(entry.segments).lower())
+    return _DEVIATION.search(name) is not None and not observed and (size == 1 or size in widths)
 
 
 def _is_deviation(layer: Module, dense: Sequence[Module]) -> bool:
@@ -533,7 +545,10 @@ def _follows(dense: Module, norm: Module) -> bool:
 
 
 def _require_sequential(chain: Sequence[Module], file: str) -> None:
-    """Raise UnsupportedError where a Sequential has something between a dense layer and its norm."""
+    """Raise UnsupportedError where a Sequential has a norm elsewhere, or no activation between two layers.
+
+    Layers that are numbered without a gap throughout are a ModuleList's, whose activations are code.
+    """
     for one, two in pairwise(chain):
         if _is_numbered(one) and _is_numbered(two) and not _is_dense(two) and not _follows(one, two):
             raise UnsupportedError(
@@ -541,6 +556,21 @@ def _require_sequential(chain: Sequence[Module], file: str) -> None:
                 file=file,
                 path="/".join(two.name),
                 found=f"{'/'.join(one.name)} before it",
+            )
+    pairs = [(one, two) for one, two in pairwise(chain) if _is_numbered(one) and _is_numbered(two)]
+    gaps = {
+        (one.name, two.name): int(two.name[-1]) - int(one.name[-1])
+        for one, two in pairs
+        if one.name[:-1] == two.name[:-1] and _is_dense(two)
+    }
+    for (before, name), gap in gaps.items():
+        apart = [other for (_, each), other in gaps.items() if each[:-1] == name[:-1]]
+        if gap == 1 and max(apart) > 1:
+            raise UnsupportedError(
+                "a Sequential has no activation between two layers",
+                file=file,
+                path="/".join(name),
+                found=f"{'/'.join(before)} before it",
             )
 
 

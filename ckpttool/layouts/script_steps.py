@@ -2,7 +2,8 @@
 
 An archive's `code/` is a small language of assignments and calls that looks like Python
 (torch/csrc/jit/serialization/python_print.cpp). A forward that is one chain of known operations is followed;
-anything else is left to the names of the layers.
+anything else is
+refused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError
+from ckpttool.errors import CkpttoolError, UnsupportedError
 from ckpttool.formats.torch_pickle import names, script
 from ckpttool.layouts.model_steps import Step, Weights
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr
@@ -62,7 +63,10 @@ class _Flow:
 
 
 def of_script(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
-    """Return the steps of a TorchScript archive's forward, None if it is none or cannot be followed."""
+    """Return the steps of a TorchScript archive's forward, None if the checkpoint is no such archive.
+
+    Raise UnsupportedError for code that cannot be followed: it may compute anything of its layers.
+    """
     root = checkpoint.tree.containers.get(())
     if root is None or not (root.name or "").startswith(f"{_TOP}.") or len(checkpoint.files) != 1:
         return None
@@ -72,6 +76,9 @@ def of_script(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
         if not script.is_script(archive.members, top):
             return None
         texts = script.texts(archive.members, top, archive.source)
+    except CkpttoolError:
+        return None
+    try:
         return _Reader(checkpoint.tree, texts).forward()
     except (
         _UnknownError,
@@ -82,7 +89,12 @@ def of_script(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
         MemoryError,
         OverflowError,
     ):
-        return None
+        raise UnsupportedError(
+            "the TorchScript code is not one chain of known operations",
+            file=checkpoint.path,
+            hint="if its layers are one chain all the same: ckpttool convert writes them without the code, "
+            "--to torch, and eval takes that file with --activation",
+        ) from None
 
 
 @dataclass

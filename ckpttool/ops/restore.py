@@ -144,6 +144,8 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
         own = replace(own, sidecar=facts.over(own.sidecar))
     own = _spread(own, binding, tree)
     notes = (*own.notes, *used, *knowledge.untold(binding, own.sidecar))
+    if binding.layout == NO_LAYOUT:
+        notes = (*notes, *binding.moves.notes)
     other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})
     if other:
         notes = (*notes, f"weights stored as {', '.join(other)} are run as float32")
