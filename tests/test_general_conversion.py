@@ -830,6 +830,95 @@ def test_two_biases_that_become_one_stop_an_optimizer_but_not_a_network(tmp_path
     assert converted(source, tmp_path / "part", part="model").written
 
 
+def test_a_layer_of_two_names_has_one_moment(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    first, last = nn.Linear(3, 3), nn.Linear(3, 3)
+    net: Any = nn.ModuleDict({"a": first, "last": last, "b": first})
+    optimizer = stepped(net.parameters(), nn.Sequential(first, last, first))
+    content = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    source = saved(tmp_path / "x.pt", content)
+    done = converted(source, tmp_path)
+    assert done.written, done.report
+    tree = open_checkpoint(done.target).tree
+    slots = [path for path, leaf in tree.tensors() if leaf.slot == "m"]
+    assert len(slots) == len(optimizer.state_dict()["state"]) == 4
+    back = convert(done.target, str(tmp_path / "back.pt"), to="torch", sync=False)
+    found = torch.load(back.target)["optimizer"]["state"]
+    for number, state in optimizer.state_dict()["state"].items():
+        torch.testing.assert_close(found[number]["exp_avg"], state["exp_avg"], rtol=0, atol=0)
+
+
+def unusual(folder: Path) -> dict[str, Any]:
+    """Write models whose optimizers their files describe by class or wrap; return Adam's first moment."""
+    import keras
+
+    optimizers, found = keras.optimizers, {}
+    for title, optimizer in {
+        "plain_sgd": optimizers.SGD(RATE),
+        "adamw": optimizers.AdamW(RATE),
+        "clipped": optimizers.Adam(RATE, clipnorm=0.5),
+        "scaled": optimizers.LossScaleOptimizer(optimizers.Adam(RATE)),
+        "recurrent": optimizers.Adam(RATE),
+    }.items():
+        recurrent = title == "recurrent"
+        first = keras.layers.SimpleRNN(3) if recurrent else keras.layers.Dense(3)
+        net = keras.Sequential([keras.Input((4, 2) if recurrent else (2,)), first])
+        net.compile(optimizer, "mse")
+        net.fit(np.ones((4, 4, 2) if recurrent else (4, 2)), np.ones((4, 3)), epochs=2, verbose=0)
+        net.save_weights(folder / f"{title}.weights.h5")
+        net.save(folder / f"{title}.keras")
+        held = getattr(optimizer, "inner_optimizer", optimizer)
+        moments = [np.asarray(v).T.tolist() for v in held.variables if "momentum" in v.path]
+        found[title] = moments[0] if moments else None
+    return found
+
+
+@pytest.fixture(scope="module")
+def unusual_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    tensorflow_child.require("torch", "tensorflow", "keras")
+    folder = tmp_path_factory.mktemp("unusual")
+    return folder, tensorflow_child.run(__file__, "unusual", folder)
+
+
+@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
+def test_the_class_of_an_optimizer_is_that_of_the_file(
+    suffix: str, unusual_files: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    import torch
+
+    folder, expected = unusual_files
+    group = torch.load(converted(folder / f"plain_sgd{suffix}", tmp_path, "torch").target)["optimizer"]
+    assert group["param_groups"][0]["momentum"] == 0
+    assert "betas" not in group["param_groups"][0]
+    group = torch.load(converted(folder / f"adamw{suffix}", tmp_path, "torch", force=True).target)[
+        "optimizer"
+    ]
+    assert group["param_groups"][0]["weight_decay"] == 0.004
+    found = torch.load(converted(folder / f"scaled{suffix}", tmp_path, "torch", force=True).target)
+    assert [name for name in found if name.startswith("opt")] == ["optimizer"]
+    np.testing.assert_array_equal(
+        found["optimizer"]["state"][0]["exp_avg"].numpy(), np.float32(expected["scaled"])
+    )
+
+
+@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
+def test_a_sum_of_two_biases_stops_its_optimizer_in_every_file(
+    suffix: str, unusual_files: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    done = converted(unusual_files[0] / f"recurrent{suffix}", tmp_path, "torch")
+    assert not done.written
+    assert done.report.unused
+
+
+def test_the_clipping_of_gradients_is_named(
+    unusual_files: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    done = converted(unusual_files[0] / "clipped.keras", tmp_path, "torch")
+    assert any("clipnorm = 0.5" in note for note in done.report.notes)
+
+
 def test_a_gru_keeps_both_biases_and_its_optimizer(tmp_path: Path) -> None:
     import torch
     from torch import nn

@@ -364,12 +364,12 @@ def _parts(
             notes.append(f"{name} is left out: a value head, by its name")
         else:
             layers.append(layer)
-    action_map, more = _loose(network, file, surroundings)
+    action_map, more = _loose(network, layers, file, surroundings)
     return tuple(layers), action_map, (*notes, *more)
 
 
 def _loose(
-    network: _Network, file: str, surroundings: _Surroundings
+    network: _Network, layers: Sequence[Module], file: str, surroundings: _Surroundings
 ) -> tuple[dict[str, Entry], tuple[str, ...]]:
     """Return the buffers of the action's map, and notes on the other tensors that are of no layer."""
     action_map: dict[str, Entry] = {}

@@ -463,6 +463,8 @@ class _ToTensorFlow:
             summed = len(parts) < len(steps(rule))
             if source not in trained:
                 continue
+            if any((move.source, move.rule) == (self.canonical[source], chained(*parts)) for move in weights):
+                continue  # a layer that has several names is one in Keras, with one moment
             if summed and any(move.target == paths[name] for move in weights):
                 twice[source] = paths[name]
                 continue
@@ -541,15 +543,20 @@ class _ToTorch:
 
     def __init__(self, tree: Tree, given: Sequence[Choice], told: _Told) -> None:
         self.tree, self.told = tree, told
-        self.tops = _keras_tops(tree)
-        state = frozenset(path for own in self.tops.values() for path in own)
+        tops = _keras_tops(tree)
+        state = frozenset(path for own in tops.values() for path in own)
+        # An optimizer around another one (LossScaleOptimizer) has no moments: PyTorch gets the inner one.
+        self.around = frozenset(
+            top for top in tops if any(top != other and other[:-1] == top for other in tops) and top
+        )
+        self.tops = {top: own for top, own in tops.items() if top not in self.around}
         placed = generic.placed_torch(tree, given)
         placed = placed._replace(done=tuple((a, b, _named(c)) for a, b, c in placed.done))
         sources = [path for _, done, _ in placed.done for path, _, _ in done.moves]
         self.root = self._is_root(sources)
         self.heads = frozenset(path[:1] for path in sources)
         # What optimizers without slots have: counts and settings, which belong to no parameter.
-        self.idle: set[Path] = set()
+        self.idle: set[Path] = {path for top in self.around for path in tops[top]}
         self.networks = _Networks(tree, placed, state, self._inside)
         self._order_units()
 
@@ -653,6 +660,7 @@ class _ToTorch:
 
     def _optimizer_place(self, top: Path, containers: Mapping[Path, Container]) -> Path:
         """Return the entry of an optimizer: its own name, unless that lies in a network's state_dict."""
+        top = top[:-1] if top[:-1] in self.around else top
         place = tuple(key(str(step.value)) for step in top) or (key(_OPTIMIZER),)
         if len(place) > 1 and (self.root or top[:1] in self.heads):
             alone = len(self.tops) == 1 and (key(_OPTIMIZER),) not in containers
@@ -667,9 +675,13 @@ class _ToTorch:
                 trained[source] = None
         self.canonical = _canonical_paths({p: tuple(self.tree.names[p].split("/")) for p in trained})
         states: list[State] = []
-        notes: list[str] = []
+        notes = [
+            f"{display(top)} wraps the optimizer that is converted: PyTorch scales the loss elsewhere"
+            for top in sorted(self.around, key=display)
+        ]
         for top, own in self.tops.items():
             title = display(top) or self.unnamed
+            notes += self._clipped(top, title)
             slots = [
                 leaf for path in own if isinstance(leaf := self.tree[path], Leaf) and leaf.role == "slot"
             ]
@@ -713,6 +725,25 @@ class _ToTorch:
         held = self.tree.containers.get(top)
         return held.name.lower() if held is not None and held.kind == "module" and held.name else None
 
+    def _named(self, agent: Tree, state: State) -> Tree:
+        """Return the tree with the count of updates named after the class that the file has for it."""
+        path = canonical.setting(state.name, "step")
+        leaf, cls = agent.get(path), self._class(state.top)
+        if cls is None or not isinstance(leaf, Leaf) or leaf.name:
+            return agent
+        return Tree({**agent, path: replace(leaf, name=f"{cls}/iteration")}, agent.aliases, agent.containers)
+
+    def _clipped(self, top: Path, title: str) -> Iterator[str]:
+        """Yield a note for each setting that changes updates and that PyTorch has outside of optimizers."""
+        held = self.tree.containers.get(top)
+        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        for name in ("clipnorm", "global_clipnorm", "clipvalue"):
+            if state.get(name) is not None:
+                yield (
+                    f"{title} has {name} = {state[name]}: PyTorch's optimizers do not clip gradients, "
+                    "the program must do so before each step"
+                )
+
     def _configured(self, top: Path) -> dict[str, float | bool | str | None]:
         """Return the settings that the optimizer's configuration in the file holds."""
         held = self.tree.containers.get(top)
@@ -744,8 +775,7 @@ class _ToTorch:
                     more += [
                         replace(move, target=(*move.target, attr("second")))
                         for move in state.moves.moves
-                        if move.target[2:] == self.canonical[source][1:]
-                        and move.source in (state.moves.of or {})
+                        if (state.moves.of or {}).get(move.source) == source
                     ]
                     weights.append(Move(own, paths[twin], rule))
                     doubled.append(".".join(twin))
@@ -753,6 +783,7 @@ class _ToTorch:
 
         def write(agent: Tree) -> Plan:
             self.told.require_free(state.name, agent)
+            agent = self._named(agent, state)
             made = optimizers.ToTorch(state.name, weights, agent, told, state.moves.defaults).plan(place)
             said = differences.notes(agent, "tensorflow", "torch", (state.name,))
             return replace(made, notes=(*made.notes, *said))
@@ -791,7 +822,7 @@ class _ToObjects(_ToTorch):
         numbers = self._numbers([path[cut:] for path, _ in weights]) if file else {}
         rows = [(path, self._in_file(path[cut:], numbers), KEEP) for path, _ in weights]
         states, notes = self._states(rows)
-        if len(states) < len(self.tops) or len(states) > 1 or not weights:
+        if self.around or len(states) < len(self.tops) or len(states) > 1 or not weights:
             return None
         self.told.require({state.name for state in states})
         tops = {state.top: (_OPTIMIZER,) if file else self._steps(state.top) for state in states}
@@ -856,6 +887,7 @@ class _ToObjects(_ToTorch):
 
         def write(agent: Tree) -> Plan:
             self.told.require_free(state.name, agent)
+            agent = self._named(agent, state)
             made = optimizers.ToKeras(
                 state.name, "adam", weights, agent, top, told, state.moves.defaults, scheduled=scheduled
             ).plan()
