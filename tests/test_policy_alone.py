@@ -498,6 +498,12 @@ def test_the_spread_of_observations_is_not_that_of_actions(name: str, inside: bo
         played(saved(tmp_path / "a.pt", state), GIVEN)
 
 
+@pytest.mark.parametrize("name", ["max_action", "action_scale", "act_limit"])
+def test_a_number_beside_that_would_scale_actions_is_named(name: str, tmp_path: Path) -> None:
+    _, assumed = played(saved(tmp_path / "a.pt", {"actor": Actor().state_dict(), name: 1.5}), GIVEN)
+    assert any(name in sentence for sentence in assumed)
+
+
 def test_a_sequential_without_an_activation_between_two_layers_gets_none(tmp_path: Path) -> None:
     layers = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     with pytest.raises(UnsupportedError):

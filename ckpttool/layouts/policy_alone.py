@@ -41,6 +41,7 @@ _CRITIC = re.compile(
 )
 _SLOW = re.compile(r"target|(^|_)(ema|old|slow)(_|$)")
 _DEVIATION = re.compile(r"log_?(std|sigma|scale|var)|(^|_)(std|sigma|logstd)(_|$|\d)")
+_LIMIT = re.compile(r"max_actions?|action_(max|limit|bound|scale|bias|low|high)|act_limit|action_?bounds")
 _OBSERVED = re.compile(
     r"(^|[_/.])(obs|observations?|states?|inputs?|running|rms|norm|normali[sz]er)([_/.]|$)"
 )
@@ -149,6 +150,9 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
     if document is not None:
         steps = model_steps.of_keras(document)
     layers, action_map, notes = _parts(network_, file, _Surroundings.of(network_, tree, module))
+    limits = [tree.names[path] for path, leaf in tree.plain() if _LIMIT.fullmatch(str(path[-1].value))]
+    if limits:
+        assumed = (*assumed, f"{some(limits, 3)} changes no action: --bounds gives the bounds of actions")
     if steps is not None:
         return _of_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
     chain = _ordered(layers, file)
