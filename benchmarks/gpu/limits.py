@@ -76,7 +76,8 @@ def facts(context: Context) -> dict[str, Any]:
     if context.cuda and not 0 <= (context.place.index or 0) < torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise Absent(
-            f"PyTorch {torch.__version__} has no device {context.device!r}: it finds {count} CUDA devices"
+            f"PyTorch {torch.__version__} has no device {context.device!r}: it finds {count} CUDA devices; "
+            "--device cpu runs the same on the CPU (make gpu GPU_ARGS='--device cpu')"
         )
     versions, absent = {}, {}
     for name in LIBRARIES:
