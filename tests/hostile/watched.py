@@ -7,6 +7,7 @@ sees what the kernel is asked for.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import os
@@ -210,15 +211,16 @@ def _note(events: int, event: str, args: tuple[Any, ...]) -> None:
         os.write(events, (json.dumps([event, first, 0]) + "\n").encode())
 
 
-# The import system, and what evaluates the annotations of the commands.
+# The import system, what evaluates the annotations of the commands, and `ast.parse`: a tree of text, no code.
 _OURS = ("<frozen importlib._bootstrap_external>", inspect.__file__, typing.__file__)
+_PARSE = ast.parse.__code__
 
 
 def _of_our_own() -> bool:
-    """Say whether code comes from a module that is imported, or from the annotations of the commands."""
+    """Say whether code comes from a module that is imported or from annotations, or text is only parsed."""
     frame: Any = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_filename in _OURS:
+        if frame.f_code is _PARSE or frame.f_code.co_filename in _OURS:
             return True
         frame = frame.f_back
     return False
