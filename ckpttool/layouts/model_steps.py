@@ -34,7 +34,7 @@ class Weights(NamedTuple):
     epsilon: float | None = None
 
 
-class Listed(NamedTuple):
+class ChainFacts(NamedTuple):
     """What the steps are in the terms of a policy; None for what they leave open.
 
     `activations` follow the hidden layers, `scale` and `offset` map what the last layer's tanh gives.
@@ -61,7 +61,7 @@ def _row(value: Any, width: int) -> tuple[float, ...]:
     return values * (width // len(values)) if len(values) == 1 else values
 
 
-def read(steps: Sequence[Step], file: str, origin: str = "the model's configuration") -> Listed:
+def read(steps: Sequence[Step], file: str, origin: str = "the model's configuration") -> ChainFacts:
     """Return the steps as a policy; raise UnsupportedError for what no policy here computes."""
     layers = [step for step in steps if step.kind in ("dense", "layer_norm")]
     dense = [n for n, step in enumerate(steps) if step.kind == "dense"]
@@ -77,7 +77,7 @@ def read(steps: Sequence[Step], file: str, origin: str = "the model's configurat
             "the layer norms have different epsilons", file=file, found=", ".join(map(str, sorted(epsilons)))
         )
     known = None if None in hidden else tuple(name for name in hidden if name is not None)
-    return Listed(
+    return ChainFacts(
         tuple(step.name for step in layers),
         known,
         head,

@@ -82,7 +82,7 @@ def to_tensorflow(
     raise UsageError for one that the checkpoint contradicts or has no optimizer for.
     """
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
-    made = _ToTensorFlow(plain, given, _Told(told, stated), file=file).plan()
+    made = _ToTensorFlow(plain, given, _OptimizerSettings(told, stated), file=file).plan()
     left = tuple(path for path in tree if path not in set(sources.values()))
     made = resourced(made, sources)
     return replace(made, notes=(*notes, *made.notes), kept=(*made.kept, *left))
@@ -97,7 +97,7 @@ def to_torch(
     of its own, under its attribute's name (`model` for a model that is the root).
     """
     found = _without_copies(tree)
-    made = _ToTorch(found, given, _Told(told, stated)).plan()
+    made = _ToTorch(found, given, _OptimizerSettings(told, stated)).plan()
     return replace(made, consumed=(*made.consumed, *(path for path in tree if path not in found)))
 
 
@@ -117,7 +117,7 @@ def to_objects(
     `in_order`, the layers stand in the order of their model, and the file has them by class and number.
     """
     found = _without_copies(tree)
-    plan = _ToObjects(found, (), _Told(told, stated))
+    plan = _ToObjects(found, (), _OptimizerSettings(told, stated))
     plan.unnamed, plan.in_order = name or _OPTIMIZER, in_order
     plan.exported = is_exported(tree)
     made = plan.objects(file=file)
@@ -302,7 +302,7 @@ def _canonical_paths(names: Mapping[Path, Name]) -> dict[Path, Path]:
     return found
 
 
-class _Told(NamedTuple):
+class _OptimizerSettings(NamedTuple):
     """Settings of optimizers from the sidecar and, of those, the ones that a user gave."""
 
     settings: Settings
@@ -340,7 +340,7 @@ class _Told(NamedTuple):
 class _ToTensorFlow:
     """The plan of one PyTorch tree for TensorFlow or Keras."""
 
-    def __init__(self, tree: Tree, given: Sequence[Choice], told: _Told, *, file: bool) -> None:
+    def __init__(self, tree: Tree, given: Sequence[Choice], told: _OptimizerSettings, *, file: bool) -> None:
         self.tree, self.told, self.file = tree, told, file
         self.tops = torch_tops(tree)
         state = frozenset(path for own in self.tops.values() for path in own)
@@ -541,7 +541,7 @@ class _ToTorch:
 
     unnamed = _OPTIMIZER
 
-    def __init__(self, tree: Tree, given: Sequence[Choice], told: _Told) -> None:
+    def __init__(self, tree: Tree, given: Sequence[Choice], told: _OptimizerSettings) -> None:
         self.tree, self.told = tree, told
         tops = _keras_tops(tree)
         state = frozenset(path for own in tops.values() for path in own)
