@@ -160,16 +160,26 @@ def with_names(binding: Binding, tree: Tree, known: Sidecar | None) -> Binding:
 
     keras/src/saving/saving_lib.py: a model's own variables besides layers are `vars/0`, `vars/1`, ...
     """
-    rules = known.rules if known is not None else ()
-    targets = [str(rule.get("target")) for rule in rules if isinstance(rule, Mapping)]
-    named: dict[str, str] = {}
+    stored = set(tree.names.values())
+    numbered: dict[str, str] = {}
     for name in tree.names.values():
         owner, _, number = f"/{name}".rpartition("/vars/")
-        own = [each.rpartition("/")[2] for each in targets if each.rpartition("/")[0] == f"policy{owner}"]
-        known_here = {each for each in own if f"{owner}/{each}".lstrip("/") not in tree.names.values()}
-        lone = [each for each in known_here if each in _LONE]
-        if number == "0" and len(lone) == 1 and f"{owner}/vars/1".lstrip("/") not in tree.names.values():
-            named[name] = lone[0]
+        # Of several variables the numbers do not name the one.
+        if number == "0" and f"{owner}/vars/1".lstrip("/") not in stored:
+            numbered[name] = owner
+    if not numbered:
+        return binding
+    lone: dict[str, set[str]] = {}
+    for rule in known.rules if known is not None else ():
+        target = rule.get("target") if isinstance(rule, Mapping) else None
+        above, _, last = str(target).rpartition("/")
+        if last in _LONE:
+            lone.setdefault(above, set()).add(last)
+    named: dict[str, str] = {}
+    for name, owner in numbered.items():
+        own = [last for last in lone.get(f"policy{owner}", ()) if f"{owner}/{last}".lstrip("/") not in stored]
+        if len(own) == 1:
+            named[name] = own[0]
 
     def place(path: Path) -> Path:
         name = tree.names.get(path, "")
