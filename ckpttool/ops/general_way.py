@@ -83,7 +83,8 @@ def to_tensorflow(
     """
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
     made = _ToTensorFlow(plain, given, _OptimizerSettings(told, stated), file=file).plan()
-    left = tuple(path for path in tree if path not in set(sources.values()))
+    taken = set(sources.values())
+    left = tuple(path for path in tree if path not in taken)
     made = resourced(made, sources)
     return replace(made, notes=(*notes, *made.notes), kept=(*made.kept, *left))
 
@@ -195,14 +196,14 @@ class _Networks:
             for path in tree
             if path not in self.of_layers and path not in self.left and path not in state
         ]
-        lone = [path for path in self.outside if inside(path) and self._is_lone(path)]
+        lone = {path: None for path in self.outside if inside(path) and self._is_lone(path)}
         # What is neither moved nor a plain value of a network cannot be mapped and is reported.
         self.unmapped = frozenset(
             path
             for path in self.outside
             if path in placed.refused or (path not in lone and self._is_weight(path, inside=inside(path)))
         )
-        self.units = self._ordered(lone)
+        self.units = self._ordered(tuple(lone))
         self.values = [path for path in self.outside if not inside(path)]
 
     def moved(self) -> Iterator[tuple[Path, Name, Rule]]:
@@ -457,18 +458,22 @@ class _ToTensorFlow:
     ) -> Plan:
         trained = self._trained(state)
         weights: list[Move] = []
+        rules: dict[Path, list[Rule]] = {}
+        targets: set[Path] = set()
         twice: dict[Path, Path] = {}
         for source, name, rule in rows:
-            parts = [step for step in steps(rule) if not isinstance(step, Term)]
-            summed = len(parts) < len(steps(rule))
             if source not in trained:
                 continue
-            if any((move.source, move.rule) == (self.canonical[source], chained(*parts)) for move in weights):
+            parts = [step for step in steps(rule) if not isinstance(step, Term)]
+            alone, known = chained(*parts), rules.setdefault(source, [])
+            if alone in known:
                 continue  # a layer that has several names is one in Keras, with one moment
-            if summed and any(move.target == paths[name] for move in weights):
+            if len(parts) < len(steps(rule)) and paths[name] in targets:
                 twice[source] = paths[name]
                 continue
-            weights.append(Move(self.canonical[source], paths[name], chained(*parts)))
+            known.append(alone)
+            targets.add(paths[name])
+            weights.append(Move(self.canonical[source], paths[name], alone))
         title = display(top)
         told = self.told.of(state.name, title)
         variable = f"adam_{number}" if number else "adam"
