@@ -294,7 +294,7 @@ def _written(
         own = digested()
         if way.binding is None and request.part is None:
             own = receipt.with_policy_facts(checkpoint, found, own)
-        made = receipt.receipt(checkpoint, way, own, written, back, request.part)
+        made = receipt.receipt(checkpoint, way, own, written, back, request.part, request.options)
         if not how.verify or way.binding is None:
             return made
         proof = prove(as_read(checkpoint, way.source, way.binding, own), found, target, made)
