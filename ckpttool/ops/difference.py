@@ -46,7 +46,7 @@ class Changed:
     values: ArrayDifference | None
 
     @property
-    def what(self) -> str:
+    def what(self) -> Literal["kind", "shape", "dtype", "values"]:
         """Name the first thing that differs: "kind", "shape", "dtype" or "values"."""
         if not (isinstance(self.left, Leaf) and isinstance(self.right, Leaf)):
             return "values" if type(self.left) is type(self.right) else "kind"

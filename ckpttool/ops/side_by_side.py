@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from ckpttool.checkpoint import Checkpoint
@@ -74,6 +74,9 @@ class Laid:
     places: tuple[Mapping[str, Path], Mapping[str, Path]]
     notes: tuple[str, ...]
     declared: tuple[Declared, ...] = ()
+    conversion: Conversion | None = None
+    turned: bool = False
+    """whether the conversion is that of the right side"""
 
     @property
     def both(self) -> list[str]:
@@ -216,15 +219,14 @@ def _by_conversion(sides: tuple[Side, Side], made: Conversion, turned: bool, glo
             converted.setdefault(name, (source.checkpoint.tree[path], path))
     rows = ((source, converted), (target, stored))
     pairs = rows[::-1] if turned else rows
-    return paired((pairs[0], pairs[1]), "conversion", glob, _notes(made), declared)
+    placed = paired((pairs[0], pairs[1]), "conversion", glob, _notes(made), declared)
+    return replace(placed, conversion=made, turned=turned)
 
 
 def _by_agent(sides: tuple[Side, Side], glob: str | None) -> Laid:
     """Pair two agents by meaning, and what only one of them has by the conversion of one into the other."""
     first, second = sides
     a, b = (one.by_meaning(_agent(one)) for one in sides)
-    if a.keys() == b.keys():
-        return paired(((first, a), (second, b)), "agent", glob, ())
     made = _converted(sides)
     if made is None:
         told, a, b = _settings_aside(a, b)
@@ -235,7 +237,8 @@ def _by_agent(sides: tuple[Side, Side], glob: str | None) -> Laid:
     converted, stored = settled.take(*((b, a) if turned else (a, b)))
     rows = ((source, converted), (target, stored))
     pairs = rows[::-1] if turned else rows
-    return paired((pairs[0], pairs[1]), "agent", glob, _notes(found), settled.declared)
+    placed = paired((pairs[0], pairs[1]), "agent", glob, _notes(found), settled.declared)
+    return replace(placed, conversion=found, turned=turned)
 
 
 def _notes(made: Conversion) -> tuple[str, ...]:
@@ -302,7 +305,7 @@ class _Settled:
         ours: Placed,
         theirs: Placed,
     ) -> None:
-        """Add the plain values that are no part of the agents: those of the target beside the conversion's."""
+        """Add the plain values outside of the agents: those of the target beside the conversion's."""
         known = {path for _, path in (*theirs.values(), *stored.values())}
         for path, leaf in self.target.plain():
             name = self.target.names[path]
