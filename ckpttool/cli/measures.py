@@ -99,7 +99,7 @@ def diff(found: Diff, *, whole: bool, quiet: bool) -> str:
 _REASONS = {
     "kept": "not in the conversion; its sidecar keeps what it needs",
     "dropped": "not converted, as the receipt lists",
-    "added": "added by the format's writer",
+    "added": "added by the writer of the format and not compared",
 }
 
 

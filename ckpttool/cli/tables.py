@@ -187,7 +187,7 @@ def _verified(found: Verification) -> str:
     if not found.within:
         differ = [*wrong, *(part for part in parts if part not in wrong)]
         moved = ["updates"] if found.training is not None and not found.training.within else []
-        return wrapped(f"FAIL: NOT the same: {clean(some([*differ, *moved], 8))}")
+        return wrapped(f"FAIL: NOT the same agent: {clean(some([*differ, *moved], 8))}")
     if found.contents is None:
         return f"PASS: {networks} match" + ("; --all compares the rest" if found.not_compared else "")
     held = f"{count(found.contents.equal, 'entry', 'entries')} equal"

@@ -287,6 +287,11 @@ def _facts(a: Agent | None, b: Agent | None) -> tuple[list[Discrepancy], list[st
             if key in first and key in second:
                 if _is_same(first[key], second[key]):
                     agreed.append(title)
+                elif guess := next((w for w, each in (("A", a), ("B", b)) if _is_guess(each, name)), None):
+                    other = "B" if guess == "A" else "A"
+                    unknown.append(
+                        f"{title}: only {other} has it; {guess} holds none, and another is assumed"
+                    )
                 else:
                     differ.append(Discrepancy(FACT, title, "fact", _text(first[key]), _text(second[key])))
             elif name == "obs_norm" and not (first and second):
@@ -298,8 +303,14 @@ def _facts(a: Agent | None, b: Agent | None) -> tuple[list[Discrepancy], list[st
             else:
                 word, agent = ("A", a) if key in first else ("B", b)
                 origin = agent.known.provenance.get(name, "of unknown origin")
-                unknown.append(f"{title}: only {word} has it ({origin})")
+                unknown.append(f"{title}: only {word} holds it ({origin})")
     return differ, unknown, agreed
+
+
+def _is_guess(agent: Agent, name: str) -> bool:
+    """Say whether neither the checkpoint nor its sidecar holds a fact, and a default stands in for it."""
+    assumed = str(agent.known.provenance.get(name, "")).startswith("assumed")
+    return assumed and getattr(agent.sidecar, name, None) is None
 
 
 def _fact(name: str, value: Any) -> dict[str, Any]:

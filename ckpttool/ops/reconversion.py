@@ -40,6 +40,8 @@ from ckpttool.tree import Tree
 
 # A count that the format's writer adds, and that no conversion maps.
 WRITERS = frozenset(("save_counter",))
+# What a library writes into its own format by itself: defaults that no conversion maps.
+_LIBRARY = {"stable_baselines3": ("data/", "system_info/")}
 _SHARED = ", shared"
 
 
@@ -50,7 +52,7 @@ class Conversion:
     `places` are the paths in `tree` of each source path that is converted. `kept` are the source entries that
     only a sidecar keeps, or whose content the target implies, `dropped` those that a conversion leaves behind
     unmapped (`--allow-missing`), and `accepted` those of them that the receipt lists. `settings` are those of
-    optimizers that the target's sidecar holds.
+    optimizers that the target's sidecar holds. `library` are prefixes of entries that the library adds.
     """
 
     tree: Tree
@@ -63,6 +65,11 @@ class Conversion:
     settings: Mapping[str, Mapping[str, Any]] | None = None
     notes: tuple[str, ...] = ()
     by_receipt: bool = False
+    library: tuple[str, ...] = ()
+
+    def is_added(self, name: str) -> bool:
+        """Say whether the writer of the format adds an entry of this name by itself."""
+        return name in WRITERS or name.startswith(self.library)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,8 @@ def conversion(pair: Pair, layout: str | None) -> Conversion | None:
     stored = set(pair.target.tree.names.values())
     found: list[tuple[int, int, Conversion]] = []
     for number, kind in enumerate(_kinds(pair.target, layout)):
+        if kind.agent and kind.layout != layout and any(shared >= len(stored) - 1 for shared, _, _ in found):
+            break
         with contextlib.suppress(CkpttoolError):
             made = _planned(pair, kind, options, linked=linked)
             found.append((_shared(made, stored), -number, made))
@@ -158,6 +167,7 @@ def _kinds(target: Checkpoint, layout: str | None) -> Iterator[TargetKind]:
         graph = kind.options.get("graph")
         if not kind.agent and (graph is None or graph != by_name):
             yield kind
+    yield from (kind for kind in kinds if kind.agent and kind.layout != layout)
 
 
 def _options(receipt: Sidecar | None) -> Mapping[str, Any]:
@@ -200,6 +210,7 @@ def _planned(pair: Pair, kind: TargetKind, options: Mapping[str, Any], *, linked
         made.report.assumed,
         made.settings,
         made.report.notes,
+        library=_LIBRARY.get(kind.format, ()),
     )
 
 

@@ -97,7 +97,8 @@ class Laid:
         """Read both sides of a name; return what differs, None if nothing does. Raise what reading raises."""
         left, right = self.left[name], self.right[name]
         if isinstance(left, Leaf) and isinstance(right, Leaf):
-            return _tensors(name, left, right)
+            counts = self.by != "path" and _is_count(left) and _is_count(right)
+            return None if counts and _same_value(left, right, exact=False) else _tensors(name, left, right)
         same = _same_value(left, right, exact=self.by == "path")
         return None if same else Changed(name, left, right, None)
 
@@ -112,9 +113,11 @@ def laid(first: Side, second: Side, *, glob: str | None = None, by: str = AUTO) 
     if by not in (words := (AUTO, *get_args(By))):
         raise UsageError(f"{by!r} is not known", hint=choice(by, words))
     sides = first, second
-    if by == "agent" or (by == AUTO and _differ_in_form(first, second)):
+    renamed = by == AUTO and _differ_in_names(first, second)
+    agents = first.binding is not None and second.binding is not None
+    if by == "agent" or (by == AUTO and agents and (renamed or _differ_in_form(first, second))):
         return _by_agent(sides, glob)
-    if by == "conversion" or (by == AUTO and _differ_in_names(first, second)):
+    if by == "conversion" or renamed:
         made = _converted(sides)
         if made is not None and (by == "conversion" or _explains_more(*made, sides)):
             return _by_conversion(sides, *made, glob)
@@ -165,15 +168,15 @@ def paired(
 
 
 def _differ_in_form(first: Side, second: Side) -> bool:
-    if first.binding is None or second.binding is None:
-        return False
     return (first.layout, first.checkpoint.format) != (second.layout, second.checkpoint.format)
 
 
 def _differ_in_names(first: Side, second: Side) -> bool:
-    """Say whether one of two has entries that the other lacks, the writers' own counts apart."""
+    """Say whether one of two has entries that the other lacks; of one format, more than they share."""
     names, others = (set(one.checkpoint.tree.names.values()) - WRITERS for one in (first, second))
-    return names != others and (first.checkpoint.format != second.checkpoint.format or not names & others)
+    if first.checkpoint.format != second.checkpoint.format:
+        return names != others
+    return bool(names - others and others - names) and len(names ^ others) > len(names & others)
 
 
 def _converted(sides: tuple[Side, Side]) -> tuple[Conversion, bool] | None:
@@ -197,10 +200,10 @@ def _converted(sides: tuple[Side, Side]) -> tuple[Conversion, bool] | None:
 
 
 def _explains_more(made: Conversion, turned: bool, sides: tuple[Side, Side]) -> bool:
-    """Say whether the conversion has more names of the target than the source itself has."""
+    """Say whether the conversion has at least as many names of the target as the source itself."""
     source, target = (each.checkpoint.tree.names.values() for each in (sides[::-1] if turned else sides))
     stored = set(target)
-    return len(stored & set(made.tree.names.values())) > len(stored & set(source))
+    return len(stored & set(made.tree.names.values())) >= len(stored & set(source))
 
 
 def _by_conversion(sides: tuple[Side, Side], made: Conversion, turned: bool, glob: str | None) -> Laid:
@@ -210,7 +213,7 @@ def _by_conversion(sides: tuple[Side, Side], made: Conversion, turned: bool, glo
     converted = {names[path]: (leaf, places.get(path, ())) for path, leaf in made.tree.items()}
     stored = dict(target.by_path())
     declared = list(_left_behind(made, source.checkpoint.tree, "right" if turned else "left"))
-    for name in WRITERS & (stored.keys() - converted.keys()):
+    for name in [name for name in stored if name not in converted and made.is_added(name)]:
         declared.append(Declared("left" if turned else "right", name, "added"))
         del stored[name]
     for path in made.dropped:
@@ -291,7 +294,7 @@ class _Settled:
             if made is not None:
                 converted[name] = self.made.tree[made], self._places.get(made, ())
                 stored[name] = self.target[found[1]], found[1]
-            elif self.target.names.get(found[1]) in WRITERS:
+            elif self.made.is_added(self.target.names.get(found[1], "")):
                 self.declared.append(Declared(self.sides[1], name, "added"))
             else:
                 stored[name] = found
@@ -309,10 +312,15 @@ class _Settled:
         known = {path for _, path in (*theirs.values(), *stored.values())}
         for path, leaf in self.target.plain():
             name = self.target.names[path]
-            if path not in known and name not in stored and name not in WRITERS:
-                stored[name] = leaf, path
-                if (made := self._made.get(name)) is not None:
-                    converted.setdefault(name, (self.made.tree[made], self._places.get(made, ())))
+            if path in known or name in stored:
+                continue
+            made = self._made.get(name)
+            if made is None and self.made.is_added(name):
+                self.declared.append(Declared(self.sides[1], name, "added"))
+                continue
+            stored[name] = leaf, path
+            if made is not None:
+                converted.setdefault(name, (self.made.tree[made], self._places.get(made, ())))
         known = {path for _, path in (*ours.values(), *converted.values())}
         for path, leaf in self.source.plain():
             name = self.source.names[path]
@@ -367,6 +375,11 @@ def _tensors(name: str, left: Leaf, right: Leaf) -> Changed | None:
         raise error.located(path=name) from error
     same = values is None and (left.dtype, left.shape) == (right.dtype, right.shape)
     return None if same else Changed(name, left, right, values)
+
+
+def _is_count(leaf: Leaf) -> bool:
+    """Say whether a tensor is one whole number, which libraries keep in integers of other widths."""
+    return not leaf.shape and "int" in leaf.dtype
 
 
 def _same_value(left: Entry, right: Entry, *, exact: bool) -> bool:

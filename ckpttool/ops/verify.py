@@ -104,7 +104,12 @@ def verify(
         return _whole(first, second, tolerance, steps, layout, facts, python, progress)
     a, b = restore(first, layout, facts), restore(second, facts=facts)
     found = _networks(a, b, (first, second), tolerance, steps, python, progress)
-    return replace(found, not_compared=(*found.not_compared, *_left_out(a, b)))
+    left = [list(_left_out(agent, trained=steps is not None)) for agent in (a, b)]
+    said = [f"{word}: {', '.join(parts)}" for word, parts in zip("AB", left, strict=True) if parts]
+    return replace(
+        found,
+        not_compared=(*found.not_compared, *([", ".join(left[0])] if left[0] == left[1] != [] else said)),
+    )
 
 
 def _networks(
@@ -155,17 +160,15 @@ def _bound(tolerance: float | None) -> str:
     return f"error against float64 at most {tolerance:g} of the output's scale"
 
 
-def _left_out(a: Agent, b: Agent) -> Iterator[str]:
-    """Go through the parts of both that no network's output depends on."""
-    for word, agent in (("A", a), ("B", b)):
-        tops = {str(move.target[0].value) for move in agent.binding.moves.moves} - {*RUN}
-        optimizers = [name for name in OPTIMIZERS if name in tops]
-        others = sorted(tops - {*OPTIMIZERS})
-        bound = {move.source for move in agent.binding.moves.moves} | agent.binding.consumed
-        rest = sum(path not in bound for path in agent.checkpoint.tree)
-        parts = [*optimizers, *others, *([count(rest, "other entry", "other entries")] if rest else [])]
-        if parts:
-            yield f"{word}: {', '.join(parts)}"
+def _left_out(agent: Agent, *, trained: bool) -> Iterator[str]:
+    """Go through the parts that no network's output depends on; `trained` optimizers are compared."""
+    tops = {str(move.target[0].value) for move in agent.binding.moves.moves} - {*RUN}
+    yield from (name for name in OPTIMIZERS if name in tops and not trained)
+    yield from sorted(tops - {*OPTIMIZERS})
+    bound = {move.source for move in agent.binding.moves.moves} | agent.binding.consumed
+    rest = sum(path not in bound for path in agent.checkpoint.tree)
+    if rest:
+        yield count(rest, "other entry", "other entries")
 
 
 def _whole(
