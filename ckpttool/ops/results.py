@@ -1,4 +1,8 @@
-"""Finished evaluations in a file, a line of JSON each, written as they come and taken up by a rerun."""
+"""Finished evaluations in a file, a line of JSON each, written as they come and taken up by a rerun.
+
+Each line carries the sha256 of its own content. A line that was changed afterwards is refused; one without a
+digest, from an earlier version, is not taken up: its checkpoint is played again.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,7 @@ from ckpttool.writing.names import require_regular
 SUFFIX = ".jsonl"
 NAME = f"evaluations{SUFFIX}"
 SCHEMA = 1
+SEAL = "sha256"
 # A line is a few kilobytes for a hundred episodes; nobody's evaluations fill this.
 LIMIT = 1 << 30
 
@@ -163,11 +168,23 @@ class Results:
 
     def _lines(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, text in enumerate(data.splitlines(), 1):
+            document: Mapping[str, Any] = {}
             with contextlib.suppress(FormatError):
                 document = documents.parse(text, "a result")
-                if document.get("schema") == SCHEMA and isinstance(document.get("key"), str):
-                    yield document["key"], document
+            if document.get("schema") == SCHEMA and isinstance(document.get("key"), str):
+                found = {name: value for name, value in document.items() if name != SEAL}
+                if SEAL not in document:
                     continue
+                if document[SEAL] != seal(found):
+                    raise FormatError(
+                        f"line {number} was changed after it was written",
+                        file=self.path,
+                        expected=f"sha256 {document[SEAL]!s:.12}",
+                        found=seal(found)[:12],
+                        hint="remove the line to play its checkpoint again",
+                    )
+                yield document["key"], found
+                continue
             raise FormatError(
                 f"line {number} is no evaluation", file=self.path, hint="--out takes a file of its own"
             )
@@ -178,7 +195,13 @@ def _head(key: str, steps: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _line(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(documents.plain(dict(document)), allow_nan=False).encode() + b"\n"
+    plain = json.loads(json.dumps(documents.plain(dict(document)), allow_nan=False))
+    return json.dumps({**plain, SEAL: seal(plain)}, allow_nan=False).encode() + b"\n"
+
+
+def seal(document: Mapping[str, Any]) -> str:
+    """Return the sha256 of a line's content, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _ours(torn: bytes) -> bool:
