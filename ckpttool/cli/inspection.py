@@ -24,12 +24,19 @@ _SHOWN = 20
 
 
 def view(
-    *, keys: bool, aliases: bool, depth: int | None, sort: str, names: bool = False, quiet: bool = False
+    *,
+    keys: bool,
+    aliases: bool,
+    depth: int | None,
+    sort: str,
+    names: bool = False,
+    whole: bool = False,
+    quiet: bool = False,
 ) -> View:
     """Return how the tree is to be shown; raise UsageError for an unknown order."""
     if sort not in get_args(Sort):
         raise UsageError(f"there is no order {sort!r}", hint=choice(sort, get_args(Sort)))
-    return View(keys, aliases, depth, sort, quiet, names)  # type: ignore[arg-type]  # just checked
+    return View(keys, aliases, depth, sort, quiet, names, whole)  # type: ignore[arg-type]  # just checked
 
 
 def look(path: str, glob: str | None, layout: str | None) -> Summary | Folder:

@@ -40,6 +40,9 @@ def _table(found: Sweep) -> list[str]:
     places = {place.checkpoint: place for place in found.ranking}
     counts = [training_step.columns(each.counts) for each in found.scored]
     shown = [name for name in training_step.TITLES if any(each[name] is not None for each in counts)]
+    if len(shown) > 1:
+        # The names stand in the rows.
+        shown = [name for name in shown if name != "in_name"]
     rows = [("rank", *(training_step.TITLES[n] for n in shown), "mean", "95 % CI", "IQM", "behind")]
     rows += [
         _row(each, places.get(each.evaluation.checkpoint), [own[name] for name in shown])

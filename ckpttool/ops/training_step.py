@@ -32,7 +32,7 @@ COLUMNS = {
     "saves": (SAVES,),
     "in_name": (NAME,),
 }
-TITLES = {"environment_steps": "env steps", "updates": "updates", "saves": "save", "in_name": "in name"}
+TITLES = {"in_name": "name", "environment_steps": "env steps", "updates": "updates", "saves": "save"}
 
 _LARGEST = 2**63
 _FORMS = {"int32": "<i", "int64": "<q", "uint32": "<I", "uint64": "<Q", "float32": "<f", "float64": "<d"}
