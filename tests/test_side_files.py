@@ -226,6 +226,7 @@ def test_a_missing_shard_of_an_index_is_named(folder: Path, suffix: str, to: str
         assert Path(str(error.file)).name == names[1]
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed")
 def test_a_missing_shard_of_a_distributed_checkpoint_is_named(folder: Path) -> None:
     from torch.distributed import checkpoint as distributed
 
