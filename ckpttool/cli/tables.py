@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckpttool import ledger
 from ckpttool.cli import output
 from ckpttool.cli.columns import beside, ended, styled, wrapped
 from ckpttool.cli.columns import columns as width
@@ -13,6 +14,7 @@ from ckpttool.errors import some
 from ckpttool.shown import clean, count
 
 if TYPE_CHECKING:
+    from ckpttool.ledger import Entry
     from ckpttool.mapping.report import Report
     from ckpttool.ops.convert import Conversion
     from ckpttool.ops.digest import Comparison, Digest
@@ -51,9 +53,10 @@ def listed(label: str, names: Sequence[str]) -> list[str]:
     return shown + ([f"{label}: and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])
 
 
-def sentences(assumed: Sequence[str], notes: Sequence[str]) -> list[str]:
-    """Return what was assumed and what there is to know, one line each in a pipe."""
-    said = [*listed("assumed", assumed), *(f"note: {clean(note)}" for note in notes)]
+def sentences(assumed: Sequence[str], notes: Sequence[str], entries: Iterable[Entry] = ()) -> list[str]:
+    """Return the ledger, what was assumed and what there is to know, one line each in a pipe."""
+    said = [*map(clean, ledger.lines(entries)), *listed("assumed", assumed)]
+    said += [f"note: {clean(note)}" for note in notes]
     return [wrapped(line) for line in said]
 
 
@@ -84,7 +87,11 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
         lines += [] if quiet else [""]
     lines += listed("unmapped", report.unused) + listed("missing", report.missing)
     if not quiet:
-        lines += [*sentences(report.assumed, report.notes), _counted(report), *_compared(done.parity)]
+        lines += [
+            *sentences(report.assumed, report.notes, done.ledger),
+            _counted(report),
+            *_compared(done.parity),
+        ]
     elif not done.within:
         lines += _compared(done.parity)
     if done.written:
@@ -161,7 +168,7 @@ def parity(found: Verification, *, quiet: bool) -> str:
         *_contents(found),
     ]
     if not quiet:
-        lines += [*sentences(found.assumed, found.notes), f"tolerance: {found.tolerance}"]
+        lines += [*sentences(found.assumed, found.notes, found.ledger), f"tolerance: {found.tolerance}"]
         lines += [wrapped(f"not compared: {clean(each)}") for each in found.not_compared]
         lines.append(_verified(found))
     return "\n".join(lines)
@@ -188,6 +195,8 @@ def _verified(found: Verification) -> str:
         differ = [*wrong, *(part for part in parts if part not in wrong)]
         moved = ["updates"] if found.training is not None and not found.training.within else []
         return wrapped(f"FAIL: NOT the same agent: {clean(some([*differ, *moved], 8))}")
+    if ledger.decides(found.ledger):
+        return f"FAIL: {networks} match, and something that decides was not used"
     if found.contents is None:
         return f"PASS: {networks} match" + ("; --all compares the rest" if found.not_compared else "")
     held = f"{count(found.contents.equal, 'entry', 'entries')} equal"

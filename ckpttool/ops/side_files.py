@@ -85,8 +85,8 @@ def require_shards(tree: Tree) -> None:
     raise TruncatedError(
         f"shard {names} is missing" if len(lost) == 1 else f"shards {names} are missing",
         file=file,
-        found=f"{sum(map(len, lost.values()))} of {sum(1 for _ in tree.tensors())} tensors have unknown data, "
-        f"e.g. {leaves[0].key}",
+        found=f"{sum(map(len, lost.values()))} of {sum(1 for _ in tree.tensors())} tensors, unknown data, e.g. "
+        f"{leaves[0].key}",
         hint=f"copy it to {os.path.dirname(file) or '.'}",
     )
 

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ckpttool import ledger as ledgers
 from ckpttool import plugins, urls
 from ckpttool.agents.network import Network
 from ckpttool.agents.worker import TIMEOUT_S, Worker
 from ckpttool.errors import MappingError, UnsupportedError, UsageError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import OPTIMIZERS, RUN
+from ckpttool.ledger import Entries, Entry
 from ckpttool.ops import learner as learners
 from ckpttool.ops import optimizer_facts
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
@@ -51,6 +53,7 @@ class Verification:
     training: TrainStep | None = None
     contents: Contents | None = None
     not_compared: tuple[str, ...] = ()
+    ledger: Entries = ()
 
     @property
     def within(self) -> bool:
@@ -76,6 +79,7 @@ class Verification:
             **({"contents": self.contents.document()} if self.contents is not None else {}),
             "not_compared": list(self.not_compared),
             "assumed": list(self.assumed),
+            "ledger": ledgers.documents(self.ledger),
             "notes": list(self.notes),
         }
 
@@ -150,6 +154,7 @@ def _networks(
         tuple(dict.fromkeys(assumed)),
         tuple(dict.fromkeys((*_said(a, b), *notes, *a.notes, *b.notes))),
         training,
+        ledger=ledgers.merged(_of_side("A", a, b), _of_side("B", b, a)),
         not_compared=tuple(title for title in titles if title not in compared),
     )
 
@@ -220,6 +225,12 @@ def _party(path: str, layout: str | None, facts: AgentFacts) -> Party:
             raise
         agent = None
     return Party(checkpoint, agent, receipt)
+
+
+def _of_side(side: str, agent: Agent, other: Agent) -> Iterator[Entry]:
+    """Yield the entries of one side's ledger; those that both sides have alike are of no side."""
+    for entry in agent.ledger:
+        yield entry if entry in other.ledger else replace(entry, where=f"{side}: {entry.where}".rstrip(": "))
 
 
 def _worker(backend: str, python: str | None, steps: int | None) -> Worker:
