@@ -82,11 +82,11 @@ def require_shards(tree: Tree) -> None:
         return
     file, leaves = next(iter(lost.items()))
     names = ", ".join(os.path.basename(each) for each in lost)
+    held = f"{sum(map(len, lost.values()))} of {sum(1 for _ in tree.tensors())}"
     raise TruncatedError(
         f"shard {names} is missing" if len(lost) == 1 else f"shards {names} are missing",
         file=file,
-        found=f"{sum(map(len, lost.values()))} of {sum(1 for _ in tree.tensors())} tensors, unknown data, e.g. "
-        f"{leaves[0].key}",
+        found=f"{held} tensors, unknown data, e.g. {leaves[0].key}",
         hint=f"copy it to {os.path.dirname(file) or '.'}",
     )
 
