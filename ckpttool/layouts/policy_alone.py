@@ -7,21 +7,32 @@ not hold (activations, the action map) stays unknown here: a person gives it (op
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, cast
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UnsupportedError, UsageError, some
+from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError, some
 from ckpttool.formats import keras_tree
 from ckpttool.formats.probe import Format
-from ckpttool.layouts import canonical, graph_steps, model_steps, script_steps
-from ckpttool.layouts.canonical import LOG_STD, NO_LAYOUT, Binding, Facts, Part, PartLayer
+from ckpttool.layouts import canonical, graph_steps, model_steps, onnx_steps, script_steps
+from ckpttool.layouts.canonical import (
+    LOG_STD,
+    NO_LAYOUT,
+    Binding,
+    Facts,
+    Norm,
+    Part,
+    PartLayer,
+    Program,
+)
 from ckpttool.layouts.model_steps import Step, Weights
 from ckpttool.layouts.modules import Entry, Module
 from ckpttool.layouts.whole_module import Whole, whole
@@ -111,6 +122,8 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
         return None
     if (followed := script_steps.of_script(checkpoint)) is not None:
         return _of_followed(followed, tree, checkpoint.path, "torch", "the TorchScript code")
+    if (model := onnx_steps.of_onnx(checkpoint, network)) is not None:
+        return _of_onnx(model, checkpoint)
     if (followed := graph_steps.of_saved_model(checkpoint)) is not None:
         return _of_followed(followed, tree, checkpoint.path, "tensorflow", "the SavedModel's graph")
     module = whole(tree)
@@ -651,7 +664,7 @@ def _of_followed(steps: Sequence[Step], tree: Tree, file: str, framework: str, o
         if not isinstance(weights, Weights):
             listed.append(step)
             continue
-        kind = SPELLING[framework, step.kind]
+        kind = SPELLING[weights.framework or framework, step.kind]
         paths = (weights.weight, weights.bias)
         # Both frameworks' dense layers and norms have two tensors: what multiplies, and what is added.
         by_role = dict(zip(_ROLES[step.kind], paths, strict=True))
@@ -668,6 +681,39 @@ def _of_followed(steps: Sequence[Step], tree: Tree, file: str, framework: str, o
         layers.append(Module(name, kind, tensors))
         listed.append(Step(step.kind, name, weights.epsilon))
     return _of_steps(listed, layers, {}, (framework, file), ((), (), "its output"), origin)
+
+
+def _of_onnx(found: onnx_steps.Followed, checkpoint: Checkpoint) -> Binding:
+    """Return the binding of an ONNX model: a chain of layers, else a policy that computes a program."""
+    origin = "the ONNX graph"
+    if found.steps is not None:
+        with contextlib.suppress(CkpttoolError):
+            binding = _of_followed(found.steps, checkpoint.tree, checkpoint.path, "torch", origin)
+            facts = binding.facts
+            if found.mean is not None:
+                norm = Norm(found.mean, std=found.std, clip=found.clip)
+                facts = facts.read(origin, norm=norm)
+            return replace(binding, facts=facts).noted(*found.notes)
+    program, head = _without_tanh(found.program)
+    names = checkpoint.tree.names
+    moves = tuple(Move(path, (attr("actor"), attr("graph"), attr(names[path])), KEEP) for path in found.used)
+    said = dict.fromkeys(("head", "activations"), origin)
+    return Binding(
+        layout=NO_LAYOUT,
+        moves=Moves(moves, (), found.notes),
+        parts=(Part("actor", None, (), program=program),),
+        facts=Facts(head=head, hidden="", epsilon=_EPSILON["torch"], said=said),
+        evidence="the graph of an ONNX model",
+    )
+
+
+def _without_tanh(program: Program) -> tuple[Program, str]:
+    """Return a program without the tanh that it ends in, and the action map that this is."""
+    number = program.output - len(program.inputs) - len(program.states)
+    last = program.operations[number] if number >= 0 else None
+    if last is None or last.value.get("name") != "tanh" or number != len(program.operations) - 1:
+        return program, "identity"
+    return program._replace(operations=program.operations[:-1], output=last.inputs[0]), "unit_tanh"
 
 
 _ROLES = {"dense": ("kernel", "bias"), "layer_norm": ("scale", "offset")}

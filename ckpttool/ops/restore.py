@@ -231,7 +231,7 @@ def _spread(own: Own, binding: Binding, tree: Tree) -> Own:
 def policy_sizes(binding: Binding, tree: Tree) -> tuple[int, int]:
     """Return the numbers of hidden layers and of actions of the policy, or of what there is without one."""
     acting = [part for part in binding.parts if part.acts] or list(binding.parts)
-    hidden = max(sum(layer.kind == "dense" for layer in part.layers) - 1 for part in acting)
+    hidden = max(max(sum(layer.kind == "dense" for layer in part.layers) - 1, 0) for part in acting)
     return hidden, widths(tree, acting[0])[1]
 
 
