@@ -471,8 +471,30 @@ def _expanded(node: Node, x: np.ndarray, to: np.ndarray) -> np.ndarray:  # noqa:
     return np.broadcast_to(x, shape)
 
 
-def _divided(_node: Node, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
-    return a / b if a.dtype.kind == "f" else None
+def _divided(_node: Node, a: np.ndarray, b: np.ndarray) -> Any:
+    if a.dtype.kind == "f":
+        return a / b
+    # Of integers the operator leaves out the rest, whatever the sign.
+    return (abs(a) // abs(b)) * ((a > 0) * 2 - 1) * ((b > 0) * 2 - 1) if (b != 0).all() else None
+
+
+def _gathered(node: Node, x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    return x.take(indices, axis=node.get("axis", 0))
+
+
+def _extents(_node: Node, x: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    return np.asarray(x.shape, np.int64)
+
+
+def _filled(node: Node, to: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    shape = tuple(int(extent) for extent in to.reshape(-1))
+    if node.get("value") is not None or math.prod(shape) > _ELEMENTS:
+        raise ValueError
+    return np.zeros(shape, np.float32)
 
 
 def _binary(name: str) -> Callable[..., Any]:
@@ -509,6 +531,9 @@ _FOLDED: dict[str, Callable[..., Any]] = {
     "Sqrt": _unary("sqrt"),
     "Neg": _unary("negative"),
     "Exp": _unary("exp"),
+    "Gather": _gathered,
+    "Shape": _extents,
+    "ConstantOfShape": _filled,
     "Reciprocal": lambda _node, x: 1 / x,
     "Concat": lambda node, *xs: __import__("numpy").concatenate(xs, node.get("axis", 0)),
 }
@@ -982,7 +1007,7 @@ def _slice(reader: _Reader, node: Node, given: Sequence[Any]) -> Any:  # noqa: C
     if isinstance(value, _Dims):
         if axes not in (None, (0,)) or steps not in (None, (1,)):
             return None
-        return _Dims(value.values[starts[0] : ends[0]])
+        return _dims(value.values[starts[0] : ends[0]])
     axes = axes if axes is not None else tuple(range(len(starts)))
     if not isinstance(value, _Flow) or (steps is not None and any(step != 1 for step in steps)):
         return None
@@ -1005,7 +1030,7 @@ def _gather(reader: _Reader, node: Node, given: Sequence[Any]) -> Any:
         return None
     wanted = [int(each) for each in indices.array.reshape(-1)]
     if isinstance(value, _Dims):
-        return _Dims(tuple(value.values[each] for each in wanted), indices.array.ndim == 0)
+        return _dims([value.values[each] for each in wanted], scalar=indices.array.ndim == 0)
     if not isinstance(value, _Flow):
         return None
     at = axis % value.rank
@@ -1070,6 +1095,16 @@ def _shape(reader: _Reader, node: Node, given: Sequence[Any]) -> Any:  # noqa: A
     if flow is None or node.get("start", 0) or node.get("end") is not None:
         return None
     return _Dims((None, *flow.shape))
+
+
+def _dims(values: Sequence[int | None], *, scalar: bool = False) -> _Const | _Dims:
+    """Return extents of a shape: a constant where the number of observations is not among them."""
+    import numpy as np
+
+    if None in values:
+        return _Dims(tuple(values), scalar)
+    made = np.asarray(values, np.int64)
+    return _Const(made.reshape(()) if scalar else made)
 
 
 def _concat(reader: _Reader, node: Node, given: Sequence[Any]) -> Any:
