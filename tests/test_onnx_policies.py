@@ -1,4 +1,4 @@
-"""Policies in ONNX: played as onnxruntime plays the same file, whatever exporter wrote it, or refused by name."""
+"""Policies in ONNX: played as onnxruntime plays the same file, or refused by the operator's name."""
 
 from __future__ import annotations
 
@@ -78,8 +78,7 @@ class Policy(nn.Module):
 
 
 def mlp(activation: Callable[[], nn.Module] = nn.Tanh, out: int = 2, *, bias: bool = True) -> list[nn.Module]:
-    sizes = [nn.Linear(3, 16), activation(), nn.Linear(16, 16, bias=bias), activation(), nn.Linear(16, out)]
-    return sizes
+    return [nn.Linear(3, 16), activation(), nn.Linear(16, 16, bias=bias), activation(), nn.Linear(16, out)]
 
 
 class Residual(nn.Module):
@@ -139,10 +138,23 @@ LAYERS = {
     "no-bias": lambda: mlp(bias=False),
     "layer-norm": lambda: [nn.Linear(3, 16), nn.LayerNorm(16, eps=1e-3), nn.ELU(), nn.Linear(16, 2)],
     "norm-behind": lambda: [nn.Linear(3, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 2)],
-    "batch-norm": lambda: [nn.BatchNorm1d(3), nn.Linear(3, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)],
+    "batch-norm": lambda: [
+        nn.BatchNorm1d(3),
+        nn.Linear(3, 16),
+        nn.BatchNorm1d(16),
+        nn.ELU(),
+        nn.Linear(16, 2),
+    ],
     "two-linear": lambda: [nn.Linear(3, 16), nn.Linear(16, 2)],
-    "dropout": lambda: [nn.Flatten(), nn.Linear(3, 16), nn.Dropout(0.5), nn.Identity(), nn.Tanh(), nn.Linear(16, 2)],
-}  # fmt: skip
+    "dropout": lambda: [
+        nn.Flatten(),
+        nn.Linear(3, 9),
+        nn.Dropout(),
+        nn.Identity(),
+        nn.Tanh(),
+        nn.Linear(9, 2),
+    ],
+}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -174,8 +186,8 @@ def test_operators_of_all_versions(version: int, tmp_path: Path) -> None:
 
 def test_images_go_through_convolutions(tmp_path: Path) -> None:
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.BatchNorm2d(8), nn.Conv2d(8, 4, (2, 3)), nn.ELU(),
-        nn.Flatten(), nn.Linear(4 * 3 * 2, 16), nn.ReLU(), nn.Linear(16, 2), nn.Tanh(),
+        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.BatchNorm2d(8), nn.Conv2d(8, 4, (2, 3)),
+        nn.ELU(), nn.Flatten(), nn.Linear(4 * 3 * 2, 16), nn.ReLU(), nn.Linear(16, 2), nn.Tanh(),
     )  # fmt: skip
     runs_as_onnxruntime(exported(model, tmp_path / "policy.onnx", torch.randn(1, 3, 8, 8)))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -120,6 +120,25 @@ def of_onnx(checkpoint: Checkpoint, network: str = "actor") -> Followed | None:
         return reader.followed(network)
     except RecursionError:
         raise UnsupportedError("the graph is too deep to be followed", file=checkpoint.path) from None
+
+
+def flattened(checkpoint: Checkpoint) -> Iterator[tuple[Path, tuple[int, ...]]]:
+    """Yield the shape (height, width, channels) of images that dense layers take flattened, by their weights.
+
+    It is () where the channels are last already. Raise as `of_onnx` does for a graph that is not followed.
+    """
+    model = listing.parsed(checkpoint.files[0])
+    reader = _Reader(checkpoint, model)
+    reader.run(model.graph.nodes, reader.scope, 0)
+    for operation in reader.operations:
+        if operation.kind != "dense" or operation.value["source"][0] is None:
+            continue
+        before = reader.behind(operation.inputs[0])
+        if before is not None and before.kind == "flatten":
+            shape, channels = before.value["image"], reader.channels(before.inputs[0])
+            if len(shape) == 3 and channels in (0, 2):
+                image = (*shape[1:], shape[0]) if channels == 0 else ()
+                yield operation.value["source"][0], image
 
 
 @dataclass
@@ -333,6 +352,29 @@ class _Reader:
         """Return the operation that gives a value, None for an input."""
         return self.operations[flow.number - self._first] if flow.number >= self._first else None
 
+    def behind(self, number: int) -> Operation | None:
+        """Return the operation behind functions of every element, None for the input."""
+        while number >= self._first:
+            operation = self.operations[number - self._first]
+            if operation.kind not in ("activation", "clip"):
+                return operation
+            number = operation.inputs[0]
+        return None
+
+    def channels(self, number: int) -> int | None:
+        """Return which axis behind the batch has the channels of a convolution's image, None without one."""
+        axes = (0, 1, 2)
+        while number >= self._first:
+            operation = self.operations[number - self._first]
+            if operation.kind == "convolution":
+                return axes.index(2)
+            if operation.kind == "transpose":
+                axes = tuple(operation.value["axes"][axis] for axis in axes)
+            elif operation.kind not in ("activation", "affine", "clip"):
+                return None
+            number = operation.inputs[0]
+        return None
+
     def run(self, nodes: Sequence[Node], scope: dict[str, _Any], depth: int) -> None:
         """Compute the values of nodes in their order, which is that of computation."""
         for node in nodes:
@@ -365,7 +407,8 @@ class _Reader:
             if node.title != node.op:
                 return [title]
             if all(value is None or isinstance(value, _Const) for value in given) and node.op in _FOLDED:
-                return [_folded(node, [v.array if isinstance(v, _Const) else None for v in given], given)]
+                arrays = [value.array if isinstance(value, _Const) else None for value in given]
+                return [_folded(node, arrays, given[0] if given else None)]
             rule = _OPERATORS.get(node.op)
             found = rule(self, node, given) if rule is not None else None
         except (ValueError, TypeError, IndexError, OverflowError, AttributeError):
@@ -409,7 +452,7 @@ class _Reader:
 # Constants that are computed.
 
 
-def _folded(node: Node, arrays: list[np.ndarray | None], given: Sequence[_Any | None]) -> _Any | None:
+def _folded(node: Node, arrays: list[np.ndarray | None], first: _Any | None) -> _Const:
     """Return what an operator makes of constants; raise ValueError where it cannot."""
     import numpy as np
 
@@ -419,14 +462,14 @@ def _folded(node: Node, arrays: list[np.ndarray | None], given: Sequence[_Any | 
     )
     if math.prod(shape) > _ELEMENTS:
         raise ValueError
+    if not isinstance(first, _Const):
+        raise ValueError  # noqa: TRY004  # an input that is left out
     if node.op == "Identity":
-        return given[0]
+        return first
     if node.op == "Transpose":
         axes = tuple(node.get("perm", tuple(reversed(range(whole[0].ndim)))))
-        one = given[0]
-        path = one.path if isinstance(one, _Const) and axes == (1, 0) else None
-        turned = isinstance(one, _Const) and not one.turned
-        return _Const(whole[0].transpose(axes), path, turned and path is not None)
+        path = first.path if axes == (1, 0) else None
+        return _Const(whole[0].transpose(axes), path, not first.turned and path is not None)
     with np.errstate(all="ignore"):
         made = _FOLDED[node.op](node, *arrays)
     if made is None:
@@ -1136,7 +1179,7 @@ def _flatten(reader: _Reader, node: Node, given: Sequence[Any]) -> Any:
 def _flat(reader: _Reader, flow: _Flow) -> _Flow:
     if len(flow.shape) == 1:
         return replace(flow, ones=())
-    return reader.add("flatten", (math.prod(flow.shape),), replace(flow, ones=()))
+    return reader.add("flatten", (math.prod(flow.shape),), replace(flow, ones=()), image=flow.shape)
 
 
 def _reshape(reader: _Reader, node: Node, given: Sequence[Any]) -> Any:  # noqa: ARG001

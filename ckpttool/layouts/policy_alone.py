@@ -693,7 +693,8 @@ def _of_onnx(found: onnx_steps.Followed, checkpoint: Checkpoint) -> Binding:
             if found.mean is not None:
                 norm = Norm(found.mean, std=found.std, clip=found.clip)
                 facts = facts.read(origin, norm=norm)
-            return replace(binding, facts=facts).noted(*found.notes)
+            consumed = binding.consumed | frozenset(found.used)
+            return replace(binding, facts=facts, consumed=consumed).noted(*found.notes)
     program, head = _without_tanh(found.program)
     names = checkpoint.tree.names
     moves = tuple(Move(path, (attr("actor"), attr("graph"), attr(names[path])), KEEP) for path in found.used)
