@@ -50,6 +50,11 @@ _ELEMENTWISE |= {
 }
 _RECURRENT = {"LSTM": (4, (0, 2, 3, 1)), "GRU": (3, (1, 0, 2)), "RNN": (1, (0,))}
 _SAME = frozenset(("Identity", "Cast", "Dropout"))
+_STATES = frozenset(("Expand", "Concat", "Slice", *_RECURRENT))
+_SHAPED = frozenset(("Unsqueeze", "Squeeze", "Reshape"))
+# What an exporter that folds no constants makes of the tensors of a recurrent layer.
+_CUT = frozenset(("Slice", "Concat", "Unsqueeze", "Gather"))
+_CELL = re.compile(r"(.+)[./]((?:weight|bias)_[ih]h_l\d+(?:_reverse)?)")
 
 
 class _Use(NamedTuple):
@@ -107,7 +112,7 @@ def to_state_dict(checkpoint: Checkpoint) -> Layers:
             )
         choices.append(_choice(layer, name, flattened))
     used = {move.source for move in moves}
-    kept, lost, notes = _rest(checkpoint.tree, reader, used)
+    rest = _rest(checkpoint.tree, reader, used)
     consumed = tuple(
         path for path, leaf in checkpoint.tree.tensors() if leaf.role == "other" and path not in used
     )
@@ -115,10 +120,10 @@ def to_state_dict(checkpoint: Checkpoint) -> Layers:
         tuple(moves),
         containers={(): Container("OrderedDict")},
         assumed=tuple(assumed),
-        consumed=tuple(path for path in consumed if path not in lost),
-        notes=(*notes, *_arithmetic(model, layers)),
+        consumed=tuple(path for path in (*consumed, *rest.zeros) if path not in rest.lost),
+        notes=(*rest.notes, *_arithmetic(model, layers)),
         labels=labels,
-        kept=kept,
+        kept=rest.kept,
     )
     return Layers(plan, tuple(choice for choice in choices if choice.kind or choice.told.flatten is not None))
 
@@ -163,6 +168,9 @@ class _Reader:
         elif node.op == "Transpose" and isinstance(leaf, Leaf) and len(leaf.shape) == 2:
             exchanged = tuple(node.get("perm", (1, 0))) == (1, 0)
             self.source[node.outputs[0]] = (path, turned != exchanged)
+        elif node.op in _SHAPED and isinstance(leaf, Leaf) and leaf.size == max(leaf.shape, default=0):
+            # Axes of extent 1 around a row: it stays the row that it is.
+            self.source[node.outputs[0]] = (path, turned)
 
     def constant(self, node: Node, number: int) -> tuple[Path, bool, Leaf] | None:
         """Return the constant that a node takes, whether it is transposed before, and its leaf."""
@@ -178,7 +186,19 @@ class _Reader:
             rule = _RULES.get(node.op) if node.title == node.op else None
             made = rule(self, node) if rule is not None else None
             found += made or []
-        return found
+        return [*found, *self._cells({use.path for layer in found for use in layer.uses})]
+
+    def _cells(self, used: set[Path]) -> Iterator[_Layer]:
+        """Yield recurrent layers under PyTorch's own names, whose tensors the graph cuts and joins itself."""
+        nodes = [node for node in self.nodes if node.op in _RECURRENT and node.title == node.op]
+        groups: dict[str, list[_Use]] = {}
+        for path in self.tree if nodes else ():
+            name = _CELL.fullmatch(str(path[0].value)) if len(path) == 1 and path not in used else None
+            users = {node.op for node in self.users.get(str(path[0].value), ())}
+            if name is not None and users and users <= _CUT:
+                groups.setdefault(name[1], []).append(_Use(name[2], path))
+        for uses in groups.values():
+            yield _Layer(nodes[0], nodes[0].op.lower(), uses)
 
     def weight(self, node: Node, number: int, *, stored: bool) -> _Use | None:
         """Return a matrix as a state_dict has it, [out, in]; `stored` says that the operator takes it so."""
@@ -386,32 +406,42 @@ def _spelled(scope: str) -> tuple[str, ...]:
 # What is no layer.
 
 
-def _rest(
-    tree: Tree, reader: _Reader, used: set[Path]
-) -> tuple[tuple[Path, ...], frozenset[Path], tuple[str, ...]]:
-    """Return the constants that the sidecar keeps, those that are lost, and notes."""
+class _Rest(NamedTuple):
+    """Constants of no layer: what the sidecar keeps, zeros that nothing needs, what is lost, and notes."""
+
+    kept: tuple[Path, ...]
+    zeros: tuple[Path, ...]
+    lost: frozenset[Path]
+    notes: tuple[str, ...]
+
+
+def _rest(tree: Tree, reader: _Reader, used: set[Path]) -> _Rest:
+    """Sort the constants that no layer has."""
     kept: list[Path] = []
     lost: list[str] = []
+    zeros: list[Path] = []
     gone: set[Path] = set()
     by_path: dict[Path, set[str]] = {}
     for name, (path, _) in reader.source.items():
         by_path.setdefault(path, set()).update(node.title for node in reader.users.get(name, ()))
     for path, leaf in tree.items():
-        if path in used:
+        if path in used or (isinstance(leaf, Leaf) and leaf.role == "other"):
             continue
         operators = by_path.get(path, set()) - _SAME - {"Transpose"}
-        plain = isinstance(leaf, Leaf) and (leaf.size == max(leaf.shape, default=1) or leaf.role == "other")
-        if isinstance(leaf, ValueLeaf) or not plain or not operators <= _ELEMENTWISE or len(path) > 1:
+        plain = isinstance(leaf, Leaf) and leaf.size == max(leaf.shape, default=1)
+        if isinstance(leaf, Leaf) and operators <= _STATES and not plain and not leaf.array().any():
+            zeros.append(path)  # the first state of a recurrent layer
+        elif isinstance(leaf, ValueLeaf) or not plain or not operators <= _ELEMENTWISE or len(path) > 1:
             gone.add(path)
             lost.append(f"{tree.names[path]} ({', '.join(sorted(operators)) or 'no operator of the graph'})")
-        elif isinstance(leaf, Leaf) and leaf.role != "other":
+        else:
             kept.append(path)
     notes = []
     if reader.refused:
         notes.append(f"not converted: {some(reader.refused, 4)}")
     if lost:
         notes.append(f"constants of no layer that is known: {some(lost, 4)}")
-    return tuple(kept), frozenset(gone), tuple(notes)
+    return _Rest(tuple(kept), tuple(zeros), frozenset(gone), tuple(notes))
 
 
 def _arithmetic(model: Model, layers: Sequence[_Layer]) -> Iterator[str]:
