@@ -58,7 +58,8 @@ CASES: dict[str, tuple[nn.Module, torch.Tensor]] = {
         IMAGE,
     ),
     "image": (
-        Sequence(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ELU(), nn.Flatten(), nn.Linear(144, 2)),
+        Sequence(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ELU(), nn.Flatten(),
+                 nn.Linear(144, 2)),
         IMAGE,
     ),
     "norms": (Sequence(nn.Linear(3, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 2)), torch.randn(2, 3)),

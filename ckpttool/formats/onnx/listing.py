@@ -191,7 +191,7 @@ class _Lister:
                 raise FormatError("a tensor of strings has raw data", offset=tensor.start)
             _require(tensor, nbytes, tensor.held[messages.RAW], "bytes")
             base = Inline(b"") if tensor.run is None else Span(self.file, *tensor.run)
-            return Packed(base, row.name, row.bits, count) if row.bits else base
+            return Packed(base, row.bits, count) if row.bits else base
         wanted = _elements(row, count)
         if tensor.held and row.data not in tensor.held:
             raise FormatError("a tensor's elements are of another type than its own", offset=tensor.start)
@@ -224,7 +224,7 @@ class _Lister:
             )
         _require(tensor, nbytes, length, "bytes")
         base = Span(file, offset, nbytes)
-        return Packed(base, row.name, row.bits, count) if row.bits else base
+        return Packed(base, row.bits, count) if row.bits else base
 
     def _beside(self, location: str, tensor: Tensor) -> File:
         """Return the file that a tensor lies in; raise UnsupportedError for one outside of the folder."""
@@ -291,7 +291,6 @@ class Packed(NamedTuple):
     """Elements of fewer than 8 bits that share a byte, the first in the low bits; each becomes a byte."""
 
     base: Source
-    dtype: str
     bits: int
     size: int
 
@@ -299,16 +298,14 @@ class Packed(NamedTuple):
         """Return one byte for each element."""
         import numpy as np
 
-        return _unpacked(np.frombuffer(self.base.read(), np.uint8), self.dtype, self.bits, self.size)
+        return _unpacked(np.frombuffer(self.base.read(), np.uint8), self.bits, self.size)
 
 
-def _unpacked(packed: np.ndarray, dtype: str, bits: int, count: int) -> bytes:
+def _unpacked(packed: np.ndarray, bits: int, count: int) -> bytes:
     import numpy as np
 
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     found = ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
-    if not dtype.startswith("u"):
-        found = np.where(found >> (bits - 1), found | (0xFF << bits & 0xFF), found)
     return found.astype(np.uint8).tobytes()
 
 
@@ -335,7 +332,7 @@ class Typed(NamedTuple):
                 "a tensor's elements are not as many as its shape needs", file=self.base.file.path
             )
         if self.bits:
-            return _unpacked(found.astype(np.uint8), self.dtype, self.bits, self.size)
+            return _unpacked(found.astype(np.uint8), self.bits, self.size)
         if self.dtype == "bool":
             return found.astype(np.uint32).astype(bool).tobytes()
         if self.number in (_F, _D):
