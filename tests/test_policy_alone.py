@@ -498,10 +498,43 @@ def test_the_spread_of_observations_is_not_that_of_actions(name: str, inside: bo
         played(saved(tmp_path / "a.pt", state), GIVEN)
 
 
-@pytest.mark.parametrize("name", ["max_action", "action_scale", "act_limit"])
-def test_a_number_beside_that_would_scale_actions_is_named(name: str, tmp_path: Path) -> None:
-    _, assumed = played(saved(tmp_path / "a.pt", {"actor": Actor().state_dict(), name: 1.5}), GIVEN)
-    assert any(name in sentence for sentence in assumed)
+@pytest.mark.parametrize(
+    ("beside", "low", "high"),
+    [
+        ({"max_action": 1.5}, -1.5, 1.5),
+        ({"args": {"max_action": 2, "lr": 1e-3}}, -2, 2),
+        ({"action_scale": 1.5, "action_bias": 0.5}, -1, 2),
+        ({"action_low": [-1.0], "action_high": [3.0]}, -1, 3),
+        ({"act_limit": np.array([0.5], np.float32)}, -0.5, 0.5),
+    ],
+)
+def test_numbers_beside_a_network_bound_its_actions(
+    beside: dict[str, Any], low: float, high: float, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Actor()
+    path = saved(tmp_path / "a.pt", {"actor": model.state_dict(), **beside})
+    facts = AgentFacts(activations="relu", head="affine")
+    known = restore(str(path), facts=facts).known
+    assert (known.action_low, known.action_high) == ([low], [high])
+    close(played(path, facts)[0], wanted(model) / 2 * (high - low) / 2 + (high + low) / 2)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"max_action": 1.5, "action_scale": 2.0},
+        {"max_action": [1.0, 2.0]},
+        {"max_action": -1.0},
+        {"max_action": "large"},
+        {"action_low": -1.0},
+    ],
+)
+def test_a_number_that_may_bound_actions_and_does_not_say_how_is_named(
+    beside: dict[str, Any], tmp_path: Path
+) -> None:
+    _, assumed = played(saved(tmp_path / "a.pt", {"actor": Actor().state_dict(), **beside}), GIVEN)
+    assert any(name in sentence for sentence in assumed for name in beside)
 
 
 def test_a_sequential_without_an_activation_between_two_layers_gets_none(tmp_path: Path) -> None:
