@@ -18,6 +18,7 @@ from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.ops.restore import Agent, restore
 from ckpttool.ops.wiring import Bounds, network_of, wire
 from tests.conftest import ROOT
+from tests.test_policy_alone import followed
 
 onnx = pytest.importorskip("onnx", reason="the extra `onnx` makes the models")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` runs the models")
@@ -213,6 +214,20 @@ def test_an_output_may_be_named(tmp_path: Path) -> None:
         restore(str(path))
     assert "--network" in (caught.value.hint or "")
     runs_as_onnxruntime(path, network="two", output="two")
+
+
+def test_commands_that_are_named_lead_to_a_policy_that_plays(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.tanh(self.a(x)), self.b(x)
+
+    path = exported(Two(), tmp_path / "two.onnx", output_names=["one", "two"])
+    command = followed("eval", path, "--env", "Pendulum-v1", "--episodes", "1")
+    assert {"--network", "--head"} <= set(command)
 
 
 # Memory.

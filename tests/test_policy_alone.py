@@ -650,6 +650,43 @@ def test_the_command_that_is_named_works(tmp_path: Path) -> None:
     assert any(note.startswith("given: ") and "head tanh" in note for note in json.loads(ran.out)["notes"])
 
 
+def followed(*words: object, most: int = 4) -> tuple[str, ...]:
+    """Run a command and then what its hints complete it with, until it works; return the last command."""
+    command = tuple(map(str, words))
+    for _ in range(most):
+        ran = in_process(*command)
+        if ran.status == 0:
+            return command
+        assert ran.status == 2, ran.err
+        hint = ran.err.split("hint: ", 1)[1].strip()
+        whole = hint.startswith("ckpttool ")
+        more = tuple(shlex.split(hint.removeprefix("ckpttool ") if whole else hint[hint.index("--") :]))
+        assert whole or more[0] == "--network", hint
+        command = (*more, "--episodes", "1") if whole and "--episodes" not in more else (*command, *more)
+    raise AssertionError(command)
+
+
+ALONE: dict[str, Any] = {
+    "state-dict.pth": lambda path: saved(path, Actor().state_dict()),
+    "wrapped.pt": lambda path: saved(path, {"model_state_dict": Actor().state_dict(), "epoch": 3}),
+    "bounded.pt": lambda path: saved(path, {"actor": Actor().state_dict(), "max_action": 2.0}),
+    "buffers.pt": lambda path: saved(path, Scaled().state_dict()),
+    "module.pt": lambda path: saved(path, Actor()),
+    "sequential.pt": lambda path: saved(path, sequential()),
+    "script.pt": lambda path: torch.jit.script(sequential(norm=True)).save(path),
+    "two.pt": lambda path: saved(
+        path, {"one": sequential().state_dict(), "two": sequential(norm=True).state_dict()}
+    ),
+    "arrays.npz": lambda path: np.savez(path, **{k: v.numpy() for k, v in Actor().state_dict().items()}),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_commands_that_are_named_lead_to_a_policy_that_plays(name: str, tmp_path: Path) -> None:
+    ALONE[name](tmp_path / name)
+    followed("eval", tmp_path / name, "--env", TASK, "--episodes", "1")
+
+
 def test_an_export_names_its_command_too_and_records_what_was_given(tmp_path: Path) -> None:
     model = Actor()
     path, target = saved(tmp_path / "a.pth", model.state_dict()), tmp_path / "a.onnx"
