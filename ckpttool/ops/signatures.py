@@ -46,7 +46,7 @@ def _graph(details: Mapping[str, Any], width: int) -> list[str]:
     more = ["..."] if len(operators) > _SHOWN else []
     text = f"{_tensors(details, 'inputs')} -> {_tensors(details, 'outputs')}"
     return [
-        clean(f"graph {details.get('graph') or ''}".rstrip() + f", opset {versions}"),
+        clean(f"graph {details.get('name') or ''}".rstrip() + f", opset {versions}"),
         *textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    "),
         *textwrap.wrap(
             clean(", ".join((*counted, *more))), width, initial_indent="  ", subsequent_indent="    "

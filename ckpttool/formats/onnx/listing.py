@@ -411,13 +411,13 @@ def _details(model: Model) -> dict[str, Any]:
     found: dict[str, Any] = {
         "ir_version": model.ir_version,
         "opsets": {domain or "ai.onnx": version for domain, version in list(model.opsets.items())[:_FACTS]},
-        "graph": model.graph.name,
+        "name": model.graph.name,
         "inputs": _values(inputs),
         "outputs": _values(model.graph.outputs),
         "operators": dict(operators.most_common(_FACTS)),
     }
     if model.functions:
-        found["functions"] = [_title(function) for function in model.functions[:_FACTS]]
+        found["own_operators"] = [_title(function) for function in model.functions[:_FACTS]]
     if model.metadata:
         kept = list(model.metadata.items())[:_FACTS]
         found["metadata"] = {name[:_LONGEST]: text[:_LONGEST] for name, text in kept}
