@@ -6,6 +6,8 @@ tf_slim (`weights`, `biases`); sonnet/src/linear.py (`w`, `b`); torch/nn/modules
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from ckpttool.errors import MappingError
@@ -56,23 +58,51 @@ def _write(canonical: Group, told: Told) -> Way:
     return Way(tuple(row for row in rows if row.canonical in canonical))
 
 
+def _biased(outputs: int, group: Group) -> bool:
+    """Say whether a bias, if there is one, is as long as the matrix's axis of outputs."""
+    matrix = next(leaf.shape for leaf in group.values() if len(leaf.shape) == 2)
+    return all(len(leaf.shape) != 1 or leaf.shape[0] == matrix[outputs] for leaf in group.values())
+
+
+_KERNEL_BIASED, _WEIGHT_BIASED = partial(_biased, 1), partial(_biased, 0)
+
+
+def _turned(name: str, framework: str, form: str, also: Callable[[Group], bool]) -> Kind:
+    """Return a dense layer whose matrix has the orientation of the other framework."""
+    weights = (Weight(name, "kernel", 2, TRANSPOSE if form == OUT_IN else KEEP), _BIAS)
+    return Kind("dense", framework, weights, form, also, asked=True)
+
+
+_BIAS = Weight("bias", "bias", 1, optional=True)
+# Matrices of a program's own layers: [in, out] in PyTorch (x @ W, as GPT-2's Conv1D), [out, in] in Keras.
+IN_OUT, OUT_IN = "in_out", "out_in"
 DENSE_TORCH = Kind(
     "dense",
     "torch",
-    (Weight("weight", "kernel", 2, TRANSPOSE), Weight("bias", "bias", 1, optional=True)),
+    (Weight("weight", "kernel", 2, TRANSPOSE), _BIAS),
+    also=_WEIGHT_BIASED,
     reading=_read,
     writing=_write,
 )
 KINDS: tuple[Kind, ...] = (
-    Kind("dense", "tensorflow", (Weight("kernel", "kernel", 2), Weight("bias", "bias", 1, optional=True))),
-    Kind("dense", "tensorflow", (Weight("w", "kernel", 2), Weight("b", "bias", 1, optional=True)), "sonnet"),
+    Kind("dense", "tensorflow", (Weight("kernel", "kernel", 2), _BIAS), also=_KERNEL_BIASED),
+    Kind(
+        "dense",
+        "tensorflow",
+        (Weight("w", "kernel", 2), Weight("b", "bias", 1, optional=True)),
+        "sonnet",
+        _KERNEL_BIASED,
+    ),
     Kind(
         "dense",
         "tensorflow",
         (Weight("weights", "kernel", 2), Weight("biases", "bias", 1, optional=True)),
         "slim",
+        _KERNEL_BIASED,
     ),
     DENSE_TORCH,
+    _turned("weight", "torch", IN_OUT, _KERNEL_BIASED),
+    _turned("kernel", "tensorflow", OUT_IN, _WEIGHT_BIASED),
     Kind("embedding", "tensorflow", (Weight("embeddings", "embeddings", 2, KEEP),)),
     Kind("embedding", "torch", (Weight("weight", "embeddings", 2, KEEP),)),
 )
