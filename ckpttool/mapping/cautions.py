@@ -119,5 +119,5 @@ def ambiguous(layer: Layer) -> Why:
 def refused(error: MappingError) -> Why:
     """Return that a layer has no equivalent, or what is missing for one."""
     if error.message == HEADS:
-        return Why(error.message, f"--kind '{TITLE}=attention:8'")
+        return Why(error.message, f"--kind '{TITLE}=attention:HEADS'")
     return Why(error.message + (f" (found {error.found})" if error.found else ""))

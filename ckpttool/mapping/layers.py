@@ -102,6 +102,8 @@ def layers(
     for module in modules.modules(tree, framework, asked, described):
         group = module.group(tree)
         fitting = kinds.candidates(group, framework, module.last)
+        if not fitting and classes:
+            fitting = modules.misfit(module.about, framework)
         if not fitting:
             continue
         layer = Layer(
@@ -144,12 +146,16 @@ def _with_orientation(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def _told(about: About, fitting: Sequence[Kind]) -> Told:
-    """Return what the file tells: the image that a dense layer takes flattened, an attention's heads."""
+    """Return what the file tells: a dense layer's flattened image, heads of an attention, a multiplier."""
     heads = about.settings.get("num_heads")
-    if isinstance(heads, int) and heads > 0 and {kind.name for kind in fitting} == {"attention"}:
+    names = {kind.name for kind in fitting}
+    if isinstance(heads, int) and heads > 0 and names == {"attention"}:
         return Told(heads)
+    channels, groups = about.settings.get("out_channels"), about.settings.get("groups")
+    if "depthwise" in names and isinstance(channels, int) and isinstance(groups, int) and groups > 0:
+        return Told(channels // groups)
     found = about.settings.get("flattened")
-    if not isinstance(found, list) or {kind.name for kind in fitting} != {"dense"}:
+    if not isinstance(found, list) or names != {"dense"}:
         return UNTOLD
     return Told(flatten=tuple(found))
 

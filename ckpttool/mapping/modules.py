@@ -134,6 +134,9 @@ def _by_name(tree: Tree, framework: str) -> dict[_At, Module]:
     found: dict[_At, Module] = {}
     for path, shown in _tensors(tree, framework):
         *module, name = shown.removesuffix(":0").split("/")
+        if framework == "tensorflow" and module[-1:] == ["vars"] and name.isdecimal():
+            # Variables of a Keras layer that only have numbers stand beside those that have names.
+            module, name = module[:-1], f"vars/{name}"
         match = _PART.fullmatch(name) if framework == "torch" else None
         # Sonnet's cells keep their kernels under private attributes (sonnet/src/recurrent.py).
         bare = name if framework == "torch" else name.removeprefix("_")
@@ -259,7 +262,7 @@ def _of_class(kinds: tuple[Kind, ...], group: Mapping[str, Leaf], about: About) 
     if about.own or about.cls not in _CLASSES:
         return None
     if about.cls == "EinsumDense":
-        return _einsum(group, about)
+        return _einsum(group, about) or None
     named = tuple(kind for kind in kinds if kind.name in _CLASSES[about.cls])
     if not named:
         return None
@@ -329,6 +332,13 @@ def _unknown_class(kinds: tuple[Kind, ...], group: Mapping[str, Leaf], about: Ab
     return f"its class ({name}) is no layer that is known; --kind '{TITLE}={able[0]}' converts it as one" + (
         f", or {' or '.join(able[1:])}" if able[1:] else ""
     )
+
+
+def misfit(about: About, framework: str) -> tuple[Kind, ...]:
+    """Return a refused kind for tensors that no kind has and that are of a class which is a layer's."""
+    if about.own or about.cls not in _CLASSES:
+        return ()
+    return (Kind("misfit", framework, (), refused=f"its tensors are not those of its class, {about.cls}"),)
 
 
 # Stands in a reason for the name of the layer.

@@ -84,6 +84,52 @@ DENSE_TORCH = Kind(
     reading=_read,
     writing=_write,
 )
+
+
+def _computed(
+    framework: str, why: str, *names: tuple[str, int], optional: tuple[str, ...] = ("bias",)
+) -> Kind:
+    """Return a layer whose weight is not stored but computed from other tensors, which nothing here does."""
+    weights = tuple(Weight(name, "", rank, optional=name in optional) for name, rank in names)
+    return Kind("computed_weight", framework, weights, refused=why)
+
+
+_LORA = (
+    "its weight has a LoRA update, and the file does not hold the update's alpha: model.save() and "
+    "model.save_weights() store the sum of the two"
+)
+_QUANTISED = "its weight is quantised: a float copy of the layer has no such scale"
+_WEIGHT_NORM = "it has weight norm: --fold-weight-norm makes one weight of its two tensors"
+_SPECTRAL_NORM = "it has spectral norm, whose weight depends on a power iteration: remove it before saving"
+# Sources: keras/src/layers/core/{dense,einsum_dense,embedding}.py (enable_lora, quantize);
+# torch/nn/utils/{weight_norm,spectral_norm,parametrizations}.py
+_COMPUTED = (
+    *(
+        _computed(
+            "tensorflow", _LORA, ("kernel", rank), ("bias", 1), ("lora_kernel_a", rank), ("lora_kernel_b", 2)
+        )
+        for rank in (2, 3, 4, 5)
+    ),
+    _computed("tensorflow", _LORA, ("embeddings", 2), ("lora_embeddings_a", 2), ("lora_embeddings_b", 2)),
+    *(
+        _computed("tensorflow", _QUANTISED, ("kernel", rank), ("bias", 1), ("kernel_scale", scale))
+        for rank in (2, 3)
+        for scale in (1, 2, 3)
+    ),
+    _computed("tensorflow", _QUANTISED, ("embeddings", 2), ("embeddings_scale", 1)),
+    *(
+        kind
+        for rank in (2, 3, 4, 5)
+        for kind in (
+            _computed("torch", _WEIGHT_NORM, ("bias", 1), ("weight_g", rank), ("weight_v", rank)),
+            _computed("torch", _WEIGHT_NORM, ("original0", rank), ("original1", rank)),
+            _computed(
+                "torch", _SPECTRAL_NORM, ("bias", 1), ("weight_orig", rank), ("weight_u", 1), ("weight_v", 1)
+            ),
+            _computed("torch", _SPECTRAL_NORM, ("original", rank)),
+        )
+    ),
+)
 KINDS: tuple[Kind, ...] = (
     Kind("dense", "tensorflow", (Weight("kernel", "kernel", 2), _BIAS), also=_KERNEL_BIASED),
     Kind(
@@ -103,6 +149,7 @@ KINDS: tuple[Kind, ...] = (
     DENSE_TORCH,
     _turned("weight", "torch", IN_OUT, _KERNEL_BIASED),
     _turned("kernel", "tensorflow", OUT_IN, _WEIGHT_BIASED),
+    *_COMPUTED,
     Kind("embedding", "tensorflow", (Weight("embeddings", "embeddings", 2, KEEP),)),
     Kind("embedding", "torch", (Weight("weight", "embeddings", 2, KEEP),)),
 )
