@@ -18,7 +18,7 @@ from ckpttool.errors import MappingError, UsageError, choice, some
 from ckpttool.formats.object_graph.roles import slot_path
 from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.optimizers import differences
-from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES, OTHERS
+from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES, MORE_SLOTS, OTHERS, not_converted
 from ckpttool.layouts.optimizers.tf1 import POWERS
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
 from ckpttool.layouts.writing import together
@@ -709,7 +709,7 @@ class _ToTorch:
                 weights = tuple(beside)
             cls = self._class(top)
             if cls in OTHERS:
-                notes.append(f"{title} is {cls}, whose state is not converted yet")
+                notes.append(not_converted(title, str(cls)))
                 continue
             prefix = self._prefix(top)
             entries = tuple((path, self.canonical[path], KEEP) for path in weights)
@@ -931,6 +931,9 @@ def _unknown(title: str, slots: Sequence[Leaf], bound: OptimizerMoves) -> str:
     kinds = {str(leaf.slot) for leaf in slots}
     if kinds <= _KNOWN_SLOTS and (bound.of or not slots):
         return ""
+    more = [MORE_SLOTS[kind] for kind in sorted(kinds) if kind in MORE_SLOTS]
+    if more:
+        return f"{title} has {' and '.join(more)}; its state is not converted"
     return f"{title} has slots ({some(sorted(kinds), 4)}) that are not converted yet"
 
 
