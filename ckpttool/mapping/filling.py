@@ -44,8 +44,9 @@ def fill(
     misfits, and numbers of another width are left to whoever puts them into the model.
     """
     target, places = skeleton.named()
-    theirs = side(tree, layers(tree, framework, choices))
-    ours = side(target, skeleton.layers(target))
+    foreign = framework != skeleton.framework
+    theirs = side(tree, layers(tree, framework, choices, classes=foreign))
+    ours = side(target, skeleton.layers(target, classes=foreign))
     solution = solve(theirs.candidates, ours.candidates, in_order=in_order, given=given)
     misfits = [
         Misfit(
@@ -58,12 +59,13 @@ def fill(
     ]
     if misfits and strict:
         raise misfits[0].error
-    foreign = framework != skeleton.framework
     made = _Made(theirs, ours, places, foreign=foreign)
     for pair in made.known(solution.pairs):
         made.add(pair)
     # Two models of one framework differ in nothing that these sentences say.
     needs = cautions.notes(made.done) if foreign else ()
+    if foreign:
+        made.assumed += cautions.orientation([(layer, layer.group(tree)) for layer in made.done])
     filled, unfit = _filled(tree, skeleton.tree, made, strict=strict)
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
     used = {move.source for move in made.moves} | made.left

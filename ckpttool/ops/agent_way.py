@@ -10,10 +10,11 @@ from typing import cast
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
+from ckpttool.formats import onnx
 from ckpttool.layouts import plan as plans
+from ckpttool.layouts import recognise
 from ckpttool.layouts.canonical import NORMALIZER, Binding, with_targets
 from ckpttool.layouts.optimizers import differences
-from ckpttool.layouts.recognise import recognise
 from ckpttool.layouts.td3_tf import SAVES
 from ckpttool.leaf import Path
 from ckpttool.mapping.plan import Plan, Settings, after
@@ -30,7 +31,9 @@ def recognised(
     checkpoint: Checkpoint, tree: Tree, layout: str | None, part: str | None
 ) -> tuple[Binding | None, tuple[str, ...]]:
     """Return the agent that the tree is, with what files beside it say, and a note for each of those."""
-    binding = recognise(tree, os.path.basename(checkpoint.path), layout)
+    if checkpoint.format == onnx.NAME:
+        return recognise.recognised(checkpoint, layout), ()
+    binding = recognise.recognise(tree, os.path.basename(checkpoint.path), layout)
     if part is not None and layout is None and binding is not None and not _is_whole(binding):
         binding = None  # one network of an agent is a model of its own
     return knowledge.with_companions(binding, checkpoint) if binding is not None else (None, ())

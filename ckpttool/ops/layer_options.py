@@ -34,7 +34,7 @@ def texts(given: Sequence[Choice]) -> tuple[list[str], list[str]]:
 
 
 def _kinds(said: Sequence[str]) -> Iterator[Choice]:
-    known = list(dict.fromkeys(kind.name for kind in KINDS if kind.refused is None))
+    known = list(dict.fromkeys(kind.option for kind in KINDS if kind.refused is None))
     for text in said:
         pattern, wanted = _halves(text, "--kind", "PATTERN=KIND")
         match = _KIND.fullmatch(wanted)

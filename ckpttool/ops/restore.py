@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
@@ -18,6 +19,7 @@ from ckpttool.errors import (
     UsageError,
     some,
 )
+from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import NETWORKS, NO_LAYOUT, RUN, Binding, Part
@@ -233,7 +235,7 @@ def _spread(own: Own, binding: Binding, tree: Tree) -> Own:
 def policy_sizes(binding: Binding, tree: Tree) -> tuple[int, int]:
     """Return the numbers of hidden layers and of actions of the policy, or of what there is without one."""
     acting = [part for part in binding.parts if part.acts] or list(binding.parts)
-    hidden = max(sum(layer.kind == "dense" for layer in part.layers) - 1 for part in acting)
+    hidden = max(max(sum(layer.kind == "dense" for layer in part.layers) - 1, 0) for part in acting)
     return hidden, widths(tree, acting[0])[1]
 
 
@@ -301,6 +303,21 @@ class Own:
     notes: tuple[str, ...] = ()
 
 
+def _of_model(checkpoint: Checkpoint, found: Sidecar | None) -> Own:
+    """Return what the sidecar of an ONNX model adds to its graph: the environment.
+
+    The graph computes what the other facts describe. The digest that an export records is that of the file.
+    """
+    if found is None:
+        return Own()
+    file = checkpoint.files[0]
+    digests = (hashlib.sha256(file.read(0, file.size)).hexdigest(), digest_of(checkpoint).sha256)
+    if found.target_sha256 not in digests:
+        raise _of_others(checkpoint, found, digests[0])
+    said = {name: text for name, text in found.provenance.items() if name == "env"}
+    return Own(Sidecar(found.target_sha256, env=found.env, provenance=said), digests[1])
+
+
 def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
     """Return the sidecar beside the checkpoint; the weights are read if there is one and no `sha256` of them.
 
@@ -308,6 +325,8 @@ def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
     for these, and to go on without would be wrong in silence.
     """
     found = sidecar.load(checkpoint.path)
+    if checkpoint.format == onnx.NAME:
+        return _of_model(checkpoint, found)
     waiting = sidecar.waiting(checkpoint.path) if found is None else {}
     if found is None and not waiting:
         return Own()
@@ -320,7 +339,11 @@ def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
             return Own(each, sha256, (note,))
     if found is None:
         return Own(sha256=sha256)
-    raise ChecksumError(
+    raise _of_others(checkpoint, found, sha256)
+
+
+def _of_others(checkpoint: Checkpoint, found: Sidecar, sha256: str) -> ChecksumError:
+    return ChecksumError(
         "the sidecar beside the checkpoint was written for other weights",
         file=sidecar.beside(checkpoint.path),
         expected=f"weights of sha256 {found.target_sha256[:12]}",
