@@ -15,7 +15,7 @@ import pytest
 from ckpttool import sidecar
 from ckpttool.errors import UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, ValueLeaf
+from ckpttool.leaf import Leaf, ValueLeaf, index, key
 from ckpttool.leaf import Path as TreePath
 from ckpttool.ops import parity
 from ckpttool.ops import verify as op
@@ -24,7 +24,7 @@ from ckpttool.ops.diff import diff
 from ckpttool.ops.digest import digest
 from ckpttool.ops.discrepancies import RECEIPT
 from ckpttool.ops.save import save
-from ckpttool.tree import Tree
+from ckpttool.tree import Container, Tree
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.mutants import Leaves
 from tests.trees import leaf, torch_tree
@@ -265,6 +265,10 @@ SETTINGS: dict[str, tuple[Change, set[str]]] = {
         ("amsgrad", 1),
     )
 }
+SETTINGS["a setting removed"] = (
+    lambda t: t.remove("critic_optimizer/param_groups/0/betas/1"),
+    {"critic_optimizer"},
+)
 SAC: dict[str, tuple[Change, set[str]]] = {
     "log_std shifted": (lambda t: t.change("actor/log_std/bias", lambda a: a + 1), {"actor"}),
     "heads swapped": (lambda t: t.swap_all("actor/mu/", "actor/log_std/"), {"actor"}),
@@ -523,3 +527,89 @@ def test_two_unrelated_models_are_not_the_same(tmp_path: Path) -> None:
     assert not found.within
     assert [(each.path, each.what) for each in found.discrepancies] == [("l/weight", "shape")]
     assert json.dumps(found.document())
+
+
+def trained(home: Path) -> tuple[str, dict[str, Any]]:
+    """Return a model that is no agent, with its Adam and a count of epochs."""
+    draw = np.random.default_rng(9)
+    path = home / "trained.pt"
+    if not path.exists():
+        shapes = {"enc.weight": (8, 4), "enc.bias": (8,), "dec.weight": (8, 8), "dec.bias": (8,)}
+        entries: dict[str, Any] = {
+            f"model/{name}": draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+        }
+        found = dict(torch_tree({**entries, "epoch": 3}).items())
+        found |= adam(draw, list(shapes.values()))
+        save(Tree(found, {}, {(key("optimizer"), key("param_groups")): Container("list")}), str(path))
+    return str(path), {}
+
+
+def adam(draw: np.random.Generator, shapes: list[tuple[int, ...]]) -> dict[TreePath, Leaf | ValueLeaf]:
+    """Return the leaves of an Adam over parameters of these shapes, as torch numbers them."""
+    found: dict[TreePath, Leaf | ValueLeaf] = {}
+    for number, shape in enumerate(shapes):
+        state = (key("optimizer"), key("state"), key(number))
+        arrays = {
+            "step": np.array(5, np.float32),
+            "exp_avg": draw.standard_normal(shape).astype(np.float32),
+            "exp_avg_sq": np.abs(draw.standard_normal(shape)).astype(np.float32),
+        }
+        found |= {(*state, key(name)): leaf(array, name) for name, array in arrays.items()}
+    group = (key("optimizer"), key("param_groups"), index(0))
+    settings: dict[str, Any] = {"lr": 3e-4, "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
+    found |= {(*group, key(name)): ValueLeaf(value) for name, value in settings.items()}
+    found |= {(*group, key("betas"), index(at)): ValueLeaf(beta) for at, beta in enumerate((0.9, 0.999))}
+    found |= {(*group, key("params"), index(number)): ValueLeaf(number) for number in range(len(shapes))}
+    return found
+
+
+SOURCES["trained"] = trained
+OPTIMIZER: dict[str, Change] = {
+    "a moment": lambda t: t.change("optimizer/_momentums/0", lambda a: a[::-1]),
+    "moments of layers of one shape": lambda t: t.swap("optimizer/_velocities/1", "optimizer/_velocities/3"),
+    "the rate": lambda t: t.change("optimizer/_learning_rate", lambda a: a * 2),
+    "the count": lambda t: t.change("optimizer/_iterations", lambda a: a + 1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZER)
+def test_the_optimizer_of_a_model_is_compared(
+    conversions: Callable[[str, str], Made], tmp_path: Path, name: str
+) -> None:
+    made = conversions("trained", "tf")
+    assert op.verify(made.source, str(made.target), whole=True).within
+    found = op.verify(made.source, rewritten(made, tmp_path, OPTIMIZER[name]), whole=True)
+    assert parts_of(found) == {"optimizer"}
+
+
+def test_a_conversion_back_passes_both_ways(conversions: Callable[[str, str], Made], tmp_path: Path) -> None:
+    made = conversions("trained", "tf")
+    back = str(tmp_path / "back.pt")
+    convert(str(made.target), back)
+    for one, other in ((made.source, back), (str(made.target), back), (back, str(made.target))):
+        found = op.verify(one, other, whole=True)
+        assert found.within, found.discrepancies
+        assert diff(one, other).identical
+
+
+def test_what_was_dropped_is_declared_by_the_receipt_alone(tmp_path: Path) -> None:
+    source, target = str(tmp_path / "a.pt"), str(tmp_path / "ckpt-1")
+    weights = {"l.weight": np.ones((2, 3), np.float32), "odd": np.ones((2, 2, 2), np.float32)}
+    save(torch_tree({**weights, "l.bias": np.ones(2, np.float32)}), source)
+    assert convert(source, target, to="tf", allow_missing=True).written
+    found = diff(source, target)
+    assert found.identical
+    assert [(each.path, each.what) for each in found.declared if each.side == "left"] == [("odd", "dropped")]
+    known = sidecar.load(target)
+    assert known is not None
+    # A receipt cannot drop what a rule converts.
+    hidden = replace(known, residue=[*known.residue, {"path": "l/bias"}])
+    tree = open_checkpoint(target).tree
+    leaves = {path: each for path, each in tree.items() if tree.names[path] != "l/bias"}
+    (tmp_path / "b").mkdir()
+    mutant = str(tmp_path / "b" / "ckpt-1")
+    save(Tree(leaves, tree.aliases, tree.containers), mutant, "tf")
+    Path(sidecar.beside(mutant)).write_bytes(replace(hidden, target_sha256=digest(mutant).sha256).encode())
+    assert diff(source, mutant).only_left == ("l/bias",)
+    Path(sidecar.beside(target)).unlink()
+    assert diff(source, target).only_left == ("odd",)

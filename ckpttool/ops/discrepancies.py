@@ -35,6 +35,7 @@ from ckpttool.ops.rows import shown_value
 from ckpttool.ops.side_by_side import Laid, Side, laid
 from ckpttool.ops.undone import undone
 from ckpttool.shown import count
+from ckpttool.sidecar import Sidecar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,8 +116,15 @@ def contents(a: Party, b: Party, progress: Progress = silent) -> Contents:
     entries = list(_entries(found, names, progress))
     facts, unknown, agreed = _facts(a.agent, b.agent)
     linked = Pair(a.checkpoint, b.checkpoint, a.receipt, b.receipt).linked
-    receipt = list(_receipt(a, b, found.conversion if not found.turned else None, linked=linked))
+    made = found.conversion if not found.turned else None
+    receipt = list(_receipt(a, b, made, linked=linked))
+    if made is not None and made.settings and (b.receipt.sidecar is None or not b.receipt.sidecar.optimizers):
+        unknown.append(
+            f"settings of {some(sorted(made.settings), 3)} beside the file: B's sidecar holds none"
+        )
     both = len(found.both)
+    if b.receipt.origin is not None and not linked and not b.receipt.stale:
+        unknown.append("the receipt beside B: it names another source than A")
     return Contents(
         found.by,
         both - sum(each.what not in ("missing", "added") for each in entries),
@@ -156,7 +164,9 @@ class _Parts:
             target = targets.get(places.get(name, ()))
             if target is not None:
                 return self._title(target)
-        return name.rpartition("/")[0] or name
+        steps = name.split("/")
+        optimizer = next((at for at, step in enumerate(steps) if "optim" in step.lower()), None)
+        return "/".join(steps[:-1] if optimizer is None else steps[: optimizer + 1]) or name
 
     def _title(self, target: Path) -> str:
         top = str(target[0].value)
@@ -361,8 +371,13 @@ def _receipt(a: Party, b: Party, made: Conversion | None, *, linked: bool) -> It
     told = b.receipt.sidecar
     if told is None or made is None or not linked or b.receipt.stale:
         return
-    yield from _settings(made.settings or {}, told.optimizers or {})
-    if not made.by_receipt:
+    known = a.receipt.sidecar
+    before = (known.optimizers if known is not None else None) or {}
+    if told.optimizers is not None:
+        yield from _settings(before if made.settings is None else made.settings, told.optimizers)
+    # A conversion back restores its source by the record in A's receipt, not by these rules.
+    restored = known is not None and known.undo is not None and _format(known) == b.checkpoint.format
+    if not (made.by_receipt or restored):
         rules = {(each.source, each.target): each.rule for each in made.rules}
         theirs = {
             (str(each.get("source")), str(each.get("target"))): str(each.get("rule")) for each in told.rules
@@ -372,6 +387,10 @@ def _receipt(a: Party, b: Party, made: Conversion | None, *, linked: bool) -> It
                 path = f"rules/{key[0]} -> {key[1]}"
                 yield Discrepancy(RECEIPT, path, "receipt", rules.get(key), theirs.get(key))
     yield from _kept(a.checkpoint, b, made)
+
+
+def _format(receipt: Sidecar) -> str | None:
+    return receipt.source.get("format") if receipt.source is not None else None
 
 
 def _settings(

@@ -98,17 +98,23 @@ class Pair:
     target: Checkpoint
     source_receipt: Receipt = field(default_factory=Receipt)
     target_receipt: Receipt = field(default_factory=Receipt)
+    digests: dict[int, str] = field(default_factory=dict)
+    """of the checkpoints by their identity: a digest reads everything"""
 
     @property
     def linked(self) -> bool:
         """Say whether the target's receipt names these very source weights."""
         origin = self.target_receipt.origin
-        return origin is not None and digest_of(self.source).sha256 == origin
+        if origin is None:
+            return False
+        if id(self.source) not in self.digests:
+            self.digests[id(self.source)] = digest_of(self.source).sha256
+        return self.digests[id(self.source)] == origin
 
     @property
     def turned(self) -> Pair:
         """The pair with source and target exchanged."""
-        return Pair(self.target, self.source, self.target_receipt, self.source_receipt)
+        return Pair(self.target, self.source, self.target_receipt, self.source_receipt, self.digests)
 
 
 def receipt_of(checkpoint: Checkpoint) -> Receipt:

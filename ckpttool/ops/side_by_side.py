@@ -216,6 +216,12 @@ def _by_conversion(sides: tuple[Side, Side], made: Conversion, turned: bool, glo
     for name in [name for name in stored if name not in converted and made.is_added(name)]:
         declared.append(Declared("left" if turned else "right", name, "added"))
         del stored[name]
+    for name in WRITERS & (converted.keys() - stored.keys()):
+        declared.append(Declared("right" if turned else "left", name, "kept"))
+        del converted[name]
+    for name in [name for name, (leaf, place) in converted.items() if not place and _is_off(leaf)]:
+        if name not in stored:
+            del converted[name]
     for path in made.dropped:
         if path not in made.accepted:
             name = source.checkpoint.tree.names[path]
@@ -257,6 +263,11 @@ def _left_behind(made: Conversion, tree: Tree, side: Literal["left", "right"]) -
             yield Declared(side, tree.names[path], "dropped")
 
 
+def _is_off(leaf: Entry) -> bool:
+    """Say whether an entry is a switch that is off, which older versions of a library do not write."""
+    return isinstance(leaf, ValueLeaf) and (leaf.value is None or leaf.value is False)
+
+
 class _Settled:
     """What only one of two agents has by meaning, paired through the conversion of one into the other."""
 
@@ -275,31 +286,54 @@ class _Settled:
         stored = {name: found for name, found in theirs.items() if name in shared}
         paired: set[Path] = set()
         for name, found in ours.items():
-            if name in shared:
-                continue
-            there = [path for path in self.made.places.get(found[1], ()) if self._there(path) is not None]
-            for number, path in enumerate(there):
-                place = self._there(path)
-                if place is not None and place not in paired:
-                    paired.add(place)
-                    title = name if not number else f"{name} ({self.target.names[place]})"
-                    converted[title] = self.made.tree[path], found[1]
-                    stored[title] = self.target[place], place
-            if not there and not self._declares(name, found[1]):
-                converted[name] = found
+            if name not in shared:
+                paired |= self._take_source(name, found, converted, stored, paired)
         for name, found in theirs.items():
-            if name in shared or found[1] in paired:
-                continue
-            made = self._made.get(self.target.names.get(found[1], ""))
-            if made is not None:
-                converted[name] = self.made.tree[made], self._places.get(made, ())
-                stored[name] = self.target[found[1]], found[1]
-            elif self.made.is_added(self.target.names.get(found[1], "")):
-                self.declared.append(Declared(self.sides[1], name, "added"))
-            else:
-                stored[name] = found
+            if name not in shared and found[1] not in paired:
+                self._take_target(name, found, converted, stored)
         self._take_values(converted, stored, ours, theirs)
+        for name, path in self._made.items():
+            absent = path not in self._places and name not in self._paths and name not in WRITERS
+            if absent and not _is_off(self.made.tree[path]):
+                converted.setdefault(name, (self.made.tree[path], ()))
         return converted, stored
+
+    def _take_source(
+        self,
+        name: str,
+        found: tuple[Entry, Path],
+        converted: dict[str, tuple[Entry, Path]],
+        stored: dict[str, tuple[Entry, Path]],
+        paired: set[Path],
+    ) -> set[Path]:
+        """Add an entry of the source with those of the target that it becomes; return the latter's places."""
+        places = {path: self._there(path) for path in self.made.places.get(found[1], ())}
+        there = {path: place for path, place in places.items() if place is not None}
+        fresh = {path: place for path, place in there.items() if place not in paired}
+        for number, (path, place) in enumerate(fresh.items()):
+            title = name if not number else f"{name} ({self.target.names[place]})"
+            converted[title] = self.made.tree[path], found[1]
+            stored[title] = self.target[place], place
+        if not there and not self._declares(name, found[1]):
+            converted[name] = found
+        return set(fresh.values())
+
+    def _take_target(
+        self,
+        name: str,
+        found: tuple[Entry, Path],
+        converted: dict[str, tuple[Entry, Path]],
+        stored: dict[str, tuple[Entry, Path]],
+    ) -> None:
+        """Add an entry of the target beside what the conversion has there, if anything."""
+        made = self._made.get(self.target.names.get(found[1], ""))
+        if made is not None:
+            converted[name] = self.made.tree[made], self._places.get(made, ())
+            stored[name] = self.target[found[1]], found[1]
+        elif self.made.is_added(self.target.names.get(found[1], "")):
+            self.declared.append(Declared(self.sides[1], name, "added"))
+        else:
+            stored[name] = found
 
     def _take_values(
         self,
