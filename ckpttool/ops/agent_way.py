@@ -19,7 +19,7 @@ from ckpttool.layouts.td3_tf import SAVES
 from ckpttool.leaf import Path
 from ckpttool.mapping.plan import Plan, Settings, after
 from ckpttool.ops import knowledge
-from ckpttool.ops.restore import canonical_tree
+from ckpttool.ops.restore import canonical_tree, with_statistics
 from ckpttool.ops.targets import TargetKind
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
@@ -36,7 +36,10 @@ def recognised(
     binding = recognise.recognise(tree, os.path.basename(checkpoint.path), layout)
     if part is not None and layout is None and binding is not None and not _is_whole(binding):
         binding = None  # one network of an agent is a model of its own
-    return knowledge.with_companions(binding, checkpoint) if binding is not None else (None, ())
+    if binding is None:
+        return None, ()
+    binding, notes = knowledge.with_companions(binding, checkpoint)
+    return with_statistics(binding, tree), notes
 
 
 def plan(tree: Tree, binding: Binding, kind: TargetKind, told: Settings, known: Sidecar | None) -> Plan:

@@ -98,13 +98,16 @@ def ledger_of(
     """
     unknown = (_unknown(what) for what in lacking(binding, own) if bounds or what != ACTION_BOUNDS)
     left = evidence.unused(checkpoint, binding, known, sizes)
-    return ledger.merged(_used(known), binding.ledger, left, unknown)
+    return ledger.merged(_used(known, binding), binding.ledger, left, unknown)
 
 
-def _used(known: Sidecar) -> Iterator[Entry]:
+def _used(known: Sidecar, binding: Binding) -> Iterator[Entry]:
     """Yield an entry for each fact that a file, a sidecar or the command line holds."""
+    normed = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
     for names, what in _TOPICS.items():
         name = names[0]
+        if name == "epsilon" and not normed:
+            continue
         value, origin = getattr(known, name), str(known.provenance.get(name, ""))
         if value is None or origin.startswith("assumed"):
             continue

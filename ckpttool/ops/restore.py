@@ -22,6 +22,7 @@ from ckpttool.errors import (
 from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts import statistics
 from ckpttool.layouts.canonical import NETWORKS, NO_LAYOUT, RUN, Binding, Part
 from ckpttool.layouts.fronts import Front
 from ckpttool.layouts.policy_alone import policy_alone
@@ -141,6 +142,7 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     require_layers(binding, own.sidecar, sidecar.beside(checkpoint.path))
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = knowledge.with_companions(binding, checkpoint)
+    binding = with_statistics(binding, checkpoint.tree)
     tree = networks(checkpoint.tree, binding)
     if facts:
         facts = facts.sized(*policy_sizes(binding, tree))
@@ -161,6 +163,14 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes, ledger)
 
 
+def with_statistics(binding: Binding, tree: Tree) -> Binding:
+    """Return the binding with statistics of observations that its layout does not read."""
+    part = next((part for part in binding.parts if part.acts), None)
+    if part is None or binding.layout == NO_LAYOUT or part.component in binding.fronts:
+        return binding
+    return statistics.applied(binding, tree, widths(networks(tree, binding), part)[0])
+
+
 def ledger_of(
     checkpoint: Checkpoint,
     binding: Binding,
@@ -171,8 +181,11 @@ def ledger_of(
     bounds: bool = False,
 ) -> Entries:
     """Return the ledger of an agent with the canonical tree `tree` (ops/knowledge.py)."""
-    acting = [part for part in binding.parts if part.acts] or list(binding.parts)
-    sizes = widths(tree, acting[0])
+    part = next((part for part in binding.parts if part.acts), binding.parts[0])
+    sizes = widths(tree, part)
+    front = binding.fronts.get(part.component)
+    if front is not None:
+        sizes = (sum(stream.size for stream in front.streams), sizes[1])
     return knowledge.ledger_of(checkpoint, binding, own, known, sizes, bounds=bounds)
 
 

@@ -1,0 +1,297 @@
+"""The ledger: what could change an agent's numbers is used, assumed, or named as not used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool import ledger
+from ckpttool.agents.backends import numpy as backend
+from ckpttool.errors import CkpttoolError, UnsupportedError
+from ckpttool.ledger import Entry
+from ckpttool.ops import evidence
+from ckpttool.ops.agent_facts import AgentFacts
+from ckpttool.ops.export import export
+from ckpttool.ops.restore import restore
+from tests import restored, schemas
+from tests.conftest import in_process
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+nn = torch.nn
+
+GIVEN = AgentFacts(activations="tanh", head="tanh", action_low=-2, action_high=2)
+WORDS = ("--activation", "tanh", "--head", "tanh", "--env", "Pendulum-v1", "--episodes", "1")
+MEAN = np.array([1.0, -2.0, 0.5])
+VAR = np.array([0.3, 4.0, 1.5])
+COUNT = 100.0
+
+
+def mlp(inputs: int = 3, outputs: int = 1) -> Any:
+    torch.manual_seed(inputs)
+    return nn.Sequential(
+        nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, outputs)
+    )
+
+
+def states(module: Any, prefix: str = "") -> dict[str, Any]:
+    return {prefix + name: value.clone() for name, value in module.state_dict().items()}
+
+
+def buffers(**arrays: Any) -> dict[str, Any]:
+    return {name: torch.tensor(np.asarray(array, np.float32)) for name, array in arrays.items()}
+
+
+def saved(path: Path, content: Mapping[str, Any]) -> str:
+    torch.save(content, path)
+    return str(path)
+
+
+def agent(**more: Any) -> dict[str, Any]:
+    return {"actor": states(mlp()), "critic": states(mlp(4)), **more}
+
+
+def acts(path: str, facts: AgentFacts = GIVEN) -> np.ndarray:
+    found = restore(path, facts=facts)
+    part = found.runnable("actor")
+    assert part is not None
+    network = restored.policy_network(found.tree, part, restored.wiring(found, [-2.0], [2.0]))
+    return np.asarray(backend.build(network).step(restored.observations())[0])
+
+
+def wanted(seen: np.ndarray) -> np.ndarray:
+    """Return the actions of the policy for normalised observations, by torch."""
+    with torch.no_grad():
+        return 2 * np.tanh(mlp()(torch.tensor(seen.astype("f4"))).numpy())
+
+
+def normal(epsilon: float = 1e-8, clip: float | None = None, *, outside: bool = False) -> np.ndarray:
+    spread = np.sqrt(VAR) + epsilon if outside else np.sqrt(VAR + epsilon)
+    seen = (restored.observations() - MEAN) / spread
+    return seen if clip is None else np.clip(seen, -clip, clip)
+
+
+# --- Statistics in the same file ---------------------------------------------------------------------
+
+RUNNING = buffers(running_mean=MEAN, running_var=VAR, count=COUNT)
+EMPIRICAL = buffers(_mean=MEAN[None], _var=VAR[None], _std=np.sqrt(VAR)[None], count=COUNT)
+STATISTICS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
+    "arrays": (agent(obs_rms={"mean": MEAN, "var": VAR, "count": COUNT}), normal()),
+    "tensors": (agent(obs_rms=buffers(mean=MEAN, var=VAR, count=COUNT)), normal()),
+    "own epsilon and clip": (
+        agent(obs_rms={"mean": MEAN, "var": VAR, "epsilon": 0.1, "clip": 2.0}),
+        normal(0.1, 2.0),
+    ),
+    "a module's state_dict": (agent(obs_normalizer=RUNNING), normal(1e-5, 5.0)),
+    "called normalizer": (agent(normalizer=RUNNING), normal(1e-5, 5.0)),
+    "rsl_rl's": (agent(obs_normalizer=EMPIRICAL), normal(1e-2, outside=True)),
+    "skrl's": (
+        agent(state_preprocessor=buffers(running_mean=MEAN, running_variance=VAR, current_count=COUNT)),
+        normal(1e-8, 5.0, outside=True),
+    ),
+    "mean and std": (agent(obs_mean=MEAN, obs_std=np.sqrt(VAR)), normal(0.0)),
+    "lists": (agent(obs_mean=MEAN.tolist(), obs_std=np.sqrt(VAR).tolist()), normal(0.0)),
+    "in the module": (
+        {**states(mlp(), "net."), **{f"obs_rms.{name}": value for name, value in RUNNING.items()}},
+        normal(1e-5, 5.0),
+    ),
+    "beside a lone policy": (
+        {"state_dict": states(mlp()), "obs_rms": {"mean": MEAN, "var": VAR}},
+        normal(),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STATISTICS)
+def test_statistics_in_the_file_are_applied(case: str, tmp_path: Path) -> None:
+    content, seen = STATISTICS[case]
+    path = saved(tmp_path / "agent.pt", content)
+    restored.same(acts(path), wanted(seen))
+    assert not ledger.decides(restore(path, facts=GIVEN).ledger)
+
+
+def test_statistics_go_with_an_export(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    path = saved(tmp_path / "agent.pt", agent(obs_rms={"mean": MEAN, "var": VAR, "count": COUNT}))
+    export(path, str(tmp_path / "a.onnx"), facts=GIVEN)
+    session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"))
+    restored.same(session.run(None, {"obs": restored.observations()})[0], wanted(normal()))
+
+
+def test_given_statistics_win_and_the_contradiction_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent(obs_rms={"mean": MEAN + 9, "var": VAR}))
+    stated = {"mean": MEAN.tolist(), "var": VAR.tolist()}
+    facts = AgentFacts(activations="tanh", head="tanh", action_low=-2, action_high=2, obs_norm=stated)
+    restored.same(acts(path, facts), wanted(normal()))
+    assert any("obs_norm" in note for note in restore(path, facts=facts).notes)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"obs_rms": {"a": {"mean": MEAN[:2], "var": VAR[:2]}, "b": {"mean": MEAN[2:] * 0, "var": VAR[2:]}}},
+        {"obs_rms": {"mean": MEAN, "var": VAR}, "state_rms": {"mean": MEAN + 1, "var": VAR + 1}},
+        {"obs_rms": {"mean": MEAN}},
+        {"config": {"normalize_observations": True}},
+    ],
+)
+def test_statistics_that_cannot_be_applied_decide(beside: dict[str, Any], tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent(**beside))
+    assert ledger.decides(restore(path, facts=GIVEN).ledger)
+    lone = saved(tmp_path / "lone.pt", {"model": states(mlp()), **beside})
+    with contextlib.suppress(UnsupportedError):
+        assert ledger.decides(restore(lone, facts=GIVEN).ledger)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"ret_rms": {"mean": np.float64(1), "var": np.float64(2)}},
+        {"reward_normalizer": buffers(running_mean=[0.0], running_var=[1.0])},
+        {"value_mean_std": buffers(running_mean=np.zeros(3), running_var=np.ones(3))},
+    ],
+)
+def test_statistics_of_rewards_are_no_part_of_the_policy(beside: dict[str, Any], tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent(**beside))
+    restored.same(acts(path), wanted(restored.observations()))
+    assert not ledger.decides(restore(path, facts=GIVEN).ledger)
+
+
+# --- Evidence that nothing uses ------------------------------------------------------------------------
+
+NAMES: dict[str, list[str]] = {
+    "observation statistics": [
+        "obs_rms/mean", "agent/obs_normalizer/running_mean", "state_normalizer/mean", "normalize_obs",
+        "obs_mean",
+        "actor_critic/obs_rms/var", "running_mean_std/running_var", "input_mean", "observation_filter",
+        "norm_obs", "obs_stats/mean", "state_preprocessor/running_variance", "empirical_normalization",
+    ],
+    "reward statistics": ["ret_rms/mean", "reward_scaling", "value_norm/running_mean", "normalize_rewards"],
+    "action bounds": ["max_action", "config/action_scale", "act_limit", "action_high"],
+    "activation": ["activation", "policy_kwargs/activation_fn", "hidden_nonlinearity", "head_activation"],
+    "distribution": ["distribution", "dist_type", "squash_output", "tanh_squash", "action_dist"],
+    "architecture": ["use_layer_norm", "residual", "dropout_rate", "batch_norm"],
+    "wrapper": ["env_wrapper", "wrappers", "frame_stack", "env_wrapper_class"],
+    "custom code": ["policy_class", "features_extractor_class", "custom_model", "custom_model_config"],
+}  # fmt: skip
+OTHERS = [
+    "actor/fc1/weight", "log_alpha", "learning_rate", "gamma", "total_steps", "replay_buffer/obs", "epoch",
+    "best_mean_reward", "normalize_images", "normalize_advantage", "optimizer/state/0/exp_avg", "seed",
+    "transformer/h/0/attn/bias", "layer_norm1/weight", "bn1/weight", "action_space/shape", "target_entropy",
+    "observation_space/low", "rng_state", "loss_scale", "version", "mean_return", "max_grad_norm",
+    "n_actions",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "name"), [(what, name) for what, names in NAMES.items() for name in names])
+def test_names_have_a_topic(what: str, name: str) -> None:
+    assert evidence.topic_of(name) == what
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_names_have_none(name: str) -> None:
+    assert evidence.topic_of(name) in (None, "reward statistics")
+
+
+@pytest.mark.parametrize(
+    ("config", "topics"),
+    [
+        ({"activation": "relu"}, {"activation"}),
+        ({"activation": "tanh", "max_action": 2.0, "normalize_obs": False, "dropout": 0.0}, set()),
+        ({"max_action": 3.0}, {"action bounds"}),
+        ({"env_wrapper": "my.package.Scaler"}, {"wrapper"}),
+        ({"env_wrapper": None, "frame_stack": 1}, set()),
+        ({"features_extractor_class": "my.package.Net"}, {"custom code"}),
+        ({"policy_class": "torch.nn.Sequential"}, set()),
+        ({"critic_activation": "relu", "distribution": "tanh_normal", "use_layer_norm": False}, set()),
+        ({"use_layer_norm": True, "residual": True}, {"architecture"}),
+    ],
+)
+@pytest.mark.parametrize("place", ["inside", "config.json", "params.yml"])
+def test_settings_that_differ_are_not_used(
+    config: dict[str, Any], topics: set[str], place: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path / "agent.pt", agent(**({"config": config} if place == "inside" else {})))
+    if place.endswith("json"):
+        (tmp_path / place).write_text(json.dumps({"agent": config}))
+    elif place.endswith("yml"):
+        lines = [f"  {name}: {json.dumps(value)}" for name, value in config.items()]
+        (tmp_path / place).write_text("\n".join(["agent:", *lines]))
+    assert {e.what for e in restore(path, facts=GIVEN).ledger if e.use == "not used"} == topics
+
+
+@pytest.mark.parametrize("name", ["vecnormalize.npz", "obs_normalizer.npz", "normalizer.json", "obs_rms.npz"])
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_file_of_statistics_beside_the_checkpoint(name: str, size: int, tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent())
+    rows = {"mean": np.zeros(size), "var": np.ones(size)}
+    if name.endswith("json"):
+        (tmp_path / name).write_text(json.dumps({key: row.tolist() for key, row in rows.items()}))
+    else:
+        np.savez(tmp_path / name, **rows)
+    (entry,) = (e for e in restore(path, facts=GIVEN).ledger if e.use == "not used")
+    assert (entry.what, entry.where, entry.decides) == ("observation statistics", name, size == 3)
+    if size == 3:  # the hint works
+        ran = in_process("eval", path, *WORDS, *str(entry.hint).split())
+        assert ran.status == 0, ran.err
+
+
+def test_another_checkpoint_is_no_file_of_statistics(tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent())
+    saved(tmp_path / "obs_rms.pt", agent())
+    (tmp_path / "config.json").write_text("[not json")
+    assert [e for e in restore(path, facts=GIVEN).ledger if e.use == "not used"] == []
+
+
+# --- The commands ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "status"), [(True, 1), (False, 0)])
+def test_the_commands_exit_with_one_where_it_certainly_matters(
+    value: bool, status: int, tmp_path: Path
+) -> None:
+    path = saved(tmp_path / "agent.pt", agent(config={"normalize_obs": value}))
+    facts = WORDS[:6]
+    commands = {
+        "eval": [path, *WORDS],
+        "verify": [path, path, *facts],
+        "convert": [path, tmp_path / f"{value}.onnx", *facts],
+        "doctor": [path, *facts],
+    }
+    for name, words in commands.items():
+        ran = in_process(name, *words, "--json")
+        assert ran.status == status, (name, ran.err)
+        document = ran.json()
+        assert ledger.decides(ledger.read(document["ledger"])) == bool(status), name
+        schemas.require(name, document)
+    text = in_process("eval", path, *WORDS).out
+    assert ("not used:" in text) == bool(status)
+
+
+def test_entries_survive_json() -> None:
+    entries = (
+        Entry("not used", "wrapper", "x", "config.yml", decides=True, hint="leave it out"),
+        Entry("assumed", "activation", "relu", origin="default"),
+    )
+    assert ledger.read(json.loads(json.dumps(ledger.documents(entries)))) == entries
+
+
+@pytest.mark.corpus
+def test_real_agents_have_no_false_evidence(corpus: Path) -> None:
+    found = {}
+    for file in sorted(corpus.rglob("*")):
+        if file.suffix in (".zip", ".pth", ".h5f", ".keras") and file.stat().st_size < 1 << 20:
+            try:
+                entries = restore(str(file)).ledger
+            except CkpttoolError:
+                continue
+            found[file] = [entry for entry in entries if entry.use == "not used"]
+    assert len(found) > 10
+    assert not {file: entries for file, entries in found.items() if entries}
