@@ -13,14 +13,16 @@ import pytest
 
 from ckpttool import ledger
 from ckpttool.agents.backends import numpy as backend
-from ckpttool.errors import CkpttoolError, UnsupportedError
+from ckpttool.errors import CkpttoolError, TargetExistsError, UnsupportedError, UsageError
+from ckpttool.formats.stable_baselines3 import write
 from ckpttool.ledger import Entry
 from ckpttool.ops import evidence
 from ckpttool.ops.agent_facts import AgentFacts
+from ckpttool.ops.convert import convert
 from ckpttool.ops.export import export
 from ckpttool.ops.restore import restore
-from tests import restored, schemas
-from tests.conftest import in_process
+from tests import restored, schemas, warm_sb3
+from tests.conftest import TORCH_SAMPLE, in_process
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -164,6 +166,81 @@ def test_statistics_of_rewards_are_no_part_of_the_policy(beside: dict[str, Any],
     assert not ledger.decides(restore(path, facts=GIVEN).ledger)
 
 
+# --- Statistics that a target has to hold -----------------------------------------------------------
+
+NORM = {"mean": [0.1, -0.2, 1.0], "var": [0.5, 0.4, 9.0], "epsilon": 1e-5}
+TARGETS = ("cleanrl", "tianshou", "fujimoto", "tf2rl", "spinningup", "elegantrl", "torch", "tf", "sb2")
+
+
+@pytest.fixture(scope="module")
+def normalised() -> np.ndarray:
+    return acts(str(TORCH_SAMPLE), AgentFacts(obs_norm=NORM))
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_folded_statistics_change_no_action(to: str, tmp_path: Path, normalised: np.ndarray) -> None:
+    target = str(tmp_path / "b")
+    facts = AgentFacts(obs_norm=NORM)
+    done = convert(str(TORCH_SAMPLE), target, to=to, facts=facts, fold_normalizer=True, allow_missing=True)
+    assert done.written
+    np.testing.assert_allclose(restored.actions(target), normalised, rtol=0, atol=1e-5)
+    # Also without the sidecar: the statistics are nowhere but in the layers.
+    Path(f"{target}.ckpttool.json").unlink()
+    left = restore(target).known.obs_norm
+    assert left is None or (set(left["mean"]), set(left["var"])) == ({0.0}, {1.0})
+
+
+def test_a_limit_is_not_folded(tmp_path: Path) -> None:
+    facts = AgentFacts(obs_norm={**NORM, "clip": 10.0})
+    with pytest.raises(UnsupportedError) as error:
+        convert(str(TORCH_SAMPLE), str(tmp_path / "b.pt"), facts=facts, fold_normalizer=True)
+    assert "10" in str(error.value.found)
+    with pytest.raises(UsageError):
+        convert(str(TORCH_SAMPLE), str(tmp_path / "b.pt"), fold_normalizer=True)
+
+
+@pytest.mark.parametrize("to", ["cleanrl", "fujimoto", "d3rlpy"])
+def test_a_library_that_would_play_without_the_statistics_gets_nothing(to: str, tmp_path: Path) -> None:
+    facts = AgentFacts(obs_norm={**NORM, "clip": 5.0})
+    done = convert(str(TORCH_SAMPLE), str(tmp_path / "b"), to=to, facts=facts)
+    assert "normalizer" in done.report.missing
+    assert not done.written
+
+
+LIBRARY = """
+import json, sys, numpy, gymnasium
+from stable_baselines3 import TD3
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+venv = DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")])
+venv = VecNormalize.load(sys.argv[1] + "/vecnormalize.pkl", venv)
+model = TD3.load(sys.argv[1] + "/agent.zip", env=venv, device="cpu")
+obs = numpy.load(sys.argv[1] + "/obs.npy")
+actions = model.predict(venv.normalize_obs(obs), deterministic=True)[0]
+print(json.dumps([venv.training, venv.num_envs, actions.tolist()]))
+"""
+
+
+@pytest.mark.parametrize("clip", [None, 1.5])
+def test_stable_baselines3_plays_with_the_statistics(
+    clip: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("stable_baselines3")
+    pytest.importorskip("gymnasium")
+    monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
+    facts = AgentFacts(obs_norm={**NORM, "clip": clip})
+    target = str(tmp_path / "agent.zip")
+    assert convert(str(TORCH_SAMPLE), target, to="sb3", facts=facts).written
+    np.save(tmp_path / "obs.npy", restored.observations())
+    training, number, actions = warm_sb3.asked(LIBRARY, str(tmp_path))
+    assert (training, number) == (False, 1)
+    np.testing.assert_allclose(actions, acts(str(TORCH_SAMPLE), facts), rtol=0, atol=1e-5)
+    Path(f"{target}.ckpttool.json").unlink()
+    read = restore(target).known.obs_norm
+    assert read == {**NORM, "clip": clip}
+    with pytest.raises(TargetExistsError):
+        convert(str(TORCH_SAMPLE), str(tmp_path / "other.zip"), to="sb3", facts=facts)
+
+
 # --- Evidence that nothing uses ------------------------------------------------------------------------
 
 NAMES: dict[str, list[str]] = {
@@ -255,7 +332,7 @@ def test_another_checkpoint_is_no_file_of_statistics(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("value", "status"), [(True, 1), (False, 0)])
 def test_the_commands_exit_with_one_where_it_certainly_matters(
-    value: bool, status: int, tmp_path: Path
+    value: bool, status: int, tmp_path: Path, shared_workers: None
 ) -> None:
     path = saved(tmp_path / "agent.pt", agent(config={"normalize_obs": value}))
     facts = WORDS[:6]
