@@ -21,6 +21,7 @@ from ckpttool.ops.agent_facts import AgentFacts
 from ckpttool.ops.convert import convert
 from ckpttool.ops.export import export
 from ckpttool.ops.restore import restore
+from ckpttool.ops.wiring import Bounds, wire
 from tests import restored, schemas, warm_sb3
 from tests.conftest import TORCH_SAMPLE, in_process
 
@@ -325,6 +326,75 @@ def test_another_checkpoint_is_no_file_of_statistics(tmp_path: Path) -> None:
     saved(tmp_path / "obs_rms.pt", agent())
     (tmp_path / "config.json").write_text("[not json")
     assert [e for e in restore(path, facts=GIVEN).ledger if e.use == "not used"] == []
+
+
+# --- What stands between the layers ----------------------------------------------------------------
+
+
+def sequential(*kinds: str) -> Any:
+    """Return a Sequential of 16 units: linear, norm, plain (a norm without parameters) and relu."""
+    modules: list[Any] = []
+    width = 3
+    for number, kind in enumerate(kinds):
+        if kind == "linear":
+            last = "linear" not in kinds[number + 1 :]
+            modules.append(nn.Linear(width, 1 if last else 16))
+            width = 16
+        else:
+            plain = nn.LayerNorm(16, elementwise_affine=False)
+            modules.append({"norm": nn.LayerNorm(16), "plain": plain, "relu": nn.ReLU()}[kind])
+    return nn.Sequential(*modules)
+
+
+JOINTS: dict[tuple[str, ...], str | None] = {
+    ("linear", "norm", "relu", "linear"): "played",
+    ("linear", "relu", "linear", "relu", "linear"): "played",
+    ("linear", "relu", "norm", "linear"): None,
+    ("linear", "relu", "norm", "linear", "relu", "norm", "linear"): None,
+    ("linear", "relu", "linear", "linear"): None,
+    ("linear", "plain", "relu", "linear"): "assumed",
+    ("linear", "relu", "plain", "linear", "relu", "linear"): "assumed",
+}
+
+
+@pytest.mark.parametrize("kinds", JOINTS, ids=" ".join)
+@pytest.mark.parametrize("whole", [True, False], ids=["agent", "lone"])
+def test_the_place_of_norms_and_activations_is_that_of_the_file(
+    kinds: tuple[str, ...], whole: bool, tmp_path: Path
+) -> None:
+    module = sequential(*kinds)
+    content = {**agent(), "actor": states(module)} if whole else states(module)
+    path = saved(tmp_path / "agent.pt", content)
+    facts = AgentFacts(activations="relu", head="tanh", action_low=-2, action_high=2)
+    if JOINTS[kinds] is None:
+        with pytest.raises((UnsupportedError, UsageError)):
+            acts(path, facts)
+        return
+    entries = wire(restore(path, facts=facts), Bounds([-2.0], [2.0], None))[1]
+    if JOINTS[kinds] == "assumed":
+        assert any("without weights" in entry.value for entry in entries)
+        return
+    with torch.no_grad():
+        actions = 2 * torch.tanh(module(torch.tensor(restored.observations()))).numpy()
+    restored.same(acts(path, facts), actions)
+
+
+@pytest.mark.parametrize("name", ["res1", "residual_block", "skip"])
+def test_names_of_residual_connections_decide(name: str, tmp_path: Path) -> None:
+    layers = {"inp": nn.Linear(3, 16), name: nn.Linear(16, 16), "out": nn.Linear(16, 1)}
+    content = {f"{key}.{tensor}": v for key, layer in layers.items() for tensor, v in states(layer).items()}
+    for each in (content, {**agent(), "actor": content}):
+        assert ledger.decides(restore(saved(tmp_path / "a.pt", each), facts=GIVEN).ledger)
+
+
+def test_one_number_times_tanh_is_not_for_uneven_bounds(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    path = saved(tmp_path / "agent.pt", agent())
+    uneven = {"action_low": -1.0, "action_high": 3.0}
+    with pytest.raises(UsageError):
+        export(path, str(tmp_path / "a.onnx"), facts=AgentFacts(**uneven))
+    for head in ("tanh", "affine"):
+        export(path, str(tmp_path / f"{head}.onnx"), facts=AgentFacts(head=head, **uneven))
 
 
 # --- The commands ------------------------------------------------------------------------------------

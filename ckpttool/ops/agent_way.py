@@ -11,8 +11,8 @@ from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
 from ckpttool.formats import onnx
+from ckpttool.layouts import joints, recognise
 from ckpttool.layouts import plan as plans
-from ckpttool.layouts import recognise
 from ckpttool.layouts.canonical import NORMALIZER, Binding, with_targets
 from ckpttool.layouts.optimizers import differences
 from ckpttool.layouts.td3_tf import SAVES
@@ -39,7 +39,7 @@ def recognised(
     if binding is None:
         return None, ()
     binding, notes = knowledge.with_companions(binding, checkpoint)
-    return with_statistics(binding, tree), notes
+    return joints.recorded(with_statistics(binding, tree), checkpoint), notes
 
 
 def plan(
@@ -100,7 +100,9 @@ def _noted(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
     if facts.obs_norm is None or held or (said and not said[0].startswith(f"{_STATISTICS} in the sidecar")):
         return plan
     notes = () if said else (f"{_STATISTICS} in the sidecar: the target has no place for them",)
-    if not kind.agent:
+    # A limit alone is a setting of some libraries' programs, which they keep with those of training.
+    limit = not any(facts.obs_norm["mean"]) and all(var == 1 for var in facts.obs_norm["var"])
+    if not kind.agent or limit:
         return replace(plan, notes=(*plan.notes, *notes))
     hint = "--fold-normalizer makes the statistics of observations a part of the first layers"
     return replace(plan, missing=(*plan.missing, NORMALIZER), notes=(*plan.notes, *notes, hint))

@@ -324,8 +324,10 @@ def _written(
         own = digested()
         if way.binding is None and request.part is None:
             own = receipt.with_policy_facts(checkpoint, found, own)
-        folded = request.fold_normalizer
-        made = receipt.receipt(checkpoint, way, own, written, back, request.part, folded=folded)
+        made = receipt.receipt(checkpoint, way, own, written, back, request.part)
+        if request.fold_normalizer:
+            said = {**made.provenance, "obs_norm": "given: folded into the first layers"}
+            made = replace(made, obs_norm=None, provenance=said)
         if not how.verify or way.binding is None:
             return made
         proof = prove(as_read(checkpoint, way.source, way.binding, own), found, target, made)

@@ -75,27 +75,14 @@ def _is_same(one: Tree, other: Tree) -> bool:
 
 
 def receipt(
-    checkpoint: Checkpoint,
-    way: Route,
-    own: Own,
-    written: Digest,
-    undone: Undo,
-    part: str | None = None,
-    *,
-    folded: bool = False,
+    checkpoint: Checkpoint, way: Route, own: Own, written: Digest, undone: Undo, part: str | None = None
 ) -> Sidecar:
-    """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried.
-
-    `folded` says that statistics of observations have become part of the layers.
-    """
+    """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried."""
     binding, report = way.binding, way.report
     base = own.sidecar or Sidecar("")
     if binding is not None:
         read = knowledge.of_files(binding, networks(way.source, binding))
         base = knowledge.without_statistics(binding, knowledge.merged(own.sidecar, read))
-    if folded:
-        said = {**base.provenance, "obs_norm": "given: folded into the first layers"}
-        base = replace(base, obs_norm=None, provenance=said)
     if way.settings is not None:
         provenance = {name: said for name, said in base.provenance.items() if name != "optimizers"}
         if way.settings:

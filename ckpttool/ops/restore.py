@@ -22,7 +22,7 @@ from ckpttool.errors import (
 from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import statistics
+from ckpttool.layouts import joints, statistics
 from ckpttool.layouts.canonical import NETWORKS, NO_LAYOUT, RUN, Binding, Part
 from ckpttool.layouts.fronts import Front
 from ckpttool.layouts.policy_alone import policy_alone
@@ -142,7 +142,8 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     require_layers(binding, own.sidecar, sidecar.beside(checkpoint.path))
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = knowledge.with_companions(binding, checkpoint)
-    binding = with_statistics(binding, checkpoint.tree)
+    binding = joints.recorded(with_statistics(binding, checkpoint.tree), checkpoint)
+    binding = joints.joined(binding)
     tree = networks(checkpoint.tree, binding)
     if facts:
         facts = facts.sized(*policy_sizes(binding, tree))
