@@ -19,10 +19,13 @@ from ckpttool.ledger import Entry
 from ckpttool.ops import evidence
 from ckpttool.ops.agent_facts import AgentFacts
 from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest
+from ckpttool.ops.doctor import diagnose
 from ckpttool.ops.export import export
 from ckpttool.ops.restore import restore
 from ckpttool.ops.wiring import Bounds, wire
-from tests import restored, schemas, warm_sb3
+from ckpttool.sidecar import Sidecar
+from tests import restored, sb3_files, schemas, warm_sb3
 from tests.conftest import TORCH_SAMPLE, in_process
 
 torch = pytest.importorskip("torch")
@@ -395,6 +398,50 @@ def test_one_number_times_tanh_is_not_for_uneven_bounds(tmp_path: Path) -> None:
         export(path, str(tmp_path / "a.onnx"), facts=AgentFacts(**uneven))
     for head in ("tanh", "affine"):
         export(path, str(tmp_path / f"{head}.onnx"), facts=AgentFacts(head=head, **uneven))
+
+
+# --- Sidecars that contradict the checkpoint -----------------------------------------------------------
+
+
+def sidecar_of(path: str, facts: Mapping[str, Any]) -> None:
+    provenance = dict.fromkeys(facts, "read from x.pt")
+    made = Sidecar(digest(path).sha256, **facts, provenance=provenance)
+    Path(f"{path}.ckpttool.json").write_bytes(made.encode())
+
+
+def recording(path: Path) -> str:
+    """Write an agent whose file records bounds and activation, with statistics beside it."""
+    sb3_files.td3_agent(path, policy_kwargs={"activation_fn": nn.Tanh})
+    sb3_files.statistics(path.parent / "vecnormalize.pkl")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        {"action_low": [-9.0, -9.0], "action_high": [9.0, 9.0]},
+        {"obs_norm": {"mean": [5.0] * 3, "var": [1.0] * 3, "epsilon": 1e-8, "clip": 5.0}},
+        {"activations": ["relu", "relu"]},
+    ],
+    ids=lambda facts: next(iter(facts)),
+)
+def test_a_planted_fact_is_a_finding_and_is_not_used(planted: dict[str, Any], tmp_path: Path) -> None:
+    path = recording(tmp_path / "agent.zip")
+    before = restore(path).known
+    sidecar_of(path, planted)
+    agent = restore(path)
+    assert ledger.decides(agent.ledger)
+    for name in planted:
+        assert getattr(agent.known, name) == getattr(before, name)
+    assert any(finding.topic == "agent" for finding in diagnose(path).findings)
+
+
+def test_a_sidecar_that_says_what_the_checkpoint_says_is_no_finding(tmp_path: Path) -> None:
+    path = recording(tmp_path / "agent.zip")
+    known = restore(path).known
+    names = ("action_low", "action_high", "obs_norm", "activations")
+    sidecar_of(path, {name: getattr(known, name) for name in names})
+    assert not [entry for entry in restore(path).ledger if entry.use == "not used"]
 
 
 # --- The commands ------------------------------------------------------------------------------------

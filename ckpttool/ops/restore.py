@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.agents.components import widths
@@ -145,6 +145,10 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     binding = joints.recorded(with_statistics(binding, checkpoint.tree), checkpoint)
     binding = joints.joined(binding)
     tree = networks(checkpoint.tree, binding)
+    contradicted = knowledge.contradicted(own.sidecar, knowledge.of_files(binding, tree))
+    wrong = {name: entry for name, entry in contradicted.items() if name not in facts.known}
+    binding = binding.entered(*wrong.values())
+    own = _without(own, [name for name, entry in wrong.items() if entry.decides])
     if facts:
         facts = facts.sized(*policy_sizes(binding, tree))
         held = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
@@ -162,6 +166,16 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     before = canonical_tree(checkpoint.tree, Moves(fronts))
     ledger = ledger_of(checkpoint, binding, own.sidecar, known, tree)
     return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes, ledger)
+
+
+def _without(own: Own, names: Sequence[str]) -> Own:
+    """Return what is known without facts of the sidecar that the checkpoint contradicts."""
+    if own.sidecar is None or not names:
+        return own
+    more = ["action_high"] if "action_low" in names else []
+    gone: dict[str, Any] = dict.fromkeys([*names, *more])
+    provenance = {name: said for name, said in own.sidecar.provenance.items() if name not in gone}
+    return replace(own, sidecar=replace(own.sidecar, **gone, provenance=provenance))
 
 
 def with_statistics(binding: Binding, tree: Tree) -> Binding:
