@@ -286,8 +286,8 @@ def test_a_result_of_training_beside_the_network_is_named_and_left_out(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("obs_rms", {"mean": torch.zeros(3), "var": torch.ones(3)}),
-        ("obs_rms", {"mean": np.zeros(3), "var": np.ones(3)}),
+        ("obs_rms", {"mean": torch.zeros(4), "var": torch.ones(4)}),
+        ("obs_rms", {"position": {"mean": np.zeros(2), "var": np.ones(2)}, "goal": {"mean": np.zeros(1)}}),
         ("obs_mean", np.zeros(3)),
         ("obs_mean", [0.5, 0.5, 0.5]),
         ("state_mean", np.zeros(3)),
@@ -321,7 +321,7 @@ def test_the_conversion_that_a_refusal_names_gives_a_policy_that_plays(case: str
         model.register_forward_hook(_noted)
         path = saved(tmp_path / "an actor.pt", model)
     else:
-        states = {"model": model.state_dict(), "obs_rms": {"mean": torch.zeros(3), "var": torch.ones(3)}}
+        states = {"model": model.state_dict(), "obs_rms": {"mean": torch.zeros(4), "var": torch.ones(4)}}
         path = saved(tmp_path / "an actor.pt", states)
     with pytest.raises(UnsupportedError) as error:
         played(path, GIVEN)

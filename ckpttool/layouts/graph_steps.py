@@ -345,3 +345,18 @@ def _constant(value: memoryview) -> list[float]:
     if dtype not in (_FLOAT, _INT32) or not found:
         raise _UnknownError
     return found
+
+
+def activations(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the activations among the operations of a SavedModel's functions, none for other formats."""
+    file = next((f for f in checkpoint.files if f.path.endswith(f"/{saved_model.GRAPH}")), None)
+    if checkpoint.format != saved_model.NAME or file is None or file.size > limits.current().graph_bytes:
+        return frozenset()
+    meter = Meter()
+    try:
+        graphs = messages.parse(memoryview(file.read(0, file.size)), meter)
+        libraries = [_library(graph.nodes, meter) for graph in graphs if graph.nodes is not None]
+    except (_UnknownError, CkpttoolError, RecursionError, struct.error):
+        return frozenset()
+    nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())
+    return frozenset(_ACTIVATIONS[node.op] for node in nodes if node.op in _ACTIVATIONS)

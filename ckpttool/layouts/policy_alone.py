@@ -22,7 +22,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError, some
 from ckpttool.formats import keras_tree
 from ckpttool.formats.probe import Format
-from ckpttool.layouts import canonical, graph_steps, model_steps, onnx_steps, script_steps
+from ckpttool.layouts import canonical, graph_steps, model_steps, onnx_steps, script_steps, statistics
 from ckpttool.layouts.canonical import (
     LOG_STD,
     NO_LAYOUT,
@@ -147,7 +147,9 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
 def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | None = None) -> Binding | None:
     file = checkpoint.path
     framework = _framework(checkpoint.format, tree)
-    found = _groups(tree, framework)
+    normalisers = statistics.found(tree)
+    within = frozenset(path for each in normalisers for path in each.paths)
+    found = _groups(tree, framework, within)
     if not any(each.kind is not None and each.kind.name == "dense" for each in found):
         return None
     if len(found) > _MOST:
@@ -162,14 +164,17 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
     document = keras_tree.config_document(checkpoint.format, checkpoint.path)
     if document is not None:
         steps = model_steps.of_keras(document)
-    layers, action_map, notes = _parts(network_, file, _Surroundings.of(network_, tree, module))
+    surroundings = _Surroundings.of(network_, tree, module, within)
+    layers, action_map, notes = _parts(network_, file, surroundings)
+    where = (file, surroundings.hint(file))
     limits = _limits(tree)
     numbers = None if action_map else _bounds_of(limits)
     if limits and numbers is None:
         assumed = (*assumed, f"{some([*limits], 3)} changes no action: --bounds gives the bounds of actions")
     if steps is not None:
         binding = _of_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
-        return _bounded(binding, numbers, limits, layers)
+        bounded = _bounded(binding, numbers, limits, layers)
+        return _normalised(bounded, normalisers, layers, where)
     chain = _ordered(layers, file)
     _require_sequential(chain.layers, file)
     facts = Facts(head="affine" if action_map else "", hidden="", epsilon=_EPSILON[framework])
@@ -177,7 +182,8 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
     binding = _binding(
         chain.layers, facts, action_map, (*assumed, *chain.assumed, *more), notes, network_.title
     )
-    return _bounded(binding, numbers, limits, chain.layers)
+    bounded = _bounded(binding, numbers, limits, chain.layers)
+    return _normalised(bounded, normalisers, chain.layers, where)
 
 
 def _limits(tree: Tree) -> dict[str, list[float] | None]:
@@ -244,6 +250,42 @@ def _bounded(
     return replace(binding, facts=facts)
 
 
+def _normalised(
+    binding: Binding,
+    found: Sequence[statistics.Statistics],
+    layers: Sequence[Module],
+    where: tuple[str, str | None],
+) -> Binding:
+    """Return the policy with the statistics of its observations.
+
+    `where` is the file and a hint. Raise UnsupportedError for several that fit, or none.
+    """
+    if not found:
+        return binding
+    first = next(layer for layer in layers if _is_dense(layer))
+    fitting = [each for each in found if each.size == first.width_in]
+    parts = [each for each in found if each not in fitting]
+    split = len(parts) > 1 and sum(each.size for each in parts) == first.width_in
+    if len(fitting) > 1 or (not fitting and split):
+        raise UnsupportedError(
+            "several statistics of observations, and nothing decides which the policy uses"
+            if fitting
+            else "statistics of several parts of an observation, whose order no file holds",
+            file=where[0],
+            found=some([each.where for each in fitting or parts], 4),
+            hint=where[1],
+        )
+    if not fitting:
+        raise UnsupportedError(
+            "statistics of observations of another size than the policy's input",
+            file=where[0],
+            expected=f"{first.width_in} values",
+            found=some([f"{each.where} {each.size}" for each in found], 4),
+            hint=where[1],
+        )
+    return statistics.with_statistics(binding, fitting[0])
+
+
 def _framework(format_: str, tree: Tree) -> str:
     """Return the framework of the layers' names; of arrays alone, by what they call a matrix."""
     named = cast(Format, plugins.find("formats", format_).load()).FRAMEWORK
@@ -253,11 +295,11 @@ def _framework(format_: str, tree: Tree) -> str:
     return "torch" if "weight" in lasts else "tensorflow"
 
 
-def _groups(tree: Tree, framework: str) -> list[_Group]:
-    """Return what stands together below each module."""
+def _groups(tree: Tree, framework: str, without: Collection[Path] = ()) -> list[_Group]:
+    """Return what stands together below each module, apart from the entries `without`."""
     groups: dict[Name, dict[str, Entry]] = {}
     for path, leaf in tree.tensors():
-        if leaf.role not in ("parameter", "buffer") or leaf.dtype in ("string", "bool"):
+        if leaf.role not in ("parameter", "buffer") or leaf.dtype in ("string", "bool") or path in without:
             continue
         if not leaf.shape and "int" in leaf.dtype:
             continue  # a count: no layer has such a tensor
@@ -371,7 +413,9 @@ class _Surroundings(NamedTuple):
     statistics: tuple[str, ...]
 
     @classmethod
-    def of(cls, network: _Network, tree: Tree, module: Whole | None) -> _Surroundings:
+    def of(
+        cls, network: _Network, tree: Tree, module: Whole | None, known: Collection[Path] = ()
+    ) -> _Surroundings:
         """Return the surroundings of a network in the tree; a pickled module has none."""
         layers = [layer for group in network.groups if (layer := group.layer) is not None]
         paths = [entry.path for layer in layers for entry in layer.tensors.values()]
@@ -381,7 +425,7 @@ class _Surroundings(NamedTuple):
             return cls(None, frozenset(), ())
         sizes = {size for layer in layers if _is_dense(layer) for size in (layer.width_in, layer.width_out)}
         wanted = frozenset(size for size in sizes if size is not None)
-        return cls(own, wanted, tuple(_statistics_beside(tree, own, wanted)))
+        return cls(own, wanted, tuple(_statistics_beside(tree, own, wanted, known)))
 
     def may_act(self, entry: Entry) -> bool:
         """Return whether the tensor may change the policy's actions.
@@ -413,11 +457,13 @@ class _Surroundings(NamedTuple):
         return f"if the policy does not use them, play the network alone, of: {words}" if part else None
 
 
-def _statistics_beside(tree: Tree, own: Path, sizes: frozenset[int]) -> Iterator[str]:
+def _statistics_beside(
+    tree: Tree, own: Path, sizes: frozenset[int], known: Collection[Path]
+) -> Iterator[str]:
     """Yield the names of statistics of observations that are arrays of numpy or lists of numbers."""
     rows: dict[Path, int] = {}
     for path, leaf in tree.items():
-        if path[: len(own)] == own:
+        if path[: len(own)] == own or path in known:
             continue
         if isinstance(leaf, Leaf):
             listed = leaf.role == "other" and math.prod(leaf.shape) in sizes

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 What = Literal["values", "shape", "dtype", "kind", "missing", "added", "fact", "setting", "receipt"]
+# What the receipt of --fold-normalizer says of the statistics (ops/convert.py).
+FOLDED = "given: folded into the first layers"
 COUNTERS, FACT, RECEIPT = "counters", "facts", "receipt"
 # Larger tensors are not held against others: what differs is named all the same.
 _MOST_BYTES = 64 << 20
@@ -304,6 +306,9 @@ def _facts(a: Agent | None, b: Agent | None) -> tuple[list[Discrepancy], list[st
                     )
                 else:
                     differ.append(Discrepancy(FACT, title, "fact", _text(first[key]), _text(second[key])))
+            elif name == "obs_norm" and FOLDED in (each.known.provenance.get(name) for each in (a, b)):
+                agreed.append("obs_norm (folded into the first layers)")
+                break
             elif name == "obs_norm" and not (first and second):
                 what: What = "missing" if first else "added"
                 differ.append(

@@ -66,6 +66,8 @@ class Conversion:
     notes: tuple[str, ...] = ()
     by_receipt: bool = False
     library: tuple[str, ...] = ()
+    folded: bool = False
+    """whether statistics of observations became part of the first layers, so that an agent has others"""
 
     def is_added(self, name: str) -> bool:
         """Say whether the writer of the format adds an entry of this name by itself."""
@@ -197,6 +199,7 @@ def _planned(pair: Pair, kind: TargetKind, options: Mapping[str, Any], *, linked
         stated=_stated(receipt),
         given=choices(_texts(options.get("kind")), _texts(options.get("flatten"))),
         weights=_text(options.get("weights")),
+        fold_normalizer=options.get("fold_normalizer") is True,
     )
     # A conversion back restores the source from its record, which is no evidence: it is planned.
     made = route(pair.source, request, None if known is None else replace(known, undo=None))
@@ -217,6 +220,7 @@ def _planned(pair: Pair, kind: TargetKind, options: Mapping[str, Any], *, linked
         made.settings,
         made.report.notes,
         library=_LIBRARY.get(kind.format, ()),
+        folded=request.fold_normalizer,
     )
 
 

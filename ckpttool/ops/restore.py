@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.agents.components import widths
@@ -22,6 +22,7 @@ from ckpttool.errors import (
 from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts import joints, statistics
 from ckpttool.layouts.canonical import NETWORKS, NO_LAYOUT, RUN, Binding, Part
 from ckpttool.layouts.fronts import Front
 from ckpttool.layouts.policy_alone import policy_alone
@@ -143,7 +144,13 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     require_layers(binding, own.sidecar, sidecar.beside(checkpoint.path))
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = knowledge.with_companions(binding, checkpoint)
+    binding = joints.recorded(with_statistics(binding, checkpoint.tree), checkpoint)
+    binding = joints.joined(binding)
     tree = networks(checkpoint.tree, binding)
+    contradicted = knowledge.contradicted(own.sidecar, knowledge.of_files(binding, tree))
+    wrong = {name: entry for name, entry in contradicted.items() if name not in facts.known}
+    binding = binding.entered(*wrong.values())
+    own = _without(own, [name for name, entry in wrong.items() if entry.decides])
     if facts:
         facts = facts.sized(*policy_sizes(binding, tree))
         held = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
@@ -163,6 +170,24 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes, ledger)
 
 
+def _without(own: Own, names: Sequence[str]) -> Own:
+    """Return what is known without facts of the sidecar that the checkpoint contradicts."""
+    if own.sidecar is None or not names:
+        return own
+    more = ["action_high"] if "action_low" in names else []
+    gone: dict[str, Any] = dict.fromkeys([*names, *more])
+    provenance = {name: said for name, said in own.sidecar.provenance.items() if name not in gone}
+    return replace(own, sidecar=replace(own.sidecar, **gone, provenance=provenance))
+
+
+def with_statistics(binding: Binding, tree: Tree) -> Binding:
+    """Return the binding with statistics of observations that its layout does not read."""
+    part = next((part for part in binding.parts if part.acts), None)
+    if part is None or binding.layout == NO_LAYOUT or part.component in binding.fronts:
+        return binding
+    return statistics.applied(binding, tree, widths(networks(tree, binding), part)[0])
+
+
 def ledger_of(
     checkpoint: Checkpoint,
     binding: Binding,
@@ -173,8 +198,11 @@ def ledger_of(
     bounds: bool = False,
 ) -> Entries:
     """Return the ledger of an agent with the canonical tree `tree` (ops/knowledge.py)."""
-    acting = [part for part in binding.parts if part.acts] or list(binding.parts)
-    sizes = widths(tree, acting[0])
+    part = next((part for part in binding.parts if part.acts), binding.parts[0])
+    sizes = widths(tree, part)
+    front = binding.fronts.get(part.component)
+    if front is not None:
+        sizes = (sum(stream.size for stream in front.streams), sizes[1])
     return knowledge.ledger_of(checkpoint, binding, own, known, sizes, bounds=bounds)
 
 

@@ -241,6 +241,8 @@ def _by_agent(sides: tuple[Side, Side], glob: str | None) -> Laid:
         told, a, b = _settings_aside(a, b)
         return paired(((first, a), (second, b)), "agent", glob, told)
     found, turned = made
+    if found.folded:
+        return _by_conversion(sides, found, turned, glob)
     source, target = sides[::-1] if turned else sides
     settled = _Settled(found, source.checkpoint.tree, target.checkpoint.tree, turned=turned)
     converted, stored = settled.take(*((b, a) if turned else (a, b)))

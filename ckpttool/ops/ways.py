@@ -68,8 +68,11 @@ def way(
             f"only an agent can be written as {kind.layout}, and no layout recognises one here",
             file=checkpoint.path,
         )
+    if request.fold_normalizer and (binding is None or binding.layout == NO_LAYOUT):
+        raise UsageError("--fold-normalizer is for agents that a layout recognises", file=checkpoint.path)
     kept = (
-        request.layout in (None, NO_LAYOUT)
+        not request.fold_normalizer
+        and request.layout in (None, NO_LAYOUT)
         and not kind.agent
         and _is_kept(checkpoint.format, kind.format, tree, binding)
     )
@@ -127,12 +130,13 @@ def _by_layout(
     failed: CkpttoolError | None = None
     plan: Plan | None = None
     try:
-        plan = agent_way.plan(tree, agent, request.kind, told, known)
+        fold = request.fold_normalizer
+        plan = agent_way.plan(tree, agent, request.kind, told, known, fold=fold)
     except (MappingError, UnsupportedError) as error:
         failed = error
     left = _problems(tree, plan, agent.consumed) if plan is not None else list(tree)
     lost = any(path in left for path, leaf in tree.tensors() if leaf.role == "slot")
-    if lost and request.layout is None and not request.kind.agent:
+    if lost and request.layout is None and not request.kind.agent and not request.fold_normalizer:
         with contextlib.suppress(CkpttoolError):
             general = _general(checkpoint, tree, request, told)
             if len(_problems(tree, general)) < len(left):
