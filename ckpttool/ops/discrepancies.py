@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 What = Literal["values", "shape", "dtype", "kind", "missing", "added", "fact", "setting", "receipt"]
-# What the receipt of --fold-normalizer says of the statistics (ops/convert.py).
-FOLDED = "given: folded into the first layers"
 COUNTERS, FACT, RECEIPT = "counters", "facts", "receipt"
 # Larger tensors are not held against others: what differs is named all the same.
 _MOST_BYTES = 64 << 20
@@ -116,9 +114,10 @@ def contents(a: Party, b: Party, progress: Progress = silent) -> Contents:
     found = laid(Side(a.checkpoint, a.binding), Side(b.checkpoint, b.binding))
     names = _Parts(a, b, found)
     entries = list(_entries(found, names, progress))
-    facts, unknown, agreed = _facts(a.agent, b.agent)
+    made = found.conversion
+    facts, unknown, agreed = _facts(a.agent, b.agent, folded=made is not None and made.folded)
     linked = Pair(a.checkpoint, b.checkpoint, a.receipt, b.receipt).linked
-    made = found.conversion if not found.turned else None
+    made = made if not found.turned else None
     receipt = list(_receipt(a, b, made, linked=linked))
     if made is not None and made.settings and (b.receipt.sidecar is None or not b.receipt.sidecar.optimizers):
         unknown.append(
@@ -285,8 +284,13 @@ def _reordered(a: np.ndarray, b: np.ndarray) -> str | None:
 # Facts.
 
 
-def _facts(a: Agent | None, b: Agent | None) -> tuple[list[Discrepancy], list[str], list[str]]:
-    """Return the facts that differ, sentences on those that only one side has, and the names that agree."""
+def _facts(
+    a: Agent | None, b: Agent | None, *, folded: bool
+) -> tuple[list[Discrepancy], list[str], list[str]]:
+    """Return the facts that differ, sentences on those that only one side has, and the names that agree.
+
+    `folded` statistics of observations are part of the other side's first layers.
+    """
     differ: list[Discrepancy] = []
     unknown: list[str] = []
     agreed: list[str] = []
@@ -306,7 +310,7 @@ def _facts(a: Agent | None, b: Agent | None) -> tuple[list[Discrepancy], list[st
                     )
                 else:
                     differ.append(Discrepancy(FACT, title, "fact", _text(first[key]), _text(second[key])))
-            elif name == "obs_norm" and FOLDED in (each.known.provenance.get(name) for each in (a, b)):
+            elif name == "obs_norm" and folded:
                 agreed.append("obs_norm (folded into the first layers)")
                 break
             elif name == "obs_norm" and not (first and second):
