@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
+from ckpttool import sidecar
 from ckpttool.agents.skeleton import child
 from ckpttool.agents.skeleton.beside import Like
 from ckpttool.agents.skeleton.calls import Calls
@@ -150,7 +151,8 @@ def filled_in_keras(folder: Path) -> dict[str, Any]:
         form = like_keras.FORMS[name]
         target = str(folder / f"back_{name}") + (".weights.h5" if form == "keras" else "-1")
         try:
-            done = fill(str(folder / f"{name}.pt"), target, form, f"like_keras:{name}", [shape])
+            factory, unnamed = f"like_keras:{name}", name == "u_net"
+            done = fill(str(folder / f"{name}.pt"), target, form, factory, [shape], accept_order=unnamed)
         except CkpttoolError as error:
             found[name] = {"error": str(error)}
             continue
@@ -191,7 +193,12 @@ def test_a_twin_computes_what_keras_computes(name: str, told: tuple[Path, dict[s
     twin = like_torch.TWINS[name]
     target = folder / f"to_{name}.pt"
     shapes = like_torch.SHAPES.get(name, ())
-    done = fill(files[name], str(target), "torch", f"like_torch:{twin.__name__}", shapes)
+    unnamed = name == "u_net"  # words of one side only
+    if unnamed:
+        assert fill(files[name], str(target), "torch", f"like_torch:{twin.__name__}", shapes).sha256 is None
+    done = fill(
+        files[name], str(target), "torch", f"like_torch:{twin.__name__}", shapes, accept_order=unnamed
+    )
     assert done.sha256, (done.report.unused, done.report.missing, done.report.notes)
     assert done.loaded
     model = twin()
@@ -291,12 +298,15 @@ def counted(tmp_path: Path) -> str:
 
 
 @pytest.mark.torch
-def test_networks_that_a_file_only_counts_are_paired_by_order_and_it_is_said(tmp_path: Path) -> None:
+def test_networks_that_a_file_only_counts_are_paired_by_an_accepted_order(tmp_path: Path) -> None:
     target = tmp_path / "out.pt"
-    found = fill(counted(tmp_path), str(target), "torch", "like_small:Critics")
-    assert found.report.assumed == (
-        "paired by order, since no name tells them apart: sequential is q1, sequential_1 is q2",
-    )
+    refused = fill(counted(tmp_path), str(target), "torch", "like_small:Critics")
+    assert refused.sha256 is None
+    assert all(group.ordered for group in refused.ambiguous)
+    found = fill(counted(tmp_path), str(target), "torch", "like_small:Critics", accept_order=True)
+    assert {match.by for match in found.matched} == {"order"}
+    assert any(line.startswith("order: ") for line in found.report.assumed)
+    assert any(line.startswith("order: ") for line in sidecar.read(sidecar.beside(str(target))).assumed)
     biases = {name: array[0] for name, array in loaded(target).items() if name.endswith("bias")}
     assert biases == {"q1.0.bias": 1, "q1.2.bias": 2, "q2.0.bias": 3, "q2.2.bias": 4}
 
@@ -311,6 +321,7 @@ def test_networks_that_a_file_only_counts_are_asked_for_where_numbers_say_anothe
     assert not found.report.complete
     assert not target.exists()
     fill(source, str(target), "torch", "like_small:CriticsTurned", pairs=(("sequential", "q1"),))
+    assert fill(source, f"{target}2", "torch", "like_small:CriticsTurned", accept_order=True).sha256
     assert [loaded(target)[f"q{n}.0.bias"][0] for n in (1, 2)] == [1, 3]
 
 
@@ -452,7 +463,7 @@ def test_the_command_runs_the_users_code_in_another_process(tmp_path: Path) -> N
     told = ran.json()
     assert told["loaded"]
     assert told["matched"] == [
-        {"source": "fc", "target": "0", "kind": "dense", "by": "order", "confidence": "medium"}
+        {"source": "fc", "target": "0", "kind": "dense", "by": "only fit", "confidence": "medium"}
     ]
     assert run("digest", tmp_path / "out.pt", "--check", tmp_path / "out.pt.ckpttool.json").status == 0
 

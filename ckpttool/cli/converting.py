@@ -141,6 +141,10 @@ def convert(
             metavar="SOURCE=TARGET", help="For --like: these two layers or modules belong together."
         ),
     ] = None,
+    accept_order: Annotated[
+        bool,
+        typer.Option("--accept-order", help="For --like: pair by order what nothing else tells apart."),
+    ] = False,
     python: LikePython = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False,
     glob: Annotated[
@@ -193,6 +197,7 @@ def convert(
             facts=agent_facts(activation, head, bounds, obs_norm),
             like=like_of(like, like_args, input_shape, python),
             match=match or (),
+            accept_order=accept_order,
             allow_missing=allow_missing,
             dry_run=dry_run,
             force=force,

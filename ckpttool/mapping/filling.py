@@ -35,18 +35,22 @@ def fill(
     choices: Sequence[Choice] = (),
     given: Sequence[tuple[str, str]] = (),
     strict: bool = True,
+    accept_order: bool = False,
 ) -> Filling:
     """Return how the source tree of a framework fills the skeleton.
 
     `in_order` says that the tree lists its layers as they were made, `choices` what somebody said of its
-    layers, `given` which names belong together (see solver.solve). Raise MappingError where a name or the
+    layers, `given` which names belong together, `accept_order` that order may decide
+    (see solver.solve). Raise MappingError where a name or the
     user says that two belong together and their shapes differ; unless `strict`, these are the filling's
     misfits, and numbers of another width are left to whoever puts them into the model.
     """
     target, places = skeleton.named()
-    theirs = side(tree, layers(tree, framework, choices))
+    theirs = side(tree, layers(tree, framework, choices), in_order=in_order)
     ours = side(target, skeleton.layers(target))
-    solution = solve(theirs.candidates, ours.candidates, in_order=in_order, given=given)
+    solution = solve(
+        theirs.candidates, ours.candidates, in_order=in_order, given=given, accept_order=accept_order
+    )
     misfits = [
         Misfit(
             theirs.title(pair.source),
@@ -73,22 +77,26 @@ def fill(
         tuple(made.moves),
         tuple(made.matched),
         tuple(
-            Ambiguity(tuple(map(theirs.title, group.sources)), tuple(map(ours.title, group.targets)))
+            Ambiguity(
+                tuple(map(theirs.title, group.sources)), tuple(map(ours.title, group.targets)), group.ordered
+            )
             for group in solution.ambiguous
         ),
         tuple(path for path in skeleton.tree if path in linked and path not in reached),
         tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
-        (*_by_order(solution), *dict.fromkeys(made.assumed)),
+        (*_assumed(theirs, ours, solution), *dict.fromkeys(made.assumed)),
         (*made.notes, *needs, *_unfit(theirs, ours, solution)),
         (*misfits, *unfit.values()),
     )
 
 
-def _by_order(solution: Solution) -> Iterator[str]:
-    """Go through the one sentence about what only its order tells from others like it."""
-    if solution.by_order:
-        said = some([f"{source} is {target}" for source, target in solution.by_order], _SAID)
-        yield f"paired by order, since no name tells them apart: {said}"
+def _assumed(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
+    """Go through sentences for pairs that rest on order, and for those that rest on a framework's count."""
+    accepted = [pair for pair in solution.pairs if pair.by == "order"]
+    for said, pairs in (("order", accepted), ("the framework's numbers are the order", solution.counted)):
+        if pairs:
+            named = [f"{theirs.title(pair.source)} is {ours.title(pair.target)}" for pair in pairs]
+            yield f"{said}: {some(named, _SAID)}"
 
 
 def _unfit(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:

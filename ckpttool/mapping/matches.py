@@ -28,10 +28,14 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Ambiguity:
-    """Layers that fit each other on both sides, of which nothing says which is which."""
+    """Layers of both sides that fit each other, without evidence which is which.
+
+    `ordered` says that their order decides if it is accepted.
+    """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
+    ordered: bool = False
 
     def document(self) -> dict[str, list[str]]:
         """Return the JSON object."""
@@ -39,12 +43,17 @@ class Ambiguity:
 
     @property
     def sentence(self) -> str:
-        """What a person reads of it."""
+        """Both sides' candidates, and the options that decide."""
+        accepted = f", or --accept-order: {some(self.in_order, 4)}" if self.ordered else ""
         return (
-            f"ambiguous: {some(self.sources, 4)} could fill {some(self.targets, 4)}; "
-            f"--match '{self.sources[0]}={self.targets[0]}' says which, "
-            "of layers or of modules around them"
+            f"ambiguous: {some(self.sources, 4)} could fill {some(self.targets, 4)}, and only their order "
+            f"tells them apart; pair layers or modules around them with --match SOURCE=TARGET{accepted}"
         )
+
+    @property
+    def in_order(self) -> list[str]:
+        """The pairs that the order of the two sides makes."""
+        return [f"{one} is {other}" for one, other in zip(self.sources, self.targets, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)

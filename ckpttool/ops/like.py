@@ -60,6 +60,7 @@ class How:
     choices: tuple[Choice, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
     allow_missing: bool = False
+    accept_order: bool = False
     dry_run: bool = False
     force: bool = False
     sync: bool = True
@@ -98,7 +99,7 @@ def like(
     ready = given.ready
     with TargetModel(model, form) as beside:
         skeleton = beside.skeleton(given.guessed())
-        filling = given.fill(skeleton, how.choices, how.pairs)
+        filling = given.fill(skeleton, how.choices, how.pairs, accept_order=how.accept_order)
         report = model_source.report(ready, skeleton, filling)
         done = Filled(urls.spelled(checkpoint.path), report, None, filling.matched, filling.ambiguous)
         if how.dry_run or not (report.complete or how.allow_missing):

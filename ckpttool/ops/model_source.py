@@ -31,6 +31,7 @@ _SORTED = frozenset(("npz", "safetensors", "sharded", "tensorflow_v1"))
 # The canonical agent has dense kernels [in, out] and names that mappings know as TensorFlow's.
 _CANONICAL = "tensorflow"
 _SHOWN = 3
+_BY = {"order": "in order", "numbers": "by numbers", "words": "by words", "only fit": "as the only fit"}
 
 
 class ModelSource(NamedTuple):
@@ -52,6 +53,7 @@ class ModelSource(NamedTuple):
         given: Sequence[tuple[str, str]] = (),
         *,
         strict: bool = True,
+        accept_order: bool = False,
     ) -> Filling:
         """Return how it fills the skeleton; see mapping.filling.fill."""
         return fill(
@@ -62,6 +64,7 @@ class ModelSource(NamedTuple):
             choices=choices,
             given=given,
             strict=strict,
+            accept_order=accept_order,
         )
 
     def guessed(self) -> tuple[Shape, ...]:
@@ -120,10 +123,10 @@ def _network(tree: Tree, part: str, binding: Binding, checkpoint: Checkpoint) ->
 
 def report(ready: Prepared, skeleton: Skeleton, filling: Filling) -> Report:
     """Return what became of every entry of the source and of every place in the model."""
-    counted = [f"{n} by {by}" if by != "order" else f"{n} in order" for by, n in _counts(filling).items()]
+    counted = [f"{n} {_BY.get(by, f'by {by}')}" for by, n in _counts(filling).items()]
     many = "layer" if len(filling.matched) == 1 else "layers"
     notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
-    for by, word in (("order", "in order"), ("only fit", "as the only fit")):
+    for by, word in _BY.items():
         found = [f"{m.source} is {m.target}" for m in filling.matched if m.by == by]
         notes += [f"{word}: {some(found, _SHOWN)}"] if found else []
     others = [ready.names[p] for p, leaf in ready.tree.tensors() if leaf.role not in (*STATES, "counter")]
