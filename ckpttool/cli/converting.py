@@ -141,6 +141,14 @@ def convert(
             metavar="SOURCE=TARGET", help="For --like: these two layers or modules belong together."
         ),
     ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FRAMEWORK",
+            help="Whose orientation SRC's matrices have, if neither names nor shapes show it: torch or tf.",
+        ),
+    ] = None,
     accept_order: Annotated[
         bool,
         typer.Option("--accept-order", help="For --like: pair by order what nothing else tells apart."),
@@ -198,6 +206,7 @@ def convert(
             like=like_of(like, like_args, input_shape, python),
             match=match or (),
             accept_order=accept_order,
+            from_=from_,
             allow_missing=allow_missing,
             dry_run=dry_run,
             force=force,

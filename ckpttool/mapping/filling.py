@@ -223,7 +223,7 @@ class _Made:
         place = self.places[self.ours.bare[pair.target - len(self.ours.layers)]]
         leaf, name = self.theirs.tree[source], self.theirs.title(pair.source)
         self.matched.append(Match(name, self.ours.title(pair.target), BARE, pair.by))
-        if isinstance(leaf, Leaf) and len(leaf.shape) > 1:
+        if self._foreign and isinstance(leaf, Leaf) and len(leaf.shape) > 1:
             self.assumed.append(f"{name}, which is no known layer's, has the same axes in the model")
         move = Move(source, place, KEEP)
         if self._is_first(place, [move]):

@@ -110,6 +110,7 @@ def convert(
     like: Like | str | None = None,
     match: Sequence[str] = (),
     accept_order: bool = False,
+    from_: str | None = None,
     allow_missing: bool = False,
     dry_run: bool = False,
     force: bool = False,
@@ -130,8 +131,9 @@ def convert(
     another. `facts` and `env`, the environment, are what no file holds of an agent: they go into the
     sidecar. `like` names the user's own model, which is the target then, and `match` pairs layers or
     modules of the two (ops/like.py); with `accept_order`, order pairs what nothing else tells apart.
-    With `verify` an agent's networks are compared with what was read
-    back, and nothing is written if one computes something else.
+    `from_` ("torch" or "tf") states whose orientation the arrays have where the file has no evidence. With
+    `verify` an agent's networks are compared with what was read back, and nothing is written if one computes
+    something else.
     """
     given_facts = merged_facts(facts, env)
     if targets.word(target, to) in targets.EXPORTS:
@@ -172,6 +174,7 @@ def convert(
             models.pairs(match),
             allow_missing=allow_missing,
             accept_order=accept_order,
+            source=from_,
             dry_run=dry_run,
             force=force,
             sync=sync,
@@ -189,6 +192,7 @@ def convert(
         Stated(tuple(l2), tuple(optimizer)),
         choices(kinds, flatten),
         weights,
+        from_,
     )
     how = _How(allow_missing, dry_run, force, sync, verify, progress, target, to, given_facts)
     return _converted(source, targets.stem(target, request.kind), request, how)

@@ -61,6 +61,7 @@ class How:
     pairs: tuple[tuple[str, str], ...] = ()
     allow_missing: bool = False
     accept_order: bool = False
+    source: str | None = None
     dry_run: bool = False
     force: bool = False
     sync: bool = True
@@ -95,7 +96,7 @@ def like(
         save.require_free(target, kind, checkpoint.files, force=how.force)
         require_new(sidecar.beside(target), checkpoint.files, force=how.force)
     own = own_sidecar(checkpoint)
-    given = model_source.model_source(checkpoint, how.part, how.wanted, own.sidecar)
+    given = model_source.model_source(checkpoint, how.part, how.wanted, own.sidecar, how.source)
     ready = given.ready
     with TargetModel(model, form) as beside:
         skeleton = beside.skeleton(given.guessed())

@@ -98,6 +98,7 @@ def load_into(
     match: Pairs = (),
     shapes: Sequence[Shape] = (),
     accept_order: bool = False,
+    from_: str | None = None,
     dry_run: bool = False,
 ) -> Loaded:
     """Fill a live torch.nn.Module, tf.Module or Keras model in place; return what was matched, and how.
@@ -105,7 +106,8 @@ def load_into(
     `part` takes what lies below one path, or one network of an agent ("actor", "critic/q1"). `layout` reads
     the checkpoint as an agent of that layout ("auto": of whichever knows it), by canonical names. `match`
     pairs names of layers or modules, the checkpoint's and the model's; `accept_order` pairs by order what
-    nothing else tells apart. `shapes` are those of the model's
+    nothing else tells apart. `from_` ("torch" or "tf") states whose orientation the checkpoint's arrays have
+    where it has no evidence. `shapes` are those of the model's
     inputs without the batch, for a model that has no weights before its first call or flattens images.
 
     With `strict` nothing changes unless all of the model is filled and all weights of the checkpoint (or of
@@ -124,7 +126,9 @@ def load_into(
     """
     target = LiveModel(model, shapes)
     checkpoint = opened(path)
-    met = meeting(target, checkpoint, layout=layout, part=part, match=match, accept_order=accept_order)
+    met = meeting(
+        target, checkpoint, layout=layout, part=part, match=match, accept_order=accept_order, from_=from_
+    )
     if strict and not dry_run:
         _require_complete(met, checkpoint, part)
     names = met.skeleton.names
@@ -159,9 +163,10 @@ def meeting(
     part: str | None = None,
     match: Pairs = (),
     accept_order: bool = False,
+    from_: str | None = None,
 ) -> Meeting:
     """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
-    given = _given(checkpoint, layout, part)
+    given = _given(checkpoint, layout, part, from_)
     pairs = tuple(match.items() if isinstance(match, Mapping) else match)
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
@@ -193,11 +198,11 @@ def _met(
     return Meeting(title, given.ready, tree, filling, values, report)
 
 
-def _given(checkpoint: Checkpoint, layout: str | None, part: str | None) -> ModelSource:
+def _given(checkpoint: Checkpoint, layout: str | None, part: str | None, from_: str | None) -> ModelSource:
     if layout is not None:
         return model_source.agent_source(checkpoint, part, None if layout == AUTO else layout)
     try:
-        return model_source.model_source(checkpoint, part)
+        return model_source.model_source(checkpoint, part, source=from_)
     except UsageError:
         # A network of an agent has its canonical name whatever its codebase calls it.
         if part is None or recognised(checkpoint) is None:

@@ -12,6 +12,7 @@ from ckpttool.layouts import variables
 from ckpttool.layouts.canonical import RUN, Binding
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import display
+from ckpttool.mapping import orientation
 from ckpttool.mapping.filling import fill
 from ckpttool.mapping.fitting import STATES
 from ckpttool.mapping.layers import Choice, layers
@@ -80,16 +81,21 @@ class ModelSource(NamedTuple):
 
 
 def model_source(
-    checkpoint: Checkpoint, part: str | None, wanted: Wanted = AS_IT_IS, known: Sidecar | None = None
+    checkpoint: Checkpoint,
+    part: str | None,
+    wanted: Wanted = AS_IT_IS,
+    known: Sidecar | None = None,
+    source: str | None = None,
 ) -> ModelSource:
     """Return the checkpoint, or what lies below the path `part`, by its own names.
 
-    Raise UsageError where nothing lies below it, or names cannot be restored.
+    `source` states whose orientation its arrays have ("torch" or "tf"). Raise UsageError where nothing lies
+    below it, or names cannot be restored, MappingError where the orientation is not clear.
     """
     tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
     ready = prepared(checkpoint.tree, tree, part, wanted, known)
     ready = ready._replace(lost=(*lost, *ready.lost))
-    framework = _framework(checkpoint, ready.tree)
+    framework = _framework(checkpoint, ready.tree, source)
     return ModelSource(ready, framework, _in_order(checkpoint, ready.tree, framework))
 
 
@@ -149,9 +155,10 @@ def _counts(filling: Filling) -> dict[str, int]:
     return found
 
 
-def _framework(checkpoint: Checkpoint, tree: Tree) -> str:
-    """Return whose spelling the source has; of arrays of nobody's, in whose more of them are layers."""
-    said = str(plugins.find("formats", checkpoint.format).load().FRAMEWORK)
+def _framework(checkpoint: Checkpoint, tree: Tree, source: str | None) -> str:
+    """Return whose spelling the source has; without evidence, in whose more of its arrays are layers."""
+    native = str(plugins.find("formats", checkpoint.format).load().FRAMEWORK)
+    said = orientation.of_checkpoint(checkpoint, tree, native, source)
     if said in ("torch", "tensorflow"):
         return said
     counts = {

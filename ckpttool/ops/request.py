@@ -16,7 +16,8 @@ class Request(NamedTuple):
     """The kind of target; a layout to take, the `part` below a path, what is done first (`wanted`).
 
     `rules` are the user's own, `stated` and `given` what was said of optimizers and layers. `weights` is
-    "ema" or "raw" where one of a network and its average is wanted.
+    "ema" or "raw" where one of a network and its average is wanted. `source` states whose orientation the
+    source's arrays have ("torch" or "tf").
     """
 
     kind: TargetKind
@@ -27,6 +28,7 @@ class Request(NamedTuple):
     stated: Stated = NOTHING_STATED
     given: Sequence[Choice] = ()
     weights: str | None = None
+    source: str | None = None
 
     @property
     def whole(self) -> bool:
