@@ -18,6 +18,7 @@ from ckpttool.agents.skeleton import child
 from ckpttool.agents.skeleton.beside import Like
 from ckpttool.agents.skeleton.calls import Calls
 from ckpttool.errors import CkpttoolError, MappingError, UsageError
+from ckpttool.mapping import rule_file
 from ckpttool.ops import like as op
 from ckpttool.ops import target_model
 from ckpttool.ops.layer_options import choices
@@ -359,10 +360,31 @@ def test_shapes_that_fit_nothing_are_told_with_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_another_element_type_is_refused(tmp_path: Path) -> None:
-    source = arrays(tmp_path, fc__kernel=np.zeros((4, 4)), fc__bias=np.zeros(4))
-    with pytest.raises(MappingError, match="float64"):
-        fill(source, str(tmp_path / "out.pt"), "torch", "like_small:Named")
+def test_wider_numbers_are_refused_unless_they_may_be_rounded(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    kernel = generator.standard_normal((4, 4))
+    source, target = arrays(tmp_path, fc__kernel=kernel, fc__bias=np.zeros(4)), tmp_path / "out.pt"
+    with pytest.raises(MappingError) as caught:
+        fill(source, str(target), "torch", "like_small:Named")
+    assert "--cast" in str(caught.value.hint)
+    assert fill(source, str(target), "torch", "like_small:Named", cast=True).sha256
+    assert (loaded(target)["fc.weight"] == kernel.T.astype(np.float32)).all()
+    assert any("round to float32" in line["rule"] for line in sidecar.read(sidecar.beside(str(target))).rules)
+
+
+@pytest.mark.torch
+def test_narrower_numbers_are_held_exactly(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.bfloat16, torch.float16):
+        weight = torch.randn(4, 4).to(dtype)
+        weight[0, 0] = float("nan")
+        torch.save({"fc.weight": weight, "fc.bias": torch.ones(4, dtype=dtype)}, tmp_path / "half.pt")
+        target = tmp_path / f"out_{dtype}.pt"
+        done = fill(str(tmp_path / "half.pt"), str(target), "torch", "like_small:Named")
+        found = torch.load(target)["fc.weight"]
+        assert found.dtype == torch.float32
+        assert torch.equal(found.nan_to_num(), weight.float().nan_to_num())
+        assert any("cast to float32" in each.rule for each in done.report.mapped)
 
 
 @pytest.mark.torch
@@ -538,3 +560,26 @@ def test_a_norm_behind_a_flattened_image_is_not_taken_as_it_stands(tmp_path: Pat
     assert any("bn is a norm behind a flattened image" in note for note in done.report.notes)
     # What the shapes cannot tell is said here as without --like.
     assert any("for SAME and strides above 1" in note for note in done.report.notes)
+
+
+@pytest.mark.torch
+def test_rules_fill_a_model_by_the_names_of_its_tensors(tmp_path: Path) -> None:
+    source, target = dense(tmp_path, "body", "head"), tmp_path / "out.pt"
+    rules = tmp_path / "rules.toml"
+    head = '[[rule]]\nfrom = "head/kernel"\nto = "left.weight"\nrule = "transpose"\n'
+    rules.write_text(f'rest = "kinds"\n{head}[[rule]]\nfrom = "head/bias"\nto = "left/bias"\n')
+    done = fill(source, str(target), "torch", "like_small:Pair", rules=rule_file.load(str(rules)))
+    assert done.sha256
+    assert {match.by for match in done.matched} == {"given", "only fit"}
+    stored = np.load(source)
+    assert (loaded(target)["left.weight"] == stored["head/kernel"].T).all()
+    assert (loaded(target)["right.weight"] == stored["body/kernel"].T).all()
+    rules.write_text(head)
+    left = fill(source, f"{target}2", "torch", "like_small:Pair", rules=rule_file.load(str(rules)))
+    assert left.sha256 is None
+    assert set(left.report.missing) == {"left/bias", "right/weight", "right/bias"}
+    assert set(left.report.unused) == {"head/bias", "body/kernel", "body/bias"}
+    rules.write_text(head.replace("left.weight", "middle.weight"))
+    with pytest.raises(MappingError) as caught:
+        fill(source, f"{target}2", "torch", "like_small:Pair", rules=rule_file.load(str(rules)))
+    assert caught.value.path == "middle.weight"

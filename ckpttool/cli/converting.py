@@ -149,6 +149,9 @@ def convert(
             help="Whose orientation SRC's matrices have, if neither names nor shapes show it: torch or tf.",
         ),
     ] = None,
+    cast: Annotated[
+        bool, typer.Option("--cast", help="For --like: round numbers to the types of your model.")
+    ] = False,
     accept_order: Annotated[
         bool,
         typer.Option("--accept-order", help="For --like: pair by order what nothing else tells apart."),
@@ -207,6 +210,7 @@ def convert(
             match=match or (),
             accept_order=accept_order,
             from_=from_,
+            cast=cast,
             allow_missing=allow_missing,
             dry_run=dry_run,
             force=force,

@@ -43,17 +43,12 @@ class Ambiguity:
 
     @property
     def sentence(self) -> str:
-        """Both sides' candidates, and the options that decide."""
-        accepted = f", or --accept-order: {some(self.in_order, 4)}" if self.ordered else ""
+        """Both sides' candidates, none of them chosen, and the options that decide."""
+        accepted = ", or --accept-order if both sides list them in the same order" if self.ordered else ""
         return (
-            f"ambiguous: {some(self.sources, 4)} could fill {some(self.targets, 4)}, and only their order "
-            f"tells them apart; pair layers or modules around them with --match SOURCE=TARGET{accepted}"
+            f"ambiguous: {some(self.sources, 4)} could fill {some(self.targets, 4)}; "
+            f"--match SOURCE=TARGET pairs layers or modules around them{accepted}"
         )
-
-    @property
-    def in_order(self) -> list[str]:
-        """The pairs that the order of the two sides makes."""
-        return [f"{one} is {other}" for one, other in zip(self.sources, self.targets, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ def convert(
     match: Sequence[str] = (),
     accept_order: bool = False,
     from_: str | None = None,
+    cast: bool = False,
     allow_missing: bool = False,
     dry_run: bool = False,
     force: bool = False,
@@ -130,7 +131,8 @@ def convert(
     the same conversion gives the same bytes. To onnx goes one network, the policy unless `network` names
     another. `facts` and `env`, the environment, are what no file holds of an agent: they go into the
     sidecar. `like` names the user's own model, which is the target then, and `match` pairs layers or
-    modules of the two (ops/like.py); with `accept_order`, order pairs what nothing else tells apart.
+    modules of the two (ops/like.py); with `accept_order`, order pairs what nothing else tells apart,
+    and `cast` rounds numbers to the model's type.
     `from_` ("torch" or "tf") states whose orientation the arrays have where the file has no evidence. With
     `verify` an agent's networks are compared with what was read back, and nothing is written if one computes
     something else.
@@ -163,7 +165,7 @@ def convert(
         from ckpttool.ops import like as models
 
         _require_none("is not for --like", weights=weights)
-        _require_none("is not for --like", layout=layout, restore=restore, map=rules)
+        _require_none("is not for --like", layout=layout, restore=restore)
         _require_none("is not for --like", **{name: [1] for name in given_facts.known})
         _require_none("is not for --like", l2=l2, optimizer=optimizer)
         wanted, said = Wanted(strip, False, fold_weight_norm), choices(kinds, flatten)
@@ -175,13 +177,15 @@ def convert(
             allow_missing=allow_missing,
             accept_order=accept_order,
             source=from_,
+            cast=cast,
+            rules=rule_file.load(rules) if rules is not None else None,
             dry_run=dry_run,
             force=force,
             sync=sync,
             prove=verify,
         )
         return _filled(models.like(source, target, to, like, model, progress), target)
-    _require_none("is for --like alone", match=match, accept_order=accept_order)
+    _require_none("is for --like alone", match=match, accept_order=accept_order, cast=cast)
     rule_set = rule_file.load(rules) if rules is not None else None
     request = Request(
         targets.target_kind(target, to),

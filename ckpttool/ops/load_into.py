@@ -249,7 +249,7 @@ def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
         return f"part= takes one network: {some([each.title for each in binding.parts], _SHOWN)}"
     if filling.ambiguous:
         first = filling.ambiguous[0]
-        accepted = f", accept_order=True makes it {some(first.in_order, _SHOWN)}" if first.ordered else ""
+        accepted = ", or accept_order=True if both sides list them in the same order" if first.ordered else ""
         return (
             f"{some(first.sources, _SHOWN)} could fill {some(first.targets, _SHOWN)}: "
             f"match={{SOURCE: TARGET}} pairs layers or modules around them{accepted}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
@@ -13,11 +13,12 @@ from ckpttool.layouts.canonical import RUN, Binding
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import display
 from ckpttool.mapping import orientation
-from ckpttool.mapping.filling import fill
+from ckpttool.mapping.filling import fill, fill_by_rules
 from ckpttool.mapping.fitting import STATES
 from ckpttool.mapping.layers import Choice, layers
 from ckpttool.mapping.matches import Filling
 from ckpttool.mapping.report import Moves, Report
+from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.skeleton import Skeleton
 from ckpttool.ops import part as parts
 from ckpttool.ops.plain_names import AS_IT_IS, Prepared, Wanted, prepared
@@ -55,18 +56,21 @@ class ModelSource(NamedTuple):
         *,
         strict: bool = True,
         accept_order: bool = False,
+        cast: bool = False,
+        rules: RuleFile | None = None,
     ) -> Filling:
-        """Return how it fills the skeleton; see mapping.filling.fill."""
-        return fill(
-            self.tree,
-            self.framework,
-            skeleton,
-            in_order=self.in_order,
-            choices=choices,
-            given=given,
-            strict=strict,
-            accept_order=accept_order,
-        )
+        """Return how it fills the skeleton; see fill and fill_by_rules of mapping.filling."""
+        how: dict[str, Any] = {
+            "in_order": self.in_order,
+            "choices": choices,
+            "given": given,
+            "strict": strict,
+            "accept_order": accept_order,
+            "cast": cast,
+        }
+        if rules is None:
+            return fill(self.tree, self.framework, skeleton, **how)
+        return fill_by_rules(self.tree, self.framework, skeleton, rules, **how)
 
     def guessed(self) -> tuple[Shape, ...]:
         """Return the shape of one input as the first layer tells it, if that is a dense one."""
