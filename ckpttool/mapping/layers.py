@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ckpttool.errors import MappingError, UsageError
@@ -16,7 +17,7 @@ from ckpttool.mapping import kinds, modules
 from ckpttool.mapping.kinds import UNTOLD, Kind, Told
 from ckpttool.mapping.modules import NOT_TOLD, About, Name
 from ckpttool.mapping.parts import merged
-from ckpttool.mapping.rules import Rule, chain
+from ckpttool.mapping.rules import KEEP, Rule, chained
 from ckpttool.tree import Tree
 
 
@@ -117,10 +118,12 @@ def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], fr
     for choice in said:
         told = layer.told
         layer = layer._replace(
-            told=Told(
-                told.number if choice.told.number is None else choice.told.number,
-                told.flatten if choice.told.flatten is None else choice.told.flatten,
-                choice.told.wanted or told.wanted,
+            told=told._replace(
+                number=told.number if choice.told.number is None else choice.told.number,
+                flatten=told.flatten if choice.told.flatten is None else choice.told.flatten,
+                wanted=choice.told.wanted or told.wanted,
+                takes=choice.told.takes or told.takes,
+                makes=choice.told.makes or told.makes,
             )
         )
         if choice.told.flatten is not None and "dense" not in {kind.name for kind in layer.kinds}:
@@ -141,22 +144,32 @@ def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], fr
     return layer
 
 
-def converted(tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told | None = None) -> Done:
+def converted(
+    tree: Tree,
+    layer: Layer,
+    source: Kind,
+    target: Kind,
+    told: Told | None = None,
+    between: Mapping[str, Rule] = MappingProxyType({}),
+) -> Done:
     """Return what becomes of a layer, read as `source` and written as `target`.
 
-    `told` is what is known of the target (its own shapes, ...), by default what is known of the layer. Raise
-    MappingError where the target has no such layer.
+    `told` is what is known of the target (its own shapes, ...), by default what is known of the layer;
+    `between` are rules for canonical tensors on their way. Raise MappingError where the target has no such
+    layer.
     """
     refused = source.refused or target.refused
     if refused is not None:
         raise MappingError(refused, path=layer.title)
     try:
-        return _converted(tree, layer, source, target, layer.told if told is None else told)
+        return _converted(tree, layer, source, target, layer.told if told is None else told, between)
     except MappingError as error:
         raise error.located(path=layer.title) from error.__cause__
 
 
-def _converted(tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told) -> Done:
+def _converted(
+    tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told, between: Mapping[str, Rule]
+) -> Done:
     reading = source.read(layer.group(tree), layer.told)
     writing = target.write(canonical(tree, layer, source), told)
     moves: list[tuple[Path, str, Rule]] = []
@@ -165,7 +178,7 @@ def _converted(tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told)
         if name in reading.fills:
             _add(added, stored, back, reading.fills[name])
         moves += [
-            (layer.tensors[row.stored], stored, chain(row.rule, back))
+            (layer.tensors[row.stored], stored, chained(row.rule, between.get(name, KEEP), back))
             for row in reading.rows
             if row.canonical == name
         ]
