@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple  # noqa: UP035 - as above
 
 MOST_ENTRIES = 1 << 26
+# Of one axis.
+MOST_FEATURES = 1 << 20
 _UNTRACKED = -1
 Part = Tuple[int, int]  # noqa: UP006 - as above
 
@@ -25,12 +27,12 @@ class Order(NamedTuple):
     """What the entries of an axis are, and their order.
 
     `parts` are (places, channels) of each image in the order in which they come first, (1, n) for numbers
-    that are no image's. `index` gives each entry's canonical position: part after part, each with its
+    that are no image's. `positions` gives each entry's canonical position: part after part, each with its
     channels last.
     """
 
     parts: Tuple[Part, ...]  # noqa: UP006
-    index: Tuple[int, ...]  # noqa: UP006
+    positions: Tuple[int, ...]  # noqa: UP006
 
     @property
     def is_plain(self) -> bool:
@@ -42,7 +44,7 @@ class Order(NamedTuple):
         """The canonical positions part by part, None unless each part's entries stand together."""
         start, found = 0, []
         for places, channels in self.parts:
-            mine = self.index[start : start + places * channels]
+            mine = self.positions[start : start + places * channels]
             if sorted(mine) != list(range(start, start + places * channels)):
                 return None
             found.append(tuple(position - start for position in mine))
@@ -51,8 +53,8 @@ class Order(NamedTuple):
 
     def document(self) -> Dict[str, Any]:  # noqa: UP006
         """Return the order as JSON; an index that is canonical is left out."""
-        same = self.index == tuple(range(len(self.index)))
-        return {"parts": [list(part) for part in self.parts], "index": None if same else list(self.index)}
+        same = self.positions == tuple(range(len(self.positions)))
+        return {"parts": [list(part) for part in self.parts], "index": None if same else list(self.positions)}
 
 
 # The order of what could not be followed.
@@ -129,7 +131,7 @@ class Activations:
         self._label(self._taken, entries, channel)
 
     def unless_known(self, entries: Any, channel: int) -> None:
-        """Note that these entries are images of a model's inputs or outputs if nothing else says what they are."""
+        """Note that inputs or outputs of a model are images if nothing else says what they are."""
         self._weak.append((entries, channel))
 
     def link(self, one: Any, other: Any) -> None:

@@ -168,7 +168,7 @@ def reordering(tree: Tree, layer: Layer, kind: Kind, ours: Told, frameworks: tup
             continue
         theirs, target, said = made
         assumed += said
-        if theirs.index == target.index:
+        if theirs.positions == target.positions:
             continue
         single = side == "takes" and kind.name == "dense" and len(theirs.parts) == 1
         if single and (theirs, target) == tuple(natural(theirs.parts, each) for each in frameworks):
@@ -206,7 +206,7 @@ class _Side:
 
     def _fitting(self, order: Order | None) -> Order | None:
         """Return the order unless it is that of something of another length."""
-        return order if order is None or order is UNKNOWN or len(order.index) == self.length else None
+        return order if order is None or order is UNKNOWN or len(order.positions) == self.length else None
 
     def meeting(self) -> tuple[Order, Order, tuple[str, ...]] | None:
         """Return the orders of the source and of the target, None where nothing is to be done."""
@@ -238,7 +238,7 @@ class _Side:
             raise self._error("is of several images whose numbers alternate")
         index: list[int] = []
         for block, part in zip(blocks, known.parts, strict=True):
-            own = block if 1 in part else natural((part,), self.frameworks[side]).index
+            own = block if 1 in part else natural((part,), self.frameworks[side]).positions
             index += _moved(own, len(index))
         return Order(known.parts, tuple(index))
 
@@ -277,5 +277,5 @@ def _rule(axis: int, theirs: Order, ours: Order) -> Rule:
         return Channels(axis, _FIRST, theirs.parts)
     if (ours, theirs) == forms:
         return Channels(axis, _LAST, theirs.parts)
-    at = {place: position for position, place in enumerate(theirs.index)}
-    return Blocks(axis, tuple(at[place] for place in ours.index))
+    at = {place: position for position, place in enumerate(theirs.positions)}
+    return Blocks(axis, tuple(at[place] for place in ours.positions))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ckpttool.activations import MOST_FEATURES, UNKNOWN, Order, natural
 from ckpttool.errors import MappingError, UsageError
 from ckpttool.leaf import Leaf, Path
 from ckpttool.mapping import kinds, modules
@@ -107,11 +108,25 @@ def layers(tree: Tree, framework: str, given: Sequence[Choice] = ()) -> tuple[La
 
 
 def _told(about: About, fitting: Sequence[Kind]) -> Told:
-    """Return what a configuration in the file tells of a dense layer: the image that it takes flattened."""
+    """Return what a configuration in the file tells: the images that a layer takes or makes flattened."""
     found = about.settings.get("flattened")
-    if not isinstance(found, list) or {kind.name for kind in fitting} != {"dense"}:
-        return UNTOLD
-    return Told(flatten=tuple(found))
+    told = Told(takes=_order(about.settings, "takes"), makes=_order(about.settings, "makes"))
+    if told.takes is not None or not isinstance(found, list) or {kind.name for kind in fitting} != {"dense"}:
+        return told
+    return told._replace(flatten=tuple(found))
+
+
+def _order(settings: Mapping[str, Any], side: str) -> Order | None:
+    """Return the order that a file's facts name (formats/keras_tree/flow.py writes them)."""
+    form, sizes = settings.get(f"{side}_order", "channels last"), settings.get(side)
+    if form not in ("channels last", "channels first"):
+        return UNKNOWN
+    if not isinstance(sizes, list) or len(sizes) % 2 or not all(type(each) is int for each in sizes):
+        return None
+    parts = tuple(zip(sizes[::2], sizes[1::2], strict=True))
+    if sum(places * channels for places, channels in parts) > MOST_FEATURES or min(sizes, default=0) < 1:
+        return None
+    return natural(parts, "torch" if form == "channels first" else "tensorflow")
 
 
 def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], framework: str) -> Layer:

@@ -66,7 +66,8 @@ def _told(layer: Layer, tree: Tree, parts: Mapping[Name, Part]) -> Layer:
     shapes = {name: leaf.shape for name, leaf in layer.group(tree).items()}
     told = Told(heads if isinstance(heads, int) else None, None, shapes)
     if part is not None:
-        sides = {"takes": "in", "makes": "out"}
-        orders = {name: part.orders[key] or UNKNOWN for name, key in sides.items() if key in part.orders}
-        told = told._replace(flatten=part.flatten, **orders)
+        takes, makes = (
+            part.orders[side] or UNKNOWN if side in part.orders else None for side in ("in", "out")
+        )
+        told = told._replace(flatten=part.flatten, takes=takes, makes=makes)
     return layer._replace(told=told)

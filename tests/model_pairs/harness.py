@@ -61,6 +61,7 @@ from tests.model_pairs import harness
 harness.{call}
 """
 _MOST_HINTS = 8
+_AT_ONCE = 10  # programs in one process, which has ten minutes
 
 
 @dataclass(frozen=True)
@@ -308,11 +309,12 @@ def run(
     every = list(sources or dict.fromkeys((*SOURCES["torch"], *SOURCES["keras"])))
     targets = tuple(targets)
     made = {"torch": "keras" in targets, "keras": "torch" in targets}
-    for framework in (each for each, wanted in made.items() if wanted):
-        _child(framework, f"make({framework!r}, {list(names)!r}, {str(folder)!r})", folder)
+    parts = [list(names[start : start + _AT_ONCE]) for start in range(0, len(names), _AT_ONCE)]
+    for framework, part in ((f, part) for f, wanted in made.items() for part in parts if wanted):
+        _child(framework, f"make({framework!r}, {part!r}, {str(folder)!r})", folder)
     found = []
-    for target in targets:
-        call = f"judge({target!r}, {list(names)!r}, {str(folder)!r}, {every!r}, {list(ways)!r})"
+    for target, part in ((target, part) for target in targets for part in parts):
+        call = f"judge({target!r}, {part!r}, {str(folder)!r}, {every!r}, {list(ways)!r})"
         for line in _child(target, call, folder).splitlines():
             if line.startswith('{"program"'):
                 values = json.loads(line)

@@ -169,7 +169,7 @@ class TorchTrace(Trace):
             return
         trace = self
 
-        class Mode(TorchDispatchMode):  # type: ignore[misc]
+        class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call,misc,unused-ignore]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 del types
                 made = func(*args, **(kwargs or {}))
@@ -180,7 +180,8 @@ class TorchTrace(Trace):
                         trace.failed = True
                 return made
 
-        with Mode():
+        mode: Any = Mode
+        with mode():
             yield
 
     def _note(self, torch: Any, func: Any, args: Any, kwargs: Any, made: Any) -> None:
@@ -222,8 +223,8 @@ class TorchTrace(Trace):
                 rest, kwargs = [args[1], -1], {}
             kwargs = {key: value for key, value in kwargs.items() if key not in ("dtype", "memory_format")}
             again = [each.contiguous().numpy() for each in _flat(func(first_one, *rest, **kwargs))]
-        for one, each in zip(again, outputs):
-            self.put(each, one)
+        for number, each in enumerate(outputs):
+            self.put(each, again[number])
 
 
 def _is_whole(tensor: Any) -> bool:
@@ -301,8 +302,8 @@ class TensorFlowTrace(Trace):
         elif op in ("Identity", "StopGradient", "EnsureShape"):
             self.put(outputs[0], self.entries(x))
         elif op == "IdentityN":
-            for each, made in zip(inputs, outputs):
-                self.put(made, self.entries(each))
+            for number, made in enumerate(outputs):
+                self.put(made, self.entries(inputs[number]))
         elif op == "Transpose":
             self.put(outputs[0], self.entries(x).transpose(inputs[1].numpy()))
         elif op == "ConcatV2":
@@ -319,8 +320,7 @@ class TensorFlowTrace(Trace):
         elif op in _AGAIN:
             self._again(execute, op, inputs, attrs, outputs)
         elif any(word in op for word in _IMAGE_WORDS):
-            held = dict(zip(attrs[::2], attrs[1::2])) if attrs else {}
-            form = held.get("data_format", b"")
+            form = dict(_pairs(attrs)).get("data_format", b"")
             form = form.decode() if isinstance(form, bytes) else str(form)
             self.convolved(inputs[_IMAGES.get(op, 0)], outputs[0], 1 if form.startswith("NC") else -1)
         elif any(word in op for word in _MATRICES) or not self.kept(inputs, outputs[0]):
@@ -333,14 +333,17 @@ class TensorFlowTrace(Trace):
         given = [
             tensorflow.constant(self.entries(each)) if n in data else each for n, each in enumerate(inputs)
         ]
-        pairs = [(k, _INT64 if k == "T" else v) for k, v in zip(attrs[::2], attrs[1::2])]
+        pairs = [(key, _INT64 if key == "T" else value) for key, value in _pairs(attrs)]
         flat = tuple(part for pair in pairs for part in pair)
-        context: Any = tensorflow.python.eager.context if hasattr(tensorflow, "python") else None
-        if context is None:
-            from tensorflow.python.eager import context
+        from tensorflow.python.eager import context
+
         made = execute.quick_execute(op, len(outputs), given, flat, context.context())
-        for one, each in zip(made, outputs):
-            self.put(each, one.numpy())
+        for number, each in enumerate(outputs):
+            self.put(each, made[number].numpy())
+
+
+def _pairs(attrs: Any) -> List[Tuple[str, Any]]:
+    return [(attrs[n], attrs[n + 1]) for n in range(0, len(attrs or ()), 2)]
 
 
 def tracer(framework: str) -> Optional[Trace]:
