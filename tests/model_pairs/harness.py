@@ -110,22 +110,27 @@ def judge(
     for name in names:
         for source in SOURCES[other]:
             for way in ways:
-                if source not in sources or (way == "bare" and target != "torch"):
+                if source not in sources or not _applies(target, name, way):
                     continue
                 file = Path(folder, name, SOURCES[other][source])
                 cell = _Try(target, name, source, way, file).cell()
                 print(json.dumps(asdict(cell)), flush=True)  # noqa: T201  # the parent reads it
 
 
-class _Wrong(Exception):
+def _applies(target: str, name: str, way: str) -> bool:
+    # Names that are others in the target are what `--like` is for.
+    return not (way == "bare" and target != "torch") and not (way == "kinds" and "__" in name)
+
+
+class _WrongError(Exception):
     """The twin computes something else."""
 
 
-class _Unloadable(Exception):
+class _UnloadableError(Exception):
     """The framework does not load what was written."""
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """The command refused; its text has the hint."""
 
 
@@ -149,12 +154,12 @@ class _Try:
         for _ in range(_MOST_HINTS):
             try:
                 self._convert()
-            except _Wrong as error:
+            except _WrongError as error:
                 state = "WRONG ASSUMED" if self.assumed else "WRONG"
                 return self._cell(state, f"{error}; {'; '.join(self.assumed)}")
-            except _Unloadable as error:
+            except _UnloadableError as error:
                 return self._cell("unloadable", str(error))
-            except _Refused as error:
+            except _RefusedError as error:
                 sentence = str(error)
                 if not self._follow(sentence):
                     return self._cell("refused", sentence)
@@ -176,7 +181,7 @@ class _Try:
         try:
             net = self._into() if self.way == "into" else self._written()
         except CkpttoolError as error:
-            raise _Refused(f"{error} [{error.hint or ''}]") from None
+            raise _RefusedError(f"{error} [{error.hint or ''}]") from None
         found = self.side.outputs(net) if self.target == "torch" else self.side.outputs(net, self.made)
         style = "subclassed_" if self.source.startswith("own_") else "functional_"
         file = f"{style}outputs.npz" if self.target == "torch" else "torch_outputs.npz"
@@ -229,7 +234,7 @@ class _Try:
         report = done.report
         self.assumed = tuple(report.assumed)
         if not report.complete or not target.exists():
-            raise _Refused(
+            raise _RefusedError(
                 "; ".join((*report.notes, f"unused {report.unused[:4]}, missing {report.missing[:4]}"))
             )
         try:
@@ -237,7 +242,7 @@ class _Try:
                 return self.side.load(self.name, target)
             return self.side.load(self.name, self._style, target)
         except Exception as error:  # noqa: BLE001  # whatever the framework raises
-            raise _Unloadable(str(error)[:300]) from None
+            raise _UnloadableError(str(error)[:300]) from None
 
     # --- Hints ------------------------------------------------------------------------------------------------
 
@@ -277,10 +282,10 @@ class _Try:
 
 def _compare(found: np.ndarray, wanted: np.ndarray) -> None:
     if found.shape != wanted.shape:
-        raise _Wrong(f"shapes {found.shape} and {wanted.shape}")
+        raise _WrongError(f"shapes {found.shape} and {wanted.shape}")
     largest = float(np.max(np.abs(found - wanted))) / max(1e-3, float(np.max(np.abs(wanted))))
     if not largest <= OUTPUTS:
-        raise _Wrong(f"outputs differ by {largest:.1%}")
+        raise _WrongError(f"outputs differ by {largest:.1%}")
 
 
 def _like(target: str, name: str, shapes: Sequence[tuple[int, ...]], style: str) -> Any:

@@ -64,7 +64,7 @@ def _computes(model: Any) -> str:
         and "keras" in sys.modules
         and ("keras", "Layer") in bases(model)
     ):
-        config = getattr(sys.modules["keras"], "config", None)
+        config: Any = getattr(sys.modules["keras"], "config", None)
         if hasattr(config, "backend"):
             return str(config.backend())
     return "tensorflow"
