@@ -11,7 +11,7 @@ from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
-from ckpttool.mapping.flattened import unknown
+from ckpttool.mapping.flattened import Reordering, reordering, unknown
 from ckpttool.mapping.kinds import Kind
 from ckpttool.mapping.layers import Choice, Layer, converted, layers
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
@@ -25,7 +25,6 @@ from ckpttool.tree import Tree
 
 _SHOWN = 3
 _SAID = 6
-_NORMS = frozenset(("batch_norm", "layer_norm"))
 
 
 def fill(
@@ -66,7 +65,7 @@ def fill(
     if misfits and strict:
         raise misfits[0].error
     foreign = framework != skeleton.framework
-    made = _Made(theirs, ours, places, foreign=foreign)
+    made = _Made(theirs, ours, places, (framework, skeleton.framework))
     for pair in made.known(solution.pairs):
         made.add(pair)
     # Two models of one framework differ in nothing that these sentences say.
@@ -165,9 +164,12 @@ def _unfit(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
 class _Made:
     """What the pairs come to; targets are places in the skeleton's tree."""
 
-    def __init__(self, theirs: Side, ours: Side, places: Mapping[Path, Path], *, foreign: bool) -> None:
+    def __init__(
+        self, theirs: Side, ours: Side, places: Mapping[Path, Path], frameworks: tuple[str, str]
+    ) -> None:
         self.theirs, self.ours, self.places = theirs, ours, places
-        self._foreign = foreign
+        self._frameworks, self._foreign = frameworks, frameworks[0] != frameworks[1]
+        self._reordered: dict[int, Reordering] = {}
         self.moves: list[Move] = []
         self.added: dict[Path, Leaf] = {}
         self.left: set[Path] = set()
@@ -185,25 +187,28 @@ class _Made:
         self._owners: dict[Path, list[Move]] = {}
 
     def known(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the pairs without dense layers of which nobody knows whether they take a flattened image.
+        """Return the pairs without layers of which nobody knows whether they take or make a flattened image.
 
-        The target's skeleton tells what the source's layer takes; between trees of one framework nothing has
-        to be known.
+        The target's call tells what the source's layer takes; between trees of one framework nothing has to
+        be known.
         """
         if not self._foreign:
             return list(pairs)
+        own: dict[str, str] = {}
         for pair in self._of_layers(pairs):
-            layer, said = self._layers[pair.source], self.ours.layers[pair.target].told.flatten
-            if layer.told.flatten is None and said is not None:
-                self._layers[pair.source] = layer._replace(told=layer.told._replace(flatten=said))
-        refused = dict(unknown(self.theirs.tree, tuple(self._layers)))
-        for pair in self._of_layers(pairs):
-            layer, said = self._layers[pair.source], self.ours.layers[pair.target].told.flatten
-            if said and {kind.name for kind in layer.kinds} <= _NORMS:
-                refused[layer.title] = (
-                    f"{layer.title} is a norm behind a flattened image ({','.join(map(str, said))}), whose "
-                    f"numbers the two frameworks order differently: no rule for it; write your own (--map)"
-                )
+            layer, target = self._layers[pair.source], self.ours.layers[pair.target]
+            source_kind, _ = self._kinds(layer, target)
+            try:
+                made = reordering(self.theirs.tree, layer, source_kind, target.told, self._frameworks)
+            except MappingError as error:
+                own[layer.title] = f"{error.message} ({error.hint})"
+                continue
+            self._reordered[pair.source] = made
+            # What a call of the target told, the source need not.
+            takes = layer.told.takes or target.told.takes
+            flatten = target.told.flatten if layer.told.flatten is None else layer.told.flatten
+            self._layers[pair.source] = layer._replace(told=layer.told._replace(flatten=flatten, takes=takes))
+        refused = {**unknown(self.theirs.tree, tuple(self._layers)), **own}
         asked = {self.theirs.title(pair.source) for pair in pairs} & refused.keys()
         self.notes += [sentence for title, sentence in refused.items() if title in asked]
         return [pair for pair in pairs if self.theirs.title(pair.source) not in asked]
@@ -218,10 +223,12 @@ class _Made:
             return
         layer, target = self._layers[pair.source], self.ours.layers[pair.target]
         source_kind, target_kind = self._kinds(layer, target)
-        told = target.told._replace(flatten=layer.told.flatten)
+        made = self._reordered.get(pair.source, Reordering())
+        told = target.told._replace(flatten=made.flatten)
         # How a depthwise kernel divides is in the shapes of the one framework only.
-        layer = layer._replace(told=layer.told._replace(wanted=target.told.wanted))
-        done = converted(self.theirs.tree, layer, source_kind, target_kind, told)
+        layer = layer._replace(told=layer.told._replace(flatten=made.flatten, wanted=target.told.wanted))
+        done = converted(self.theirs.tree, layer, source_kind, target_kind, told, made.rules)
+        self.assumed += made.assumed
         self.done.append(layer._replace(kinds=(source_kind,)))
         self.matched.append(Match(layer.title, target.title, source_kind.name, pair.by))
         stored = {name: self.places[path] for name, path in target.tensors.items()}

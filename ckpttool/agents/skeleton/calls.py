@@ -55,6 +55,14 @@ class Calls:
         return found
 
 
+def known(calls: Calls, trace: Any) -> dict[int, dict[str, Any]]:
+    """Return by module what a call tells: `orders` of what it takes and makes, or, untraced, `flatten`."""
+    orders = trace.orders()
+    if orders:
+        return {module: {"orders": each} for module, each in orders.items()}
+    return {module: {"flatten": shape} for module, shape in calls.flattened().items()}
+
+
 def _size(shape: tuple[int, ...]) -> int:
     count = 1 if shape else 0
     for extent in shape:
