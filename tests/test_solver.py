@@ -251,8 +251,33 @@ def test_a_row_that_the_framework_counts_is_an_assumption() -> None:
 def test_what_a_model_lists_otherwise_than_it_was_made() -> None:
     # Keras: Dense(6)(Dense(6)(x)) makes the outer one first, and lists it last.
     sources = layers("hidden1", "hidden2")
-    targets = [one._replace(rank=rank) for rank, one in enumerate(layers("dense_1", "dense"))]
-    assert solved(sources, targets) == {"dense_1": "hidden1 by numbers", "dense": "hidden2 by numbers"}
+    listed = [one._replace(rank=rank) for rank, one in enumerate(layers("dense_1", "dense"))]
+    assert solved(sources, listed) == {}
+    chain = called(*listed)
+    assert solved(sources, chain) == {"dense_1": "hidden1 by calls", "dense": "hidden2 by calls"}
+    assert solved(layers("net/0", "net/2"), listed) == {
+        "dense_1": "net/0 by numbers",
+        "dense": "net/2 by numbers",
+    }
+
+
+def called(*row: Candidate, chain: bool = True) -> list[Candidate]:
+    """Return layers as a model calls them: one after the other, or all with the same input."""
+    return [one._replace(call=n, after=(1 << n) - 1 if chain else 0) for n, one in enumerate(row)]
+
+
+@pytest.mark.parametrize("sources", ["dense dense_1 dense_2", "l/0 l/2 l/4", "fc1 fc2 fc3"])
+def test_a_chain_of_calls_is_evidence_and_calls_beside_each_other_are_none(sources: str) -> None:
+    having, wanting = layers(*sources.split()), layers("first", "hidden", "out")
+    assert solve(having, wanting).pairs == ()
+    found = solved(having, called(*wanting))
+    assert list(found.values()) == [f"{name} by calls" for name in sources.split()]
+    assert solve(having, called(*wanting, chain=False)).pairs == ()
+    # Experts in a list stand beside each other.
+    experts = called(*layers("experts/0", "experts/1", "experts/2"), chain=False)
+    assert solve(layers("dense", "dense_1", "dense_2"), experts).pairs == ()
+    named = solve(layers("sequential/dense", "sequential_1/dense_1"), called(*layers("a", "b")))
+    assert named.pairs == ()
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,14 @@ def fill(
     target, places = skeleton.named()
     theirs = side(tree, layers(tree, framework, choices), in_order=in_order)
     ours = side(target, skeleton.layers(target))
+    calls = {part.name: part for part in skeleton.parts}
+    wanting = [
+        one._replace(call=part.call, after=part.after)
+        if (part := calls.get(layer.name)) is not None and not layer.part
+        else one
+        for one, layer in zip(ours.candidates, ours.layers, strict=False)
+    ]
+    ours = ours._replace(candidates=(*wanting, *ours.candidates[len(wanting) :]))
     solution = solve(
         theirs.candidates, ours.candidates, in_order=in_order, given=given, accept_order=accept_order
     )
@@ -143,7 +151,7 @@ def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFil
 def _assumed(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
     """Go through sentences for pairs that rest on order, and for those that rest on a framework's count."""
     accepted = [pair for pair in solution.pairs if pair.by == "order"]
-    for said, pairs in (("order", accepted), ("the framework's numbers are the order", solution.counted)):
+    for said, pairs in (("order", accepted), ("numbers are the order of calls", solution.counted)):
         if pairs:
             named = [f"{theirs.title(pair.source)} is {ours.title(pair.target)}" for pair in pairs]
             yield f"{said}: {some(named, _SAID)}"

@@ -15,12 +15,16 @@ class Candidate(NamedTuple):
     """A layer of either side: its name's steps, what it could be (kinds with shapes), what people call it.
 
     `rank` is its place in the order in which its model lists or uses layers, -1 where the file has none.
+    `call` is the number of its call in one of its model, -1 where none was seen, and `after` has the bits of
+    the calls whose results it takes.
     """
 
     name: tuple[str, ...]
     signatures: frozenset[Signature]
     shown: str = ""
     rank: int = -1
+    call: int = -1
+    after: int = 0
 
     @property
     def title(self) -> str:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from ckpttool.errors import UsageError
 from ckpttool.mapping.layer_names import (
     contradict,
     counted_by_framework,
-    is_parallel,
     numbers,
     stem,
     tokens,
@@ -26,13 +26,14 @@ from ckpttool.mapping.layer_names import (
 )
 from ckpttool.mapping.scopes import Candidate, Module, Signature, shared, tree_of
 
-By = Literal["given", "name", "words", "numbers", "only fit", "order"]
+By = Literal["given", "name", "words", "numbers", "calls", "only fit", "order"]
 # How far to trust a match, in words.
 CONFIDENCE: dict[By, str] = {
     "given": "given",
     "name": "high",
     "words": "medium",
     "numbers": "medium",
+    "calls": "medium",
     "only fit": "medium",
     "order": "low",
 }
@@ -268,6 +269,8 @@ class _Solver:
             if len(self.pairs) > found:
                 return
         self._by_numbers(having, wanting)
+        if len(self.pairs) == found:
+            self._by_calls(having, wanting)
 
     def _pair(self, source: int, target: int, by: By) -> bool:
         """Match two unless their words exclude each other."""
@@ -332,8 +335,23 @@ class _Solver:
         agreed = theirs.agrees(ours)
         if agreed is None:
             return
+        calls = [self.targets[n] for n in ours.layers]
+        if agreed == "counted" and all(one.call >= 0 for one in calls) and not _is_chain(calls):
+            return
         for source, target in zip(theirs.layers, ours.layers, strict=True):
             if self._pair(source, target, "numbers") and agreed == "counted":
+                self.counted.append(self.pairs[-1])
+
+    def _by_calls(self, having: list[int], wanting: list[int]) -> None:
+        """Match a row of numbered layers with those of a model that calls them one after the other."""
+        if len(having) != len(wanting) or any(self.targets[n].call < 0 for n in wanting):
+            return
+        theirs = _row(self.sources, having)
+        ours = sorted(wanting, key=lambda n: self.targets[n].call)
+        if theirs is None or theirs.has_networks or not _is_chain([self.targets[n] for n in ours]):
+            return
+        for source, target in zip(theirs.layers, ours, strict=True):
+            if self._pair(source, target, "calls"):
                 self.counted.append(self.pairs[-1])
 
     def _only_fits(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
@@ -412,6 +430,11 @@ class _Row(NamedTuple):
         return all(counted_by_framework(self.steps[0][at]) for at in self.varying)
 
     @property
+    def has_networks(self) -> bool:
+        """Say whether the numbers are Keras's of whole networks, which may stand beside each other."""
+        return any(_NETWORK.fullmatch(self.steps[0][at]) for at in self.varying)
+
+    @property
     def nesting(self) -> object:
         """How many layers stand under each number, and so on inwards."""
         return _nesting([tuple(count[at] for at in self.varying) for count in self.counts])
@@ -427,11 +450,11 @@ class _Row(NamedTuple):
         else:
             mine, named = (self, other) if self.by_framework else (other, self)
         *outer, last = named.varying
-        if is_parallel(named.steps[0][last]) or any(not named.steps[0][at].isdecimal() for at in outer):
+        # Numbers in the words of a program (fc1, q1) may count layers that stand beside each other.
+        if any(word(named.steps[0][at]).text is not None for at in (*outer, last)):
             return None
         # Networks that only the framework counts stand beside each other in an order of their construction.
-        networks = any(_NETWORK.fullmatch(mine.steps[0][at]) for at in mine.varying)
-        return "counted" if len(mine.varying) == 1 and not networks else None
+        return "counted" if len(mine.varying) == 1 and not mine.has_networks else None
 
 
 def _row(every: Sequence[Candidate], some: Sequence[int]) -> _Row | None:
@@ -450,6 +473,11 @@ def _row(every: Sequence[Candidate], some: Sequence[int]) -> _Row | None:
         ordered = sorted(some, key=lambda n: every[n].rank)
         rows = [counts[n] for n in ordered]
     return _Row(ordered, [steps[n] for n in ordered], rows, varying)
+
+
+def _is_chain(called: Sequence[Candidate]) -> bool:
+    """Say whether each of the layers takes what the one before it has a part in."""
+    return all(later.after >> earlier.call & 1 for earlier, later in pairwise(called))
 
 
 def _is_by_class(step: str) -> bool:

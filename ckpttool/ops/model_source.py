@@ -33,7 +33,13 @@ _SORTED = frozenset(("npz", "safetensors", "sharded", "tensorflow_v1"))
 # The canonical agent has dense kernels [in, out] and names that mappings know as TensorFlow's.
 _CANONICAL = "tensorflow"
 _SHOWN = 3
-_BY = {"order": "in order", "numbers": "by numbers", "words": "by words", "only fit": "as the only fit"}
+_BY = {
+    "order": "in order",
+    "numbers": "by numbers",
+    "calls": "by calls",
+    "words": "by words",
+    "only fit": "as the only fit",
+}
 
 
 class ModelSource(NamedTuple):

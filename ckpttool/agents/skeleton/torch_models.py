@@ -27,7 +27,7 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
             path=lazy[0],
             hint="--input-shape 17 or --input-shape 4,84,84 tells what it is called with",
         )
-    if not (shapes or lazy):
+    if not (shapes or lazy or guessed):
         return {}
     calls, trace = Calls(), TorchTrace()
     hooks = [
@@ -37,16 +37,22 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
     trained = [(module, module.training) for module in model.modules()]
     try:
         _call(model.eval(), shapes or guessed, calls, trace)
+    except Exception:
+        if shapes or lazy:
+            raise
+        return {}  # the shape was a guess
     finally:
         for hook in hooks:
             hook.remove()
         for module, training in trained:
             module.training = training
-    return known(calls, trace)
+    # A guess shows in which order layers are called, not which images they take.
+    return known(calls, trace) if shapes or lazy else calls.order()
 
 
 def _note(calls: Calls, trace: Trace, module: Any, given: Any, made: Any) -> None:
     calls.note(module, given, made)
+    calls.flow(module, given, made)
     if vars(module).get("_parameters") or vars(module).get("_buffers"):
         name = known_class(module)
         channels = any(part in name for part in ("Conv", "BatchNorm", "InstanceNorm", "GroupNorm", "PReLU"))
@@ -88,6 +94,7 @@ def _functions(torch: Any, calls: Calls) -> Any:
         made = function(*args, **(kwargs or {}))
         if type(made).__name__ == "Tensor" and args:
             calls.note(None, args[0], made)
+        calls.flow(None, (args, kwargs or {}), made)
         return made
 
     return type("Functions", (mode,), {"__torch_function__": noted})()
