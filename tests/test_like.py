@@ -303,6 +303,7 @@ def test_networks_that_a_file_only_counts_are_paired_by_an_accepted_order(tmp_pa
     assert all(group.ordered for group in refused.ambiguous)
     found = fill(counted(tmp_path), str(target), "torch", "like_small:Critics", accept_order=True)
     assert {match.by for match in found.matched} == {"order"}
+    assert {line["by"] for line in sidecar.read(sidecar.beside(str(target))).rules} == {"order"}
     assert any(line.startswith("order: ") for line in found.report.assumed)
     assert any(line.startswith("order: ") for line in sidecar.read(sidecar.beside(str(target))).assumed)
     biases = {name: array[0] for name, array in loaded(target).items() if name.endswith("bias")}

@@ -20,7 +20,7 @@ from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.rules import KEEP, Cast, chain
 from ckpttool.mapping.skeleton import Skeleton
-from ckpttool.mapping.solver import Pair, Solution, solve
+from ckpttool.mapping.solver import By, Pair, Solution, solve
 from ckpttool.tree import Tree
 
 _SHOWN = 3
@@ -97,6 +97,7 @@ def fill(
         (*_assumed(theirs, ours, solution), *dict.fromkeys(made.assumed)),
         (*made.notes, *needs, *_unfit(theirs, ours, solution)),
         (*misfits, *unfit.values()),
+        made.evidence,
     )
 
 
@@ -145,6 +146,7 @@ def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFil
         moves=(*moves, *other.moves),
         matched=(*matched, *other.matched),
         unused=(*other.unused, *left),
+        evidence={**dict.fromkeys(filled, "given"), **other.evidence},
     )
 
 
@@ -184,6 +186,7 @@ class _Made:
         self.matched: list[Match] = []
         self.assumed: list[str] = []
         self.done: list[Layer] = []
+        self.evidence: dict[Path, By] = {}
         self.notes = [
             f"{layer.title}: {kind.refused}"
             for layer in theirs.layers
@@ -250,6 +253,7 @@ class _Made:
         for place, moves in mine.items():
             if self._is_first(place, moves):
                 self.moves += moves
+                self.evidence[place] = pair.by
         self.added |= {
             stored[name]: leaf for name, leaf in done.added.items() if name in stored and name not in own
         }
@@ -294,6 +298,7 @@ class _Made:
         move = Move(source, place, KEEP)
         if self._is_first(place, [move]):
             self.moves.append(move)
+            self.evidence[place] = pair.by
 
 
 def _value(tree: Tree, moves: list[Move]) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Path
@@ -84,7 +85,8 @@ class Filling:
     """The way into a skeleton: its tree with the source's values, the moves, and what stays open.
 
     `unfilled` are places in the skeleton that keep what their own program gave them, `unused` source leaves,
-    `misfits` what belongs together and was left out because it does not fit.
+    `misfits` what belongs together and was left out because it does not fit. `evidence` says by place on what
+    each pair rests.
     """
 
     tree: Tree
@@ -96,3 +98,4 @@ class Filling:
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
     misfits: tuple[Misfit, ...] = ()
+    evidence: Mapping[Path, By] = field(default_factory=dict)

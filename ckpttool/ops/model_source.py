@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckpttool import plugins
@@ -149,8 +150,12 @@ def report(ready: Prepared, skeleton: Skeleton, filling: Filling) -> Report:
     if others:
         notes.append(f"no part of a model, left behind: {some(others, _SHOWN)}")
     names = skeleton.tree.names
+    lines = mapped(ready, filling.tree, filling.moves)
     return Report(
-        mapped(ready, filling.tree, filling.moves),
+        tuple(
+            replace(line, by=filling.evidence.get(move.target))
+            for line, move in zip(lines, filling.moves, strict=True)
+        ),
         (*(ready.names[path] for path in filling.unused), *ready.lost),
         tuple(names[path] for path in filling.unfilled),
         filling.assumed,
