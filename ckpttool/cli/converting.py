@@ -75,6 +75,10 @@ def convert(
     fold_weight_norm: Annotated[
         bool, typer.Option("--fold-weight-norm", help="Make one weight of the two tensors of weight norm.")
     ] = False,
+    fold_normalizer: Annotated[
+        bool,
+        typer.Option("--fold-normalizer", help="Fold observation statistics into the first layers."),
+    ] = False,
     rules: Annotated[
         str | None,
         typer.Option("--map", metavar="FILE", help="Your own rules, a TOML file: see docs/mapping.md."),
@@ -198,6 +202,7 @@ def convert(
             strip=strip,
             restore=restore,
             fold_weight_norm=fold_weight_norm,
+            fold_normalizer=fold_normalizer,
             l2=l2 or (),
             optimizer=optimizer or (),
             rules=rules,

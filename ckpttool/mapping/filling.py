@@ -48,8 +48,9 @@ def fill(
     misfits, and numbers of another width are left to whoever puts them into the model.
     """
     target, places = skeleton.named()
-    theirs = side(tree, layers(tree, framework, choices), in_order=in_order)
-    ours = side(target, skeleton.layers(target))
+    foreign = framework != skeleton.framework
+    theirs = side(tree, layers(tree, framework, choices, classes=foreign), in_order=in_order)
+    ours = side(target, skeleton.layers(target, classes=foreign))
     calls = {part.name: part for part in skeleton.parts}
     wanting = [
         one._replace(call=part.call, after=part.after)
@@ -72,12 +73,13 @@ def fill(
     ]
     if misfits and strict:
         raise misfits[0].error
-    foreign = framework != skeleton.framework
     made = _Made(theirs, ours, places, (framework, skeleton.framework))
     for pair in made.known(solution.pairs):
         made.add(pair)
     # Two models of one framework differ in nothing that these sentences say.
     needs = cautions.notes(made.done) if foreign else ()
+    if foreign:
+        made.assumed += cautions.orientation([(layer, layer.group(tree)) for layer in made.done])
     filled, unfit = _filled(tree, skeleton.tree, made, strict=strict, cast=cast)
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
     used = {move.source for move in made.moves} | made.left

@@ -57,10 +57,13 @@ class Skeleton:
                 places[(*above, attr(name))] = place
         return Tree(leaves, containers=containers), places
 
-    def layers(self, tree: Tree) -> tuple[Layer, ...]:
-        """Return the layers of `named`'s tree with all that the model's classes tell of them."""
+    def layers(self, tree: Tree, *, classes: bool = True) -> tuple[Layer, ...]:
+        """Return the layers of `named`'s tree with all that the model's classes tell of them.
+
+        See layers.layers for `classes`.
+        """
         parts = {part.name: part for part in self.parts}
-        return tuple(_told(layer, tree, parts) for layer in layers(tree, self.framework))
+        return tuple(_told(layer, tree, parts) for layer in layers(tree, self.framework, classes=classes))
 
 
 def _told(layer: Layer, tree: Tree, parts: Mapping[Name, Part]) -> Layer:

@@ -29,7 +29,7 @@ from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.fingerprint import surroundings
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
-from ckpttool.ops.wiring import Bounds, require_facts, wire
+from ckpttool.ops.wiring import Bounds, require_even_bounds, require_facts, wire
 from ckpttool.version import __version__
 
 
@@ -131,6 +131,7 @@ def enter(agent: Agent, place: Place, how: Protocol, spec: EnvSpec) -> Entrant:
     part = _policy_part(agent, how.network)
     front = agent.front(part.title)
     wiring, assumed = wire(agent, _bounds(agent, part, front, spec))
+    require_even_bounds(agent, wiring)
     network = policy_network(agent.tree, part, wiring, front, spec.shapes)
     more = ledger.assumed("architecture", front.assumed) if front is not None else ()
     entries = ledger.merged(agent.ledger, assumed, more)

@@ -11,13 +11,14 @@ from typing import NamedTuple, cast
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, some
+from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
-from ckpttool.layouts import canonical, objects, variables
+from ckpttool.layouts import canonical, objects, onnx_layers, variables
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding
 from ckpttool.leaf import Path
 from ckpttool.mapping import by_rules, generic, orientation
 from ckpttool.mapping.layers import Choice
-from ckpttool.mapping.plan import Plan, Settings
+from ckpttool.mapping.plan import Plan, Settings, after, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.rules import KEEP
@@ -58,6 +59,8 @@ def way(
     Raise UsageError for what the target or the way does not take.
     """
     kind, given = request.kind, request.given
+    if checkpoint.format == onnx.NAME and request.rules is None:
+        return _of_graph(checkpoint, tree, request, known)
     if request.rules is not None:
         return Way(_by_rules(checkpoint, tree, kind, request.rules, given))
     if kind.agent and binding is None:
@@ -65,8 +68,11 @@ def way(
             f"only an agent can be written as {kind.layout}, and no layout recognises one here",
             file=checkpoint.path,
         )
+    if request.fold_normalizer and (binding is None or binding.layout == NO_LAYOUT):
+        raise UsageError("--fold-normalizer is for agents that a layout recognises", file=checkpoint.path)
     kept = (
-        request.layout in (None, NO_LAYOUT)
+        not request.fold_normalizer
+        and request.layout in (None, NO_LAYOUT)
         and not kind.agent
         and _is_kept(checkpoint, request, tree, binding)
     )
@@ -91,6 +97,31 @@ def way(
     return Way(_general(checkpoint, tree, request, optimizer_facts.settings(known)), general=True)
 
 
+def _of_graph(checkpoint: Checkpoint, tree: Tree, request: Request, known: Sidecar | None) -> Way:
+    """Return the way of an ONNX model: its layers as a state_dict, and from there as any state_dict goes."""
+    if request.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
+        raise UsageError(
+            "of an ONNX model all layers are converted", file=checkpoint.path, hint="leave out --part"
+        )
+    if request.kind.agent:
+        raise UsageError(
+            f"only an agent can be written as {request.kind.layout}, and an ONNX model is a network alone",
+            file=checkpoint.path,
+            hint="--to torch, tf, keras, safetensors or npz writes its layers",
+        )
+    try:
+        first, choices = onnx_layers.to_state_dict(checkpoint)
+    except CkpttoolError as error:
+        raise error.located(file=error.file or checkpoint.path) from error.__cause__
+    if _framework(request.kind.format) != TENSORFLOW:
+        if request.given:
+            raise UsageError("--kind and --flatten say how layers are mapped, and these stay as they are")
+        return Way(first, general=True)
+    inner = request._replace(given=(*request.given, *choices))
+    second = _general(checkpoint, build(tree, first), inner, optimizer_facts.settings(known))
+    return Way(after(first, second), general=True)
+
+
 def _by_layout(
     checkpoint: Checkpoint, tree: Tree, request: Request, agent: Binding, known: Sidecar | None
 ) -> Way:
@@ -99,12 +130,13 @@ def _by_layout(
     failed: CkpttoolError | None = None
     plan: Plan | None = None
     try:
-        plan = agent_way.plan(tree, agent, request.kind, told, known)
+        fold = request.fold_normalizer
+        plan = agent_way.plan(tree, agent, request.kind, told, known, fold=fold)
     except (MappingError, UnsupportedError) as error:
         failed = error
     left = _problems(tree, plan, agent.consumed) if plan is not None else list(tree)
     lost = any(path in left for path, leaf in tree.tensors() if leaf.role == "slot")
-    if lost and request.layout is None and not request.kind.agent:
+    if lost and request.layout is None and not request.kind.agent and not request.fold_normalizer:
         with contextlib.suppress(CkpttoolError):
             general = _general(checkpoint, tree, request, told)
             if len(_problems(tree, general)) < len(left):
