@@ -109,6 +109,25 @@ def test_the_mean_is_the_first_half(tmp_path: Path) -> None:
     assert "temperature/log_alpha" in agent
 
 
+@pytest.mark.parametrize("outputs", [5, 991])
+def test_an_odd_number_of_logits_is_not_halved(outputs: int) -> None:
+    arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, outputs))
+    for more in ({}, {"agent/_log_alpha": np.float32(0.5).reshape(())}):
+        assert recognise(tensorflow_tree({**arrays, **more}), "ckpt-3") is None
+
+
+def test_one_projection_is_a_deviation_only_with_evidence() -> None:
+    arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, 4))
+    value = layers([f"agent/_value_net/_postprocessing_layers/{n}" for n in (1, 2)], (3, 16, 1))
+    assert recognise(tensorflow_tree(arrays | value), "ckpt-3") is None
+    alone = recognise(tensorflow_tree(arrays), "ckpt-3")
+    assert alone is not None
+    assert any("_projection_layer" in line for line in alone.moves.assumed)
+    certain = recognise(tensorflow_tree(sac()), "ckpt-3")
+    assert certain is not None
+    assert not any("_projection_layer" in line for line in certain.moves.assumed)
+
+
 def test_a_deviation_of_its_own_layer_is_a_branch(tmp_path: Path) -> None:
     mean, std = (f"{PROJECTION}/_{name}_projection_layer" for name in ("means", "stddev"))
     arrays = layers([*ENCODER, mean], (3, 16, 12, 2)) | layers([std], (12, 2))

@@ -9,6 +9,7 @@ from ckpttool import dtypes
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf, Path, key
 from ckpttool.mapping import cautions, flattened
+from ckpttool.mapping.kinds import UNTOLD
 from ckpttool.mapping.layers import Choice, Done, Layer, converted, layers, spelled
 from ckpttool.mapping.modules import About, Name
 from ckpttool.mapping.names import tensorflow_names, torch_names
@@ -156,9 +157,14 @@ def _ways(tree: Tree, layer: Layer, framework: str) -> tuple[list[Done], list[ca
     """Return what can become of a layer, each outcome once, and why a kind that it may be has none."""
     ways: list[Done] = []
     why: list[cautions.Why] = []
+    frameworks = ("tensorflow" if framework == "torch" else "torch", framework)
     for kind in layer.kinds:
         try:
-            done = converted(tree, layer, kind, spelled(tree, layer, kind, framework))
+            target = spelled(tree, layer, kind, framework)
+            made = flattened.reordering(tree, layer, kind, UNTOLD, frameworks)
+            told = layer.told._replace(flatten=made.flatten)
+            done = converted(tree, layer._replace(told=told), kind, target, told, made.rules)
+            done = done._replace(assumed=(*done.assumed, *made.assumed))
         except MappingError as error:
             why.append(cautions.refused(error))
             continue

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from ckpttool.activations import MOST_FEATURES, UNKNOWN, Order, natural
 from ckpttool.errors import MappingError, UsageError
 from ckpttool.leaf import Leaf, Path
 from ckpttool.mapping import kinds, modules
 from ckpttool.mapping.kinds import UNTOLD, Kind, Told
 from ckpttool.mapping.modules import NOT_TOLD, About, Name
 from ckpttool.mapping.parts import merged
-from ckpttool.mapping.rules import Rule, chain
+from ckpttool.mapping.rules import KEEP, Rule, chained
 from ckpttool.tree import Tree
 
 
@@ -146,28 +148,44 @@ def _with_orientation(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def _told(about: About, fitting: Sequence[Kind]) -> Told:
-    """Return what the file tells: a dense layer's flattened image, heads of an attention, a multiplier."""
+    """Return what the file tells: flattened images, heads of an attention, a multiplier."""
     heads = about.settings.get("num_heads")
     names = {kind.name for kind in fitting}
+    told = Told(takes=_order(about.settings, "takes"), makes=_order(about.settings, "makes"))
     if isinstance(heads, int) and heads > 0 and names == {"attention"}:
-        return Told(heads)
+        return told._replace(number=heads)
     channels, groups = about.settings.get("out_channels"), about.settings.get("groups")
     if "depthwise" in names and isinstance(channels, int) and isinstance(groups, int) and groups > 0:
-        return Told(channels // groups)
+        return told._replace(number=channels // groups)
     found = about.settings.get("flattened")
-    if not isinstance(found, list) or names != {"dense"}:
-        return UNTOLD
-    return Told(flatten=tuple(found))
+    if told.takes is not None or not isinstance(found, list) or names != {"dense"}:
+        return told
+    return told._replace(flatten=tuple(found))
+
+
+def _order(settings: Mapping[str, Any], side: str) -> Order | None:
+    """Return the order that a file's facts name (formats/keras_tree/flow.py writes them)."""
+    form, sizes = settings.get(f"{side}_order", "channels last"), settings.get(side)
+    if form not in ("channels last", "channels first"):
+        return UNKNOWN
+    if not isinstance(sizes, list) or len(sizes) % 2 or not all(type(each) is int for each in sizes):
+        return None
+    parts = tuple(zip(sizes[::2], sizes[1::2], strict=True))
+    if sum(places * channels for places, channels in parts) > MOST_FEATURES or min(sizes, default=0) < 1:
+        return None
+    return natural(parts, "torch" if form == "channels first" else "tensorflow")
 
 
 def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], framework: str) -> Layer:
     for choice in said:
         told = layer.told
         layer = layer._replace(
-            told=Told(
-                told.number if choice.told.number is None else choice.told.number,
-                told.flatten if choice.told.flatten is None else choice.told.flatten,
-                choice.told.wanted or told.wanted,
+            told=told._replace(
+                number=told.number if choice.told.number is None else choice.told.number,
+                flatten=told.flatten if choice.told.flatten is None else choice.told.flatten,
+                wanted=choice.told.wanted or told.wanted,
+                takes=choice.told.takes or told.takes,
+                makes=choice.told.makes or told.makes,
             )
         )
         if choice.told.flatten is not None and "dense" not in {kind.name for kind in layer.kinds}:
@@ -193,22 +211,32 @@ def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], fr
     return layer
 
 
-def converted(tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told | None = None) -> Done:
+def converted(
+    tree: Tree,
+    layer: Layer,
+    source: Kind,
+    target: Kind,
+    told: Told | None = None,
+    between: Mapping[str, Rule] = MappingProxyType({}),
+) -> Done:
     """Return what becomes of a layer, read as `source` and written as `target`.
 
-    `told` is what is known of the target (its own shapes, ...), by default what is known of the layer. Raise
-    MappingError where the target has no such layer.
+    `told` is what is known of the target (its own shapes, ...), by default what is known of the layer;
+    `between` are rules for canonical tensors on their way. Raise MappingError where the target has no such
+    layer.
     """
     refused = source.refused or target.refused
     if refused is not None:
         raise MappingError(refused, path=layer.title)
     try:
-        return _converted(tree, layer, source, target, layer.told if told is None else told)
+        return _converted(tree, layer, source, target, layer.told if told is None else told, between)
     except MappingError as error:
         raise error.located(path=layer.title) from error.__cause__
 
 
-def _converted(tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told) -> Done:
+def _converted(
+    tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told, between: Mapping[str, Rule]
+) -> Done:
     reading = source.read(layer.group(tree), layer.told)
     writing = target.write(canonical(tree, layer, source), told)
     moves: list[tuple[Path, str, Rule]] = []
@@ -217,7 +245,7 @@ def _converted(tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told)
         if name in reading.fills:
             _add(added, stored, back, reading.fills[name])
         moves += [
-            (layer.tensors[row.stored], stored, chain(row.rule, back))
+            (layer.tensors[row.stored], stored, chained(row.rule, between.get(name, KEEP), back))
             for row in reading.rows
             if row.canonical == name
         ]

@@ -111,6 +111,9 @@ def convert(
     facts: AgentFacts = NO_FACTS,
     like: Like | str | None = None,
     match: Sequence[str] = (),
+    accept_order: bool = False,
+    from_: str | None = None,
+    cast: bool = False,
     allow_missing: bool = False,
     dry_run: bool = False,
     force: bool = False,
@@ -131,8 +134,11 @@ def convert(
     the same conversion gives the same bytes. To onnx goes one network, the policy unless `network` names
     another. `facts` and `env`, the environment, are what no file holds of an agent: they go into the
     sidecar. `like` names the user's own model, which is the target then, and `match` pairs layers or
-    modules of the two (ops/like.py). With `verify` an agent's networks are compared with what was read
-    back, and nothing is written if one computes something else.
+    modules of the two (ops/like.py); with `accept_order`, order pairs what nothing else tells apart,
+    and `cast` rounds numbers to the model's type.
+    `from_` ("torch" or "tf") states whose orientation the arrays have where the file has no evidence. With
+    `verify` an agent's networks are compared with what was read back, and nothing is written if one computes
+    something else.
     """
     given_facts = merged_facts(facts, env)
     if targets.word(target, to) in targets.EXPORTS:
@@ -143,7 +149,8 @@ def convert(
         _require_none("is not for onnx", part=part, strip=strip, restore=restore, map=rules, like=like)
         _require_none("is not for onnx", fold_weight_norm=fold_weight_norm, fold_normalizer=fold_normalizer)
         _require_none("is not for onnx", l2=l2, optimizer=optimizer)
-        _require_none("is not for onnx", kind=kinds, flatten=flatten, match=match, no_verify=not verify)
+        _require_none("is not for onnx", kind=kinds, flatten=flatten, match=match, accept_order=accept_order)
+        _require_none("is not for onnx", no_verify=not verify)
         title = network or "actor"
         made = export(
             source,
@@ -162,15 +169,27 @@ def convert(
         from ckpttool.ops import like as models
 
         _require_none("is not for --like", weights=weights)
-        _require_none("is not for --like", layout=layout, restore=restore, map=rules)
+        _require_none("is not for --like", layout=layout, restore=restore)
         _require_none("is not for --like", **{name: [1] for name in given_facts.known})
         _require_none("is not for --like", l2=l2, optimizer=optimizer, fold_normalizer=fold_normalizer)
         wanted, said = Wanted(strip, False, fold_weight_norm), choices(kinds, flatten)
         model = models.How(
-            part, wanted, said, models.pairs(match), allow_missing, dry_run, force, sync, verify
+            part,
+            wanted,
+            said,
+            models.pairs(match),
+            allow_missing=allow_missing,
+            accept_order=accept_order,
+            source=from_,
+            cast=cast,
+            rules=rule_file.load(rules) if rules is not None else None,
+            dry_run=dry_run,
+            force=force,
+            sync=sync,
+            prove=verify,
         )
         return _filled(models.like(source, target, to, like, model, progress), target)
-    _require_none("is for --like alone", match=match)
+    _require_none("is for --like alone", match=match, accept_order=accept_order, cast=cast)
     rule_set = rule_file.load(rules) if rules is not None else None
     request = Request(
         targets.target_kind(target, to),
@@ -182,6 +201,7 @@ def convert(
         choices(kinds, flatten),
         weights,
         fold_normalizer,
+        from_,
     )
     how = _How(allow_missing, dry_run, force, sync, verify, progress, target, to, given_facts)
     return _converted(source, targets.stem(target, request.kind), request, how)

@@ -141,7 +141,10 @@ def origin(
 
 def rules(report: Report) -> list[dict[str, str]]:
     """Return a receipt's line for each move."""
-    return [{"source": m.source, "target": m.target, "rule": m.rule} for m in report.mapped]
+    return [
+        {"source": m.source, "target": m.target, "rule": m.rule, **({} if m.by is None else {"by": m.by})}
+        for m in report.mapped
+    ]
 
 
 def _residue(way: Route, unused: Sequence[str]) -> Iterator[dict[str, Any]]:

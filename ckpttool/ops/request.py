@@ -18,7 +18,8 @@ class Request(NamedTuple):
 
     `rules` are the user's own, `stated` and `given` what was said of optimizers and layers. `weights` is
     "ema" or "raw" where one of a network and its average is wanted. With `fold_normalizer` statistics of
-    observations become part of the first layers.
+    observations become part of the first layers. `source` states whose orientation the source's arrays have
+    ("torch" or "tf").
     """
 
     kind: TargetKind
@@ -30,6 +31,7 @@ class Request(NamedTuple):
     given: Sequence[Choice] = ()
     weights: str | None = None
     fold_normalizer: bool = False
+    source: str | None = None
 
     @property
     def whole(self) -> bool:

@@ -16,7 +16,7 @@ from ckpttool.formats.probe import Format
 from ckpttool.layouts import canonical, objects, onnx_layers, variables
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding
 from ckpttool.leaf import Path
-from ckpttool.mapping import by_rules, generic
+from ckpttool.mapping import by_rules, generic, orientation
 from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.plan import Plan, Settings, after, build
 from ckpttool.mapping.report import Move
@@ -74,7 +74,7 @@ def way(
         not request.fold_normalizer
         and request.layout in (None, NO_LAYOUT)
         and not kind.agent
-        and _is_kept(checkpoint.format, kind.format, tree, binding)
+        and _is_kept(checkpoint, request, tree, binding)
     )
     if given and (kept or binding is not None):
         why = "stays as it is" if kept or binding is None else f"goes by its layout, {binding.layout}"
@@ -165,19 +165,28 @@ def _general(checkpoint: Checkpoint, tree: Tree, request: Request, told: Setting
         raise error.located(file=checkpoint.path) from error.__cause__
 
 
-def _is_kept(source: str, target: str, tree: Tree, binding: Binding | None) -> bool:
-    """Say whether all that a format holds goes into another as it is, under the same paths."""
-    theirs, ours = _framework(source), _framework(target)
-    if source == target or ours == NUMPY or {source, target} <= CONTAINERS:
+def _is_kept(checkpoint: Checkpoint, request: Request, tree: Tree, binding: Binding | None) -> bool:
+    """Say whether all that a checkpoint holds goes into another format as it is, under the same paths."""
+    source, target = checkpoint.format, request.kind.format
+    native, ours = _framework(source), _framework(target)
+    if source == target or ours == NUMPY:
         return True
+    if {source, target} <= CONTAINERS and (
+        source not in orientation.NEUTRAL or target in orientation.NEUTRAL
+    ):
+        return True
+    if binding is None:
+        theirs = orientation.of_checkpoint(checkpoint, tree, native, request.source, ours)
+        return theirs in (ours, NUMPY)
+    if source in orientation.NEUTRAL & CONTAINERS:
+        return framework_of(binding) == ours
+    theirs = native
     if theirs != NUMPY:
         # What a program kept for itself is an agent for others only if a layout knows it; variables by name
         # and objects are TensorFlow's own.
-        return theirs == ours and (binding is None or (ours == TENSORFLOW and source not in PICKLES))
+        return theirs == ours == TENSORFLOW and source not in PICKLES
     # Arrays that belong to no framework have the paths that they have; their names tell who named them.
-    if binding is not None:
-        return binding.layout not in ENCLOSED and framework_of(binding) == ours
-    return ours == TENSORFLOW or not generic.to_torch(tree).moves
+    return binding.layout not in ENCLOSED and framework_of(binding) == ours
 
 
 def _framework(name: str) -> str:

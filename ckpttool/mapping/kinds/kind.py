@@ -12,6 +12,7 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ckpttool.activations import Order
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf
 from ckpttool.mapping.rules import KEEP, Rule
@@ -62,11 +63,15 @@ class Told(NamedTuple):
     `number` is what a kind needs and the tensors do not say: an attention's heads, a depthwise convolution's
     multiplier, the axes that a PReLU shares. `flatten` is the shape (H, W, C) of what a dense layer takes
     flattened; () says that it takes nothing of the kind. `wanted` are the target's own shapes by stored name.
+    `takes` and `makes` are the orders of the features that it takes and makes, UNKNOWN if they could not be
+    followed, None if nothing was.
     """
 
     number: int | None = None
     flatten: Shape | None = None
     wanted: Mapping[str, Shape] = MappingProxyType({})
+    takes: Order | None = None
+    makes: Order | None = None
 
 
 UNTOLD = Told()
