@@ -28,12 +28,20 @@ _STATISTICS = "observation statistics are"
 
 
 def recognised(
-    checkpoint: Checkpoint, tree: Tree, layout: str | None, part: str | None
+    checkpoint: Checkpoint,
+    tree: Tree,
+    layout: str | None,
+    part: str | None,
+    known: Binding | None = None,
 ) -> tuple[Binding | None, tuple[str, ...]]:
-    """Return the agent that the tree is, with what files beside it say, and a note for each of those."""
+    """Return the agent that the tree is, with what files beside it say, and a note for each of those.
+
+    `known` is the agent of the whole checkpoint, where somebody has recognised it already.
+    """
     if checkpoint.format == onnx.NAME:
         return recognise.recognised(checkpoint, layout), ()
-    binding = recognise.recognise(tree, os.path.basename(checkpoint.path), layout)
+    same = known is not None and layout is None and tree is checkpoint.tree
+    binding = known if same else recognise.recognise(tree, os.path.basename(checkpoint.path), layout)
     if part is not None and layout is None and binding is not None and not _is_whole(binding):
         binding = None  # one network of an agent is a model of its own
     if binding is None:

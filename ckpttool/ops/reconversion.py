@@ -18,6 +18,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import ChecksumError, CkpttoolError
 from ckpttool.formats.probe import WritingFormat
 from ckpttool.layouts import variables
+from ckpttool.layouts.canonical import Binding
 from ckpttool.leaf import Path, display
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Mapped, Move
@@ -129,11 +130,12 @@ def receipt_of(checkpoint: Checkpoint) -> Receipt:
         return Receipt(sidecar.load(checkpoint.path), stale=True)
 
 
-def conversion(pair: Pair, layout: str | None) -> Conversion | None:
+def conversion(pair: Pair, agent: Binding | None, layout: str | None) -> Conversion | None:
     """Return what the source's conversion into the target's form holds; None where there is no such one.
 
-    `layout` is that of the agent in the target. Of several forms that the target may have, the one is taken
-    whose entries it has most. Where none fits, the rules of the target's receipt are applied.
+    `agent` is that in the source, `layout` that of the agent in the target. Of several forms that the target
+    may have, the one is taken whose entries it has most. Where none fits, the rules of the target's receipt
+    are applied.
     """
     linked = pair.linked
     options = _options(pair.target_receipt.sidecar) if linked else {}
@@ -143,7 +145,7 @@ def conversion(pair: Pair, layout: str | None) -> Conversion | None:
         if kind.agent and kind.layout != layout and any(shared >= len(stored) - 1 for shared, _, _ in found):
             break
         with contextlib.suppress(CkpttoolError):
-            made = _planned(pair, kind, options, linked=linked)
+            made = _planned(pair, agent, kind, options, linked=linked)
             found.append((_shared(made, stored), -number, made))
     best = max(found, key=lambda each: each[:2], default=None)
     if best is not None and _fits(best[0], best[2], stored):
@@ -188,7 +190,9 @@ def _options(receipt: Sidecar | None) -> Mapping[str, Any]:
     return found
 
 
-def _planned(pair: Pair, kind: TargetKind, options: Mapping[str, Any], *, linked: bool) -> Conversion:
+def _planned(
+    pair: Pair, agent: Binding | None, kind: TargetKind, options: Mapping[str, Any], *, linked: bool
+) -> Conversion:
     receipt = pair.target_receipt.sidecar if linked else None
     known = _known(pair.source_receipt, receipt)
     request = Request(
@@ -202,7 +206,8 @@ def _planned(pair: Pair, kind: TargetKind, options: Mapping[str, Any], *, linked
         fold_normalizer=options.get("fold_normalizer") is True,
     )
     # A conversion back restores the source from its record, which is no evidence: it is planned.
-    made = route(pair.source, request, None if known is None else replace(known, undo=None))
+    before = None if known is None else replace(known, undo=None)
+    made = route(pair.source, request, before, agent)
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     tree = save.as_stored(writer, made.tree, kind.options)
     residue = frozenset(str(each.get("path")) for each in receipt.residue) if receipt is not None else ()

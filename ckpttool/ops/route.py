@@ -69,8 +69,12 @@ class Route:
         return Tree(leaves, {}, {(): Container("dict")})
 
 
-def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Route:
+def route(
+    checkpoint: Checkpoint, request: Request, known: Sidecar | None, recognised: Binding | None = None
+) -> Route:
     """Return how the checkpoint becomes what is wanted; `known` is the sidecar that belongs to it.
+
+    `recognised` is the agent in it, where somebody knows it already.
 
     Raise UsageError for a part that is not there, a layout that does not fit or cannot be written and names
     that cannot be restored, MappingError when nothing can be mapped.
@@ -83,7 +87,7 @@ def route(checkpoint: Checkpoint, request: Request, known: Sidecar | None) -> Ro
     ready = prepared(checkpoint.tree, tree, part, request.wanted, known)
     ready = ready._replace(lost=(*lost, *ready.lost), notes=(*ready.notes, *chosen))
     tree = ready.tree
-    binding, read = agent_way.recognised(checkpoint, tree, request.layout, part)
+    binding, read = agent_way.recognised(checkpoint, tree, request.layout, part, recognised)
     back = way_back(checkpoint, request, known, tree)
     if back.note is not None:
         ready = ready._replace(notes=(*ready.notes, back.note))

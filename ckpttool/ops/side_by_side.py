@@ -193,7 +193,8 @@ def _converted(sides: tuple[Side, Side]) -> tuple[Conversion, bool] | None:
     )
     backwards = not pair.linked and pair.turned.linked
     for turned in (backwards, not backwards):
-        made = conversion(pair.turned if turned else pair, (first if turned else second).layout)
+        source, target = (second, first) if turned else (first, second)
+        made = conversion(pair.turned if turned else pair, source.binding, target.layout)
         if made is not None:
             return made, turned
     return None
