@@ -208,7 +208,8 @@ _UNKNOWN: Mapping[re.Pattern[str], Topic] = {
 # What was certainly part of the computation in training.
 _CERTAIN = re.compile(
     "that training used|that DDPG normalised|training's wrapper|^the (action|observation) scaler"
-    "|Dict observation are normalised|^the observation statistics$|^statistics of observations$"
+    "|Dict observation are normalised|^the observation statistics( of NormalizeObservation)?$"
+    "|^statistics of observations$"
 )
 
 
