@@ -22,6 +22,7 @@ from ckpttool.mapping.report import Moves, Report
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.skeleton import Skeleton
 from ckpttool.ops import part as parts
+from ckpttool.ops import side_files
 from ckpttool.ops.plain_names import AS_IT_IS, Prepared, Wanted, prepared
 from ckpttool.ops.restore import canonical_tree
 from ckpttool.ops.route import mapped
@@ -104,6 +105,7 @@ def model_source(
     below it, or names cannot be restored, MappingError where the orientation is not clear.
     """
     tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
+    side_files.require_shards(tree)
     ready = prepared(checkpoint.tree, tree, part, wanted, known)
     ready = ready._replace(lost=(*lost, *ready.lost))
     framework = _framework(checkpoint, ready.tree, source)

@@ -108,6 +108,7 @@ def restore(
     one. Raise UsageError when there is neither.
     """
     checkpoint = open_checkpoint(path)
+    side_files.require_shards(checkpoint.tree)
     binding = playable_binding(checkpoint, layout, network)
     if binding is None:
         raise no_agent(checkpoint)
@@ -125,7 +126,8 @@ def playable_binding(
 
 
 def no_agent(checkpoint: Checkpoint) -> CkpttoolError:
-    """Return the error that a checkpoint holds no agent that a layout knows."""
+    """Return the error that a checkpoint holds no agent that a layout knows; raise that of a lost shard."""
+    side_files.require_shards(checkpoint.tree)
     return side_files.refusal(checkpoint, "eval") or UsageError(
         "no layout recognises an agent in this checkpoint",
         file=checkpoint.path,

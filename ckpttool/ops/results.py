@@ -1,4 +1,8 @@
-"""Finished evaluations in a file, a line of JSON each, written as they come and taken up by a rerun."""
+"""Finished evaluations in a file, a line of JSON each, written as they come and taken up by a rerun.
+
+Each line carries the sha256 of its own content. A line that was changed afterwards is refused; one without a
+digest, from an earlier version, is not taken up: its checkpoint is played again.
+"""
 
 from __future__ import annotations
 
