@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _ELEMENTS = 1 << 24  # of a constant that is computed from others
 _DEEP, _NODES = 20, 100_000
+_OLDEST = 7  # before it, Add and others broadcast by attributes, and Dropout acts unless it is told not to
 _FLOATS = {1: "float32", 11: "float64"}
 _ACTIVATIONS = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softplus": "softplus"}
 _SAME = frozenset(("Identity", "Dropout", "StopGradient"))
@@ -114,6 +115,14 @@ def of_onnx(checkpoint: Checkpoint, network: str = "actor") -> Followed | None:
     if checkpoint.format != onnx.NAME:
         return None
     model = listing.parsed(checkpoint.files[0])
+    version = max(model.opsets.get(domain, 0) for domain in ("", "ai.onnx"))
+    if version < _OLDEST:
+        raise UnsupportedError(
+            "the operators of the model are of a version that is not followed",
+            file=checkpoint.path,
+            expected=f"opset {_OLDEST} or later",
+            found=str(version or "none"),
+        )
     try:
         reader = _Reader(checkpoint, model)
         reader.run(model.graph.nodes, reader.scope, 0)
@@ -247,6 +256,8 @@ class _Reader:
     def _output(self, network: str) -> tuple[str, list[str]]:
         """Return the name of the output that is the action, and those of the others."""
         names = [value.name for value in self.model.graph.outputs]
+        if not names:
+            raise UnsupportedError("the model has no output", file=self.checkpoint.path)
         others = [
             n for n in names if not (isinstance(v := self.scope.get(n), _Flow) and v.ones == (0,))
         ] or names
@@ -382,6 +393,10 @@ class _Reader:
             if self.calls > _NODES:
                 raise UnsupportedError(
                     "the graph has too many nodes to be followed", file=self.checkpoint.path
+                )
+            if any(name in scope for name in node.outputs if name):
+                raise UnsupportedError(
+                    "two values of the graph have one name", file=self.checkpoint.path, path=node.name or None
                 )
             outputs = self._outputs(node, scope, depth)
             lost = _Unknown(node.title, node.name or next(iter(node.outputs), ""))
@@ -719,7 +734,7 @@ def _arithmetic(reader: _Reader, node: Node, given: Sequence[Any]) -> Any:
     if known is not None:
         return known
     array = _wide(constant.array, flow)
-    if array is None or (turned and node.op == "Div"):
+    if array is None or node.op == "Pow" or (turned and node.op == "Div"):
         return None
     if node.op == "Add" and (found := _biased(reader, flow, constant)) is not None:
         return found

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError, some
-from ckpttool.layouts import variables
+from ckpttool.formats import onnx
+from ckpttool.layouts import onnx_layers, variables
 from ckpttool.layouts.canonical import RUN, Binding
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import display
@@ -83,6 +84,8 @@ def model_source(
 
     Raise UsageError where nothing lies below it, or names cannot be restored.
     """
+    if checkpoint.format == onnx.NAME:
+        checkpoint = onnx_layers.as_state_dict(checkpoint)
     tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
     ready = prepared(checkpoint.tree, tree, part, wanted, known)
     ready = ready._replace(lost=(*lost, *ready.lost))
