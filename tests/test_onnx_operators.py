@@ -399,6 +399,22 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], str | None]] =
         {},
         None,
     ),
+    "half weights cast": (
+        [N("Cast", ["h"], ["W"], to=1), N("MatMul", ["obs", "W"], ["action"])],
+        {"h": W.astype(np.float16)},
+        {},
+        None,
+    ),
+    "half arithmetic": (
+        [
+            N("Cast", ["obs"], ["o"], to=10),
+            N("MatMul", ["o", "h"], ["x"]),
+            N("Cast", ["x"], ["action"], to=1),
+        ],
+        {"h": W.astype(np.float16)},
+        {},
+        "Cast",
+    ),
 }
 
 
