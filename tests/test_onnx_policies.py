@@ -180,7 +180,7 @@ def test_a_graph_that_is_no_chain_is_computed(tmp_path: Path) -> None:
     runs_as_onnxruntime(exported(Residual(), tmp_path / "policy.onnx"))
 
 
-@pytest.mark.parametrize("version", [9, 11, 13, 17, 18, 20])
+@pytest.mark.parametrize("version", [9, 13, 18])
 def test_operators_of_all_versions(version: int, tmp_path: Path) -> None:
     layers = [nn.Linear(3, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 2)]
     model = Policy(*layers, before=NORMALISED["statistics-and-clip"], after=HEADS["scaled"])
