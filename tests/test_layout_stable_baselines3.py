@@ -330,7 +330,6 @@ def test_nobody_telling_of_statistics_is_said(tmp_path: Path) -> None:
         ({"env": "Pendulum-v1", "env_kwargs": None}, "Pendulum-v1"),
         ({"env": "seals/Hopper-v1"}, "seals/Hopper-v1"),
         ({"env": "somebody.code:Thing-v0"}, None),
-        ({"env": "Pendulum-v1", "env_kwargs": {"g": 2}}, None),
         ({"env": 3}, None),
     ],
 )

@@ -128,8 +128,11 @@ def of_files(binding: Binding, agent: Tree) -> Sidecar:
         else None,
         **_bounds(facts, agent, policy),
         "obs_norm": _norm(facts.norm or _normalizer(agent)),
-        "env": {"id": facts.env} if facts.env is not None else None,
     }
+    found["env"] = _env(facts, found["obs_norm"])
+    if facts.stacked > 1 and found["obs_norm"] is not None:
+        # Statistics are those of one observation, and the policy takes several that were normalised.
+        found["obs_norm"] |= {name: found["obs_norm"][name] * facts.stacked for name in ("mean", "var")}
     provenance = {name: _origin(name, facts, habit) for name, value in found.items() if value is not None}
     return Sidecar("", **found, provenance=provenance)
 
@@ -141,7 +144,21 @@ def _origin(name: str, facts: Facts, habit: str) -> str:
     if fact in facts.said:
         return f"read from {facts.said[fact]}"
     # What no habit can give was read from the weights.
+    if name == "env":
+        return f"read from {facts.said.get('wrappers', 'the settings')}"
     return habit if name in ("head", "activations", "epsilon") else "read from the weights"
+
+
+def _env(facts: Facts, norm: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the environment as a sidecar holds it: its id, its arguments and its wrappers."""
+    wrappers = [{"name": name, "arguments": dict(arguments)} for name, arguments in facts.wrappers]
+    if facts.stacked > 1:
+        # rl_zoo3/utils.py, create_test_env: stacked after VecNormalize, so that what is missing is the mean.
+        padding = {} if norm is None else {"padding": norm["mean"]}
+        wrappers.append({"name": "VecFrameStack", "arguments": {"n_stack": facts.stacked, **padding}})
+    found = {"id": facts.env, "arguments": dict(facts.env_arguments), "wrappers": wrappers}
+    found = {name: value for name, value in found.items() if value}
+    return found or None
 
 
 def _bounds(facts: Facts, agent: Tree, policy: Part | None) -> dict[str, list[float] | None]:
