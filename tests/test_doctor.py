@@ -167,9 +167,6 @@ def test_one_of_a_kind_is_told_in_the_singular(tensors: int, command: str, said:
     assert said in in_process(command, tmp_path / "x.npz", *more).out
 
 
-STATISTICS = "nothing tells the observation statistics that training used (config.yml says normalize)"
-
-
 @pytest.mark.parametrize(
     ("told", "found"),
     [
@@ -188,13 +185,15 @@ def test_a_sidecar_that_knows_no_statistics_hides_no_finding(
     (tmp_path / "agent" / "config.yml").write_text("policy: MlpPolicy\nnormalize: true\n")
     beside = Sidecar(digest(str(path)).sha256, action_low=[-1.0], action_high=[1.0], **told)
     Path(f"{path}.ckpttool.json").write_bytes(beside.encode())
-    assert (STATISTICS in [each.sentence for each in diagnose(str(path)).findings]) == found
+    diagnosis = diagnose(str(path))
+    assert any(entry.open for entry in diagnosis.ledger) == found == bool(diagnosis.findings)
 
 
 def test_a_receipt_says_of_statistics_what_the_source_did(tmp_path: Path) -> None:
     target, untold = tmp_path / "x.zip", tmp_path / "untold.zip"
     for source, told in ((TORCH_SAMPLE, True), (untold, False)):
         assert convert(str(source), str(target), to="sb2", allow_missing=True, force=True).written
-        notes = agent_of_file(str(target)).notes
-        assert any("whether training normalised" in note for note in notes) != told
+        ledger = agent_of_file(str(target)).ledger
+        unknown = [e for e in ledger if e.what == "observation statistics" and e.use == "cannot be known"]
+        assert bool(unknown) != told
         shutil.copy(target, untold)

@@ -16,6 +16,7 @@ from ckpttool.agents.envs import WrapperSpec, wrappers
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.ops.evaluate import evaluate, place_of
 from ckpttool.ops.evaluation import Protocol
+from ckpttool.ops.knowledge import wrapper_entries
 from ckpttool.ops.restore import restore
 from tests import sb3_files as sb3
 
@@ -149,9 +150,8 @@ class TestFormulas:
         for names in (wrappers.REWARDS, wrappers.HARMLESS):
             found = [named(f"gymnasium.wrappers.{name}") for name in sorted(names)]
             np.testing.assert_array_equal([each[0] for each in played(found, actions)], plain(actions)[0])
-            with envs.make(PENDULUM, wrappers=found) as vector:
-                said = " ".join(vector.notes)
-            assert all((name in said) == (names is wrappers.REWARDS) for name in names)
+            uses = {each.use for each in wrapper_entries(found, "config.yml")}
+            assert uses == ({"not used"} if names is wrappers.REWARDS else set())
 
 
 def _zoo(name: str) -> Callable[..., Any]:
@@ -351,11 +351,10 @@ class TestFiles:
         assert "FrameSkip (skip=2), TimeLimit" in found.surroundings["arguments"]["wrappers"]
 
     def test_an_ordered_dict_of_the_zoo(self, tmp_path: Path) -> None:
-        config = (
-            "!!python/object/apply:collections.OrderedDict\n- - - env_wrapper\n    - - {}: {{horizon: 2}}\n"
-        )
         file, _ = agent(tmp_path, 8, "")
-        (tmp_path / PENDULUM / "config.yml").write_text(config.format("rl_zoo3.wrappers.HistoryWrapper"))
+        tag, wrapper = "!!python/object/apply:collections.OrderedDict", "rl_zoo3.wrappers.HistoryWrapper"
+        config = f"{tag}\n- - - env_wrapper\n    - - {wrapper}: {{horizon: 2}}\n"
+        (tmp_path / PENDULUM / "config.yml").write_text(config)
         assert evaluate(file, protocol=Protocol(1)).surroundings["observation"][0][1] == [8]
 
     def test_arguments_of_the_environment(self, tmp_path: Path) -> None:
@@ -368,7 +367,7 @@ class TestFiles:
         file, _ = agent(tmp_path, 3, "env_kwargs: {xml_file: /etc/passwd}\n")
         found = evaluate(file, protocol=Protocol(1))
         assert "xml_file" not in found.surroundings["arguments"]
-        assert any("xml_file" in each for each in found.notes)
+        assert any("xml_file" in each.value for each in found.ledger if each.use == "cannot be known")
 
     @pytest.mark.parametrize("group", ["env_wrapper", "vec_env_wrapper"])
     @pytest.mark.parametrize("form", ["{}", "[{}]", "[{{{}: {{a: 1}}}}]", "{{{}: null}}"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckpttool import ledger
 from ckpttool.cli import completing, next_steps, output
 from ckpttool.cli.columns import wrapped
 from ckpttool.cli.options import (
@@ -196,7 +197,8 @@ def _status(found: Sweep, shown: Shown, mean: float | None, min_return: float | 
     if found.interrupted or shown.interrupted:
         return 130
     means = [each.statistics.mean for each in found.evaluations] if mean is None else [mean]
-    return 1 if min_return is not None and min(means) < min_return else 0
+    low = min_return is not None and min(means) < min_return
+    return 1 if low or any(ledger.decides(each.ledger) for each in found.evaluations) else 0
 
 
 def _tell(failed: Sequence[Failed]) -> None:

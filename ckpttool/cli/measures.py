@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ckpttool import ledger
 from ckpttool.cli.columns import beside, columns, wrapped
 from ckpttool.leaf import Leaf, Record, ValueLeaf
 from ckpttool.shown import clean, count, shortened
@@ -146,6 +147,8 @@ def diagnosis(found: Diagnosis, *, quiet: bool) -> str:
     if quiet:
         return "\n".join(lines)
     lines += [wrapped(f"note: {clean(note)}") for note in found.notes]
+    used = [entry for entry in found.ledger if entry.use == "used"]
+    lines += [wrapped(clean(line)) for line in ledger.lines(used)]
     what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
     verdict = count(len(found.findings), "finding") if found.findings else "nothing found"
     return "\n".join([*lines, wrapped(f"{what}: {verdict}")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ckpttool import urls
+from ckpttool import ledger, urls
 from ckpttool.agents.reference_scores import reference
 from ckpttool.cli.columns import beside, wrapped
 from ckpttool.cli.tables import listed
@@ -143,7 +143,11 @@ def _cut_short(one: Evaluation) -> str:
 
 
 def _said(one: Evaluation) -> list[str]:
-    return listed("assumed", one.assumed) + listed("note", one.notes)
+    return [
+        *map(clean, ledger.lines(one.ledger)),
+        *listed("assumed", one.assumed),
+        *listed("note", one.notes),
+    ]
 
 
 def _number(value: float | None) -> str:

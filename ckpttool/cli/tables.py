@@ -6,12 +6,14 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckpttool import ledger
 from ckpttool.cli import output
 from ckpttool.cli.columns import beside, ended, styled, wrapped
 from ckpttool.cli.columns import columns as width
 from ckpttool.shown import clean, count
 
 if TYPE_CHECKING:
+    from ckpttool.ledger import Entry
     from ckpttool.mapping.report import Report
     from ckpttool.ops.convert import Conversion
     from ckpttool.ops.digest import Comparison, Digest
@@ -50,9 +52,10 @@ def listed(label: str, names: Sequence[str]) -> list[str]:
     return shown + ([f"{label}: and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])
 
 
-def sentences(assumed: Sequence[str], notes: Sequence[str]) -> list[str]:
-    """Return what was assumed and what there is to know, one line each in a pipe."""
-    said = [*listed("assumed", assumed), *(f"note: {clean(note)}" for note in notes)]
+def sentences(assumed: Sequence[str], notes: Sequence[str], entries: Iterable[Entry] = ()) -> list[str]:
+    """Return the ledger, what was assumed and what there is to know, one line each in a pipe."""
+    said = [*map(clean, ledger.lines(entries)), *listed("assumed", assumed)]
+    said += [f"note: {clean(note)}" for note in notes]
     return [wrapped(line) for line in said]
 
 
@@ -83,7 +86,11 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
         lines += [] if quiet else [""]
     lines += listed("unmapped", report.unused) + listed("missing", report.missing)
     if not quiet:
-        lines += [*sentences(report.assumed, report.notes), _counted(report), *_compared(done.parity)]
+        lines += [
+            *sentences(report.assumed, report.notes, done.ledger),
+            _counted(report),
+            *_compared(done.parity),
+        ]
     elif not done.within:
         lines += _compared(done.parity)
     if done.written:
@@ -155,7 +162,11 @@ def parity(found: Verification, *, quiet: bool) -> str:
     ]
     if not quiet:
         verdict = "the two are the same agent" if found.within else "the two are NOT the same agent"
-        lines += [*sentences(found.assumed, found.notes), f"tolerance: {found.tolerance}", verdict]
+        lines += [
+            *sentences(found.assumed, found.notes, found.ledger),
+            f"tolerance: {found.tolerance}",
+            verdict,
+        ]
     return "\n".join(lines)
 
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.layouts.fronts import Front
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, index
+from ckpttool.ledger import Entry
 from ckpttool.mapping.report import Move, Moves
 from ckpttool.tree import Tree
 
@@ -191,7 +192,8 @@ class Binding:
     `unplaced` names, by component, the trained tensors that no known kind of layer took: such a network
     can be listed, but running it without them would be running another one. `defaults` are settings of the
     optimizers that the library fills in where the program gave none, if they are not those of Keras or torch.
-    `fronts` say by component what a policy computes before its layers.
+    `fronts` say by component what a policy computes before its layers. `ledger` lists what else could change
+    the numbers: what the layout used, assumed, or found and cannot use.
     """
 
     layout: str
@@ -204,6 +206,7 @@ class Binding:
     of: Mapping[Path, Path] = field(default_factory=dict)
     defaults: Mapping[str, Default] = field(default_factory=dict)
     fronts: Mapping[str, Front] = field(default_factory=dict)
+    ledger: tuple[Entry, ...] = ()
 
     def moved(self, place: Callable[[Path], Path]) -> Binding:
         """Return the binding of the tree whose leaves lie at `place` of where this one's lie."""
@@ -219,6 +222,10 @@ class Binding:
     def noted(self, *notes: str) -> Binding:
         """Return the binding with more for people to know of the mapping."""
         return replace(self, moves=replace(self.moves, notes=(*self.moves.notes, *notes)))
+
+    def entered(self, *entries: Entry) -> Binding:
+        """Return the binding with more entries of the ledger."""
+        return replace(self, ledger=(*self.ledger, *entries))
 
     def refused(self, component: str, *reasons: str) -> Binding:
         """Return the binding with more reasons why a component's networks cannot be run."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from ckpttool import ledger as ledgers
 from ckpttool import plugins, sidecar, urls
 from ckpttool.behind import Lane
 from ckpttool.checkpoint import Checkpoint
@@ -15,6 +16,7 @@ from ckpttool.errors import UnsupportedError, UsageError
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Path
+from ckpttool.ledger import Entries
 from ckpttool.mapping import rule_file
 from ckpttool.mapping.report import Report
 from ckpttool.ops import knowledge, receipt, save, side_files, targets
@@ -28,7 +30,7 @@ from ckpttool.ops.plain_names import Wanted
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.proof import DiffersError, Proof, as_read, prove
 from ckpttool.ops.request import Request
-from ckpttool.ops.restore import Own, networks, own_sidecar, playable_binding, policy_sizes
+from ckpttool.ops.restore import Own, ledger_of, networks, own_sidecar, playable_binding, policy_sizes
 from ckpttool.ops.route import Route, route
 from ckpttool.ops.undo import Undo, undo
 from ckpttool.sidecar import Sidecar
@@ -60,6 +62,7 @@ class Conversion:
     parity: tuple[Parity, ...] = ()
     model: Filled | None = None
     load: tuple[str, ...] = ()
+    ledger: Entries = ()
 
     @property
     def within(self) -> bool:
@@ -75,6 +78,7 @@ class Conversion:
             "unused": list(self.report.unused),
             "missing": list(self.report.missing),
             "assumed": list(self.report.assumed),
+            "ledger": ledgers.documents(self.ledger),
             "notes": list(self.report.notes),
             "parity": [network.document() for network in self.parity],
             "digest": self.digest,
@@ -217,7 +221,10 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         side_files.require_shards(way.source)
         way = replace(way, report=replace(way.report, notes=(*said, *way.report.notes)))
         if how.dry_run or not (way.report.complete or how.allow_missing):
-            return Conversion(urls.spelled(checkpoint.path), target, way.report, None, written=False)
+            entries = _ledger(checkpoint, way, own)
+            return Conversion(
+                urls.spelled(checkpoint.path), target, way.report, None, written=False, ledger=entries
+            )
 
         def digested() -> Own:
             return own if heard is None else replace(own, sha256=heard.digest().sha256)
@@ -235,7 +242,18 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         written=written is not None,
         parity=proof.networks,
         load=() if written is None else _loading(target, request, way, checkpoint),
+        ledger=_ledger(checkpoint, way, own),
     )
+
+
+def _ledger(checkpoint: Checkpoint, way: Route, own: Own) -> Entries:
+    """Return the ledger of what is converted: an agent's, as its sidecar will hold it, or a model's."""
+    if way.binding is None:
+        return ledgers.assumed("architecture", way.report.assumed)
+    tree = networks(way.source, way.binding)
+    known = knowledge.merged(own.sidecar, knowledge.of_files(way.binding, tree))
+    found = ledger_of(checkpoint, way.binding, own.sidecar, known, tree)
+    return ledgers.merged(found, ledgers.assumed("architecture", way.report.assumed))
 
 
 def _with_facts(
@@ -336,5 +354,11 @@ def _exported(made: Exported, target: str) -> Conversion:
     """Return an export as the record of a conversion."""
     networks = () if made.parity is None else (made.parity,)
     return Conversion(
-        made.source, target, made.report, made.sha256, written=made.sha256 is not None, parity=networks
+        made.source,
+        target,
+        made.report,
+        made.sha256,
+        written=made.sha256 is not None,
+        parity=networks,
+        ledger=made.ledger,
     )

@@ -7,7 +7,7 @@ import platform
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ckpttool import plugins
+from ckpttool import ledger, plugins
 from ckpttool.agents import envs
 from ckpttool.agents.actions import Noise
 from ckpttool.agents.components import policy_network, widths
@@ -24,6 +24,8 @@ from ckpttool.agents.statistics import summarise
 from ckpttool.errors import EnvironmentMismatchError, UsageError
 from ckpttool.layouts.canonical import Part
 from ckpttool.layouts.fronts import Front
+from ckpttool.ledger import Entries
+from ckpttool.ops import knowledge
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.fingerprint import surroundings
@@ -78,7 +80,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entrant:
-    """An agent that is ready to play: its policy as a network, and what had to be assumed for it.
+    """An agent that is ready to play: its policy as a network, and what it was and was not made of.
 
     It holds no open file and can be pickled, so that another process may play it.
     """
@@ -86,8 +88,13 @@ class Entrant:
     checkpoint: str
     place: Place
     network: Network
-    assumed: tuple[str, ...]
+    ledger: Entries
     notes: tuple[str, ...]
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The sentences of what was assumed."""
+        return ledger.assumptions(self.ledger)
 
 
 def evaluate(
@@ -155,8 +162,7 @@ def _wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
 
     Raise UsageError for a wrapper that is not known: what it does to an agent would be left out.
     """
-    named = (agent.known.env or {}).get("wrappers") or ()
-    found = tuple(WrapperSpec(each["name"], each.get("arguments", {})) for each in named)
+    found = knowledge.wrappers_of(agent.known)
     if how.wrappers is not None:
         found = tuple(wrappers.parsed(text) for text in how.wrappers if text != wrappers.NONE)
     for each in found:
@@ -187,7 +193,7 @@ def _no_forces(agent: Agent, env: str, size: int | None) -> str | None:
 
 
 def _given_wrappers(agent: Agent, how: Protocol) -> tuple[str, ...]:
-    named = [each["name"] for each in (agent.known.env or {}).get("wrappers") or ()]
+    named = [each.name for each in knowledge.wrappers_of(agent.known)]
     if how.wrappers is None or not named:
         return ()
     return (f"environment wrappers given: {', '.join(how.wrappers)}; the files name {', '.join(named)}",)
@@ -199,18 +205,20 @@ def enter(agent: Agent, place: Place, how: Protocol, spec: EnvSpec) -> Entrant:
     front = agent.front(part.title)
     wiring, assumed = wire(agent, _bounds(agent, part, front, spec))
     network = policy_network(agent.tree, part, wiring, front, spec.shapes)
+    more = ledger.assumed("architecture", front.assumed) if front is not None else ()
     if place.adapter is not None and how.adapter is None:
-        assumed = (*assumed, f"{ADAPTERS[place.adapter]}: the observation statistics show none in training")
-    assumed = (*assumed, *spec.assumed, *(front.assumed if front is not None else ()))
+        why = f"{ADAPTERS[place.adapter]}: the observation statistics show none in training"
+        more = (*more, *ledger.assumed("environment", (why,)))
+    more = (*more, *ledger.assumed("environment", spec.assumed))
+    own = agent.ledger
+    if how.wrappers is not None:
+        own = tuple(each for each in own if each.what != "wrapper")
+        more = (*more, *knowledge.wrapper_entries(wrappers.read(place.wrappers), "given"))
+    entries = ledger.merged(own, assumed, more)
     if how.dtype != "float32":
         network = network.cast(how.dtype)
-    return Entrant(
-        agent.checkpoint.path,
-        place,
-        network,
-        assumed,
-        (*agent.notes, *_given_wrappers(agent, how), *_drift(agent, spec)),
-    )
+    notes = (*agent.notes, *_given_wrappers(agent, how), *_drift(agent, spec))
+    return Entrant(agent.checkpoint.path, place, network, entries, notes)
 
 
 def play(
@@ -247,7 +255,7 @@ def play(
             versions,
             result,
             summarise(result.returns),
-            entrant.assumed,
+            entrant.ledger,
             (*entrant.notes, *vector.notes, *_rounded(result), *_clipped(result), *_unseeded(result, how)),
             stacked=len(entrants),
             surroundings=surroundings(vector.spec, result.engine),

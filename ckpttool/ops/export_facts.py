@@ -11,6 +11,7 @@ from ckpttool.agents.components import UNBOUNDED, Wiring, widths
 from ckpttool.agents.envs import EnvSpec
 from ckpttool.errors import EnvironmentMismatchError, UsageError
 from ckpttool.layouts.canonical import Part
+from ckpttool.ledger import Entries
 from ckpttool.ops import knowledge
 from ckpttool.ops.evaluate import bounds_of
 from ckpttool.ops.restore import Agent
@@ -18,8 +19,8 @@ from ckpttool.ops.wiring import Bounds, sizes, wire
 from ckpttool.sidecar import Sidecar
 
 
-def told(agent: Agent, part: Part, env: str | None) -> tuple[Wiring, Sidecar, tuple[str, ...]]:
-    """Return the wiring, all that is known of the agent, and a sentence for whatever was assumed.
+def told(agent: Agent, part: Part, env: str | None) -> tuple[Wiring, Sidecar, Entries]:
+    """Return the wiring, all that is known of the agent, and an entry of the ledger for each assumption.
 
     An environment is made if it was asked for, or if only its action space can tell the bounds.
     """

@@ -6,19 +6,22 @@ import math
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpttool import documents, places, plugins
+from ckpttool import documents, ledger, places, plugins
 from ckpttool.agents.components import widths
+from ckpttool.agents.envs import WrapperSpec, wrappers
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import FormatError, MappingError
+from ckpttool.errors import FormatError, MappingError, some
 from ckpttool.formats import settings, text_proto, yaml_settings
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import canonical, plan, small_arrays
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding, Facts, Norm, Part
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
+from ckpttool.ledger import Entries, Entry, Topic
+from ckpttool.ops import evidence
 from ckpttool.sidecar import Sidecar
 from ckpttool.source import File, Inline
 from ckpttool.tree import Tree
@@ -79,9 +82,107 @@ def without_statistics(binding: Binding, told: Sidecar) -> Sidecar:
     return replace(told, provenance={"obs_norm": NO_STATISTICS, **told.provenance})
 
 
-def untold(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
-    """Return a note for whatever nothing tells; bounds apart, which whoever wires a network asks for."""
-    return tuple(f"nothing tells {what}" for what in lacking(binding, told) if what != ACTION_BOUNDS)
+def ledger_of(
+    checkpoint: Checkpoint,
+    binding: Binding,
+    own: Sidecar | None,
+    known: Sidecar,
+    sizes: tuple[int, int],
+    *,
+    bounds: bool = False,
+) -> Entries:
+    """Return the ledger of an agent without its assumptions: facts used, evidence not used, facts unknown.
+
+    `own` is the sidecar with the facts that were given, `known` all that is known, `sizes` are the numbers of
+    the policy's observations and actions. Action bounds that nothing holds are listed with `bounds` only: an
+    environment gives them.
+    """
+    unknown = (_unknown(what) for what in lacking(binding, own) if bounds or what != ACTION_BOUNDS)
+    left = evidence.unused(checkpoint, binding, known, sizes)
+    where = binding.facts.said.get("wrappers", str(known.provenance.get("env", "")))
+    named = wrapper_entries(wrappers_of(known), where)
+    return ledger.merged(_used(known), named, binding.ledger, left, unknown)
+
+
+def wrappers_of(known: Sidecar) -> tuple[WrapperSpec, ...]:
+    """Return the wrappers of training that the agent's files or its sidecar name."""
+    named = (known.env or {}).get("wrappers") or ()
+    return tuple(WrapperSpec(each["name"], each.get("arguments", {})) for each in named)
+
+
+def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Entry]:
+    """Yield an entry for each wrapper: one that an evaluation plays, one of rewards, one that is not known."""
+    for each in found:
+        shown = f"{each.title}{wrappers.shown(each.arguments)}"
+        if not wrappers.known(each):
+            hint = "--wrapper none plays without it, if it changes neither observations nor actions"
+            yield Entry("cannot be known", "wrapper", f"what wrapper {each.name} does", where, "", True, hint)
+        elif each.title in wrappers.REWARDS:
+            yield Entry("not used", "wrapper", f"{shown}: returns are sums of unchanged rewards", where)
+        elif each.title not in wrappers.HARMLESS:
+            yield Entry("used", "wrapper", shown, where)
+
+
+def _used(known: Sidecar) -> Iterator[Entry]:
+    """Yield an entry for each fact that a file, a sidecar or the command line holds."""
+    for names, what in _TOPICS.items():
+        name = names[0]
+        value, origin = getattr(known, name), str(known.provenance.get(name, ""))
+        if value is None or origin.startswith("assumed"):
+            continue
+        where = origin.removeprefix("read from ") if origin.startswith("read from ") else ""
+        values = [getattr(known, each) for each in names]
+        yield Entry("used", what, _in_words(name, values), where, origin="" if where else origin)
+
+
+def _in_words(name: str, values: Sequence[Any]) -> str:
+    value = values[0]
+    if name == "obs_norm":
+        clip = "" if value.get("clip") is None else f", clip {value['clip']:g}"
+        return f"of {len(value['mean'])} values{clip}"
+    if name == "action_low":
+        low, high = ([f"{number:g}" for number in dict.fromkeys(each)] for each in values)
+        return f"{_few(low)} to {_few(high)}"
+    if name == "env":
+        return str(value.get("id"))
+    if name == "epsilon":
+        return f"layer norm epsilon {value.get('layer_norm', 0):g}"
+    return ", ".join(dict.fromkeys(value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _few(numbers: Sequence[str]) -> str:
+    return numbers[0] if len(numbers) == 1 else f"[{some(numbers, 4)}]"
+
+
+def _unknown(what: str) -> Entry:
+    """Return the entry of something that no file holds, from the words of a layout (Facts.lacks)."""
+    topic = next((topic for pattern, topic in _UNKNOWN.items() if pattern.search(what)), "architecture")
+    certain = _CERTAIN.search(what) is not None
+    return Entry("cannot be known", cast(Topic, topic), what, decides=certain)
+
+
+# The facts that the ledger lists, with those that belong to each, and what each is.
+_TOPICS: Mapping[tuple[str, ...], Topic] = {
+    ("activations",): "activation",
+    ("head",): "action map",
+    ("action_low", "action_high"): "action bounds",
+    ("obs_norm",): "observation statistics",
+    ("env",): "environment",
+    ("epsilon",): "architecture",
+}
+_UNKNOWN: Mapping[re.Pattern[str], Topic] = {
+    _OF_STATISTICS: "observation statistics",
+    re.compile("action bounds"): "action bounds",
+    re.compile("action scaler|last layer"): "action map",
+    re.compile("wrapper"): "wrapper",
+    re.compile("environment"): "environment",
+    re.compile("activations"): "activation",
+}
+# What was certainly part of the computation in training.
+_CERTAIN = re.compile(
+    "that training used|that DDPG normalised|training's wrapper|^the (action|observation) scaler"
+    "|Dict observation are normalised|^the observation statistics$|^statistics of observations$"
+)
 
 
 def _companion(file: str) -> Tree:

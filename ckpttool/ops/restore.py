@@ -25,6 +25,7 @@ from ckpttool.layouts.fronts import Front
 from ckpttool.layouts.policy_alone import policy_alone
 from ckpttool.layouts.recognise import recognise, recognised
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
+from ckpttool.ledger import Entries
 from ckpttool.mapping.report import Moves
 from ckpttool.mapping.rules import ToValue
 from ckpttool.ops import knowledge, side_files
@@ -42,7 +43,8 @@ class Agent:
     """A checkpoint recognised as an agent; `tree` is the canonical one, its leaves unread.
 
     `known` is what its sidecar and its own files say of it, each fact with its provenance; `sidecar` is
-    only the former.
+    only the former. `ledger` lists what of it is used and what is not; assumptions are added by whoever
+    builds a network of it (ops/wiring.py).
     """
 
     checkpoint: Checkpoint
@@ -51,6 +53,7 @@ class Agent:
     sidecar: Sidecar | None
     known: Sidecar
     notes: tuple[str, ...]
+    ledger: Entries = ()
 
     @property
     def framework(self) -> str:
@@ -143,7 +146,7 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
         used = (*used, f"given: {facts.described()}", *facts.contradictions(held))
         own = replace(own, sidecar=facts.over(own.sidecar))
     own = _spread(own, binding, tree)
-    notes = (*own.notes, *used, *knowledge.untold(binding, own.sidecar))
+    notes = (*own.notes, *used)
     if binding.layout == NO_LAYOUT:
         notes = (*notes, *binding.moves.notes)
     other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})
@@ -152,7 +155,23 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     known = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
     fronts = tuple(move for front in binding.fronts.values() for move in front.moves)
     before = canonical_tree(checkpoint.tree, Moves(fronts))
-    return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes)
+    ledger = ledger_of(checkpoint, binding, own.sidecar, known, tree)
+    return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes, ledger)
+
+
+def ledger_of(
+    checkpoint: Checkpoint,
+    binding: Binding,
+    own: Sidecar | None,
+    known: Sidecar,
+    tree: Tree,
+    *,
+    bounds: bool = False,
+) -> Entries:
+    """Return the ledger of an agent with the canonical tree `tree` (ops/knowledge.py)."""
+    acting = [part for part in binding.parts if part.acts] or list(binding.parts)
+    sizes = widths(tree, acting[0])
+    return knowledge.ledger_of(checkpoint, binding, own, known, sizes, bounds=bounds)
 
 
 def with_names(binding: Binding, tree: Tree, known: Sidecar | None) -> Binding:

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ckpttool import documents
+from ckpttool import documents, ledger
 from ckpttool.agents import serial
 from ckpttool.agents.envs.spec import Agreement
 from ckpttool.agents.network import Network
@@ -82,7 +82,7 @@ def read(document: Mapping[str, Any], how: Protocol) -> Evaluation:
         versions=dict(document["versions"]),
         rollout=rollout,
         statistics=summarise(returns),
-        assumed=tuple(document["assumed"]),
+        ledger=ledger.read(document["ledger"]),
         notes=tuple(document["notes"]),
         stacked=int(played["stacked"]),
         surroundings=dict(document["environment"]),

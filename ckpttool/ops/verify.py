@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ckpttool import ledger as ledgers
 from ckpttool import plugins, urls
 from ckpttool.agents.network import Network
 from ckpttool.agents.worker import TIMEOUT_S, Worker
 from ckpttool.errors import UsageError
+from ckpttool.ledger import Entries, Entry
 from ckpttool.ops import learner as learners
 from ckpttool.ops import optimizer_facts
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
@@ -39,6 +41,7 @@ class Verification:
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
     training: TrainStep | None = None
+    ledger: Entries = ()
 
     @property
     def within(self) -> bool:
@@ -56,6 +59,7 @@ class Verification:
             "tolerance": self.tolerance,
             **({"training": self.training.document()} if self.training is not None else {}),
             "assumed": list(self.assumed),
+            "ledger": ledgers.documents(self.ledger),
             "notes": list(self.notes),
         }
 
@@ -112,7 +116,14 @@ def verify(
         tuple(dict.fromkeys(assumed)),
         tuple(dict.fromkeys((*_said(a, b), *notes, *a.notes, *b.notes))),
         training,
+        ledgers.merged(_of_side("A", a, b), _of_side("B", b, a)),
     )
+
+
+def _of_side(side: str, agent: Agent, other: Agent) -> Iterator[Entry]:
+    """Yield the entries of one side's ledger; those that both sides have alike are of no side."""
+    for entry in agent.ledger:
+        yield entry if entry in other.ledger else replace(entry, where=f"{side}: {entry.where}".rstrip(": "))
 
 
 def _worker(backend: str, python: str | None, steps: int | None) -> Worker:

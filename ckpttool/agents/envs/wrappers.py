@@ -514,13 +514,13 @@ def inner_size(outer: int, act: int, wrappers: Sequence[WrapperSpec]) -> int | N
     """Return how many values an environment must show so that the policy sees `outer`; None if none does."""
     played = [each for each in wrappers if each.title in _PLAYED]
 
-    def shown(size: int) -> int:
+    def outside(size: int) -> int:
         for each in played:
             size = _PLAYED[each.title][0].size(size, act, **arguments_of(each))
         return size
 
     # Every size is a multiple of the inner one plus a constant.
-    zero, one = shown(0), shown(1)
+    zero, one = outside(0), outside(1)
     found, rest = divmod(outer - zero, one - zero)
     return found if rest == 0 and found > 0 else None
 
@@ -544,17 +544,12 @@ class WrappedVector:
             )
         self._inner = inner
         self._chain: list[Wrapper] = []
-        notes = []
         for each in wrappers:
             if each.title in _PLAYED:
                 self._chain.append(_PLAYED[each.title][0](spec, inner.num_envs, **arguments_of(each)))
                 spec = self._chain[-1].spec
-                notes.append(f"environment wrapper {each.title} is played{_shown(each.arguments)}")
-            elif each.title in REWARDS:
-                notes.append(f"environment wrapper {each.title} changes rewards: returns are without it")
-        self._notes = tuple(notes)
         self.num_envs, self.engine = inner.num_envs, inner.engine
-        titles = ", ".join(f"{each.title}{_shown(each.arguments)}" for each in wrappers)
+        titles = ", ".join(f"{each.title}{shown(each.arguments)}" for each in wrappers)
         self.spec = spec = replace(spec, arguments={**spec.arguments, "wrappers": titles})
         self._skip = [each for each in self._chain if isinstance(each, FrameSkip)]
         ((_, _, dtype),) = spec.observation
@@ -562,8 +557,8 @@ class WrappedVector:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The wrappers, and the notes of what they wrap."""
-        return (*self._notes, *self._inner.notes)
+        """What the wrapped environments' libraries had to say."""
+        return self._inner.notes
 
     @property
     def agreement(self) -> Agreement | None:
@@ -649,6 +644,7 @@ def _resized(spec: EnvSpec, obs: int) -> EnvSpec:
     return replace(spec, observation=((name, (obs,), dtype),))
 
 
-def _shown(arguments: Mapping[str, Any]) -> str:
+def shown(arguments: Mapping[str, Any]) -> str:
+    """Return the arguments as people read them."""
     plain = {name: value for name, value in arguments.items() if not isinstance(value, list)}
     return f" ({', '.join(f'{name}={value}' for name, value in plain.items())})" if plain else ""
