@@ -38,6 +38,14 @@ NO_STATISTICS = "read from the source: it has none"
 # What layouts call statistics that observations were normalised with (Facts.lacks).
 _OF_STATISTICS = re.compile("statistics|normalised|observation scaler|limits of observations")
 
+# By the fact that was given, what no longer lacks.
+_LACKED = {
+    "action_low": re.compile(f"^{ACTION_BOUNDS}$"),
+    "obs_norm": _OF_STATISTICS,
+    "activations": re.compile("activations"),
+    "head": re.compile("last layer|max_action|bounds the mean|action map"),
+}
+
 
 def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, tuple[str, ...]]:
     """Return the binding with what files beside the checkpoint say, and a note for each that was read."""
@@ -65,11 +73,9 @@ def lacking(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
         return binding.facts.lacks
     if not told.target_sha256:
         # Given facts alone are no sidecar: each tells of itself.
-        bounds, norm = told.action_low is not None, told.obs_norm is not None
+        given = [pattern for name, pattern in _LACKED.items() if getattr(told, name) is not None]
         return tuple(
-            what
-            for what in binding.facts.lacks
-            if not (bounds and what == ACTION_BOUNDS) and not (norm and _OF_STATISTICS.search(what))
+            what for what in binding.facts.lacks if not any(pattern.search(what) for pattern in given)
         )
     known = told.obs_norm is not None or "obs_norm" in told.provenance
     return () if known else tuple(filter(_OF_STATISTICS.search, binding.facts.lacks))
@@ -111,7 +117,7 @@ def wrappers_of(known: Sidecar) -> tuple[WrapperSpec, ...]:
 
 
 def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Entry]:
-    """Yield an entry for each wrapper: one that an evaluation plays, one of rewards, one that is not known."""
+    """Yield an entry for each wrapper that is played, changes rewards, or is not known."""
     for each in found:
         shown = f"{each.title}{wrappers.shown(each.arguments)}"
         if not wrappers.known(each):
