@@ -196,3 +196,27 @@ def test_the_known_sizes_are_those_of_the_environments(env_id: str, sizes: tuple
         pytest.skip("Box2D is not installed")
     with envs.make(env_id) as vector:
         assert (vector.spec.obs_dim, vector.spec.action_dim) == sizes
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes", "found"),
+    [
+        ("models/TD3_HalfCheetah-v3_0_actor", (17, 6), ("HalfCheetah-v5",)),
+        ("runs/Walker2d-v2/actor.pth", (17, 6), ("Walker2d-v5",)),
+        ("x_actor", (17, 6), ("HalfCheetah-v5", "Walker2d-v5")),
+        ("TD3_LunarLanderContinuous-v2_0_solved_actor.pth", (8, 2), ("LunarLanderContinuous-v3",)),
+        ("BipedalWalker-v2/ONE/actor.pth", (24, 4), ("BipedalWalker-v3",)),
+        ("Ant-v2/actor", (111, 8), ("Ant-v5",)),
+        ("Ant-v4/actor", (27, 8), ("Ant-v4",)),
+        ("Pendulum_v1_td3/policy.pth", (3, 1), ("Pendulum-v1",)),
+        # A name whose sizes do not fit is no evidence.
+        ("Pendulum-v1/actor", (17, 6), ("HalfCheetah-v5", "Walker2d-v5")),
+        ("Pendulum-v1/actor", (6, 5), ()),
+        ("MyRobot-v0/actor", (6, 5), ("MyRobot-v0",)),
+        ("resnet-v2/actor", (6, 5), ()),
+    ],
+)
+def test_candidates_are_those_that_the_name_and_the_sizes_support(
+    words: str, sizes: tuple[int, int], found: tuple[str, ...]
+) -> None:
+    assert drift.candidates(words, *sizes) == found

@@ -28,10 +28,12 @@ from ckpttool.ledger import Entries
 from ckpttool.ops import knowledge
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluation import Evaluation, Protocol
+from ckpttool.ops.findings import command
 from ckpttool.ops.fingerprint import surroundings
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
 from ckpttool.ops.wiring import Bounds, require_facts, wire
+from ckpttool.shown import count
 from ckpttool.version import __version__
 
 # The variance of what never changed, after the first of the running statistics' counts.
@@ -151,10 +153,23 @@ def place_of(agent: Agent, asked: str | None, how: Protocol) -> Place:
         raise UsageError(
             "the checkpoint does not say which environment it was trained in",
             file=agent.checkpoint.path,
-            hint="; ".join(("--env ID, such as --env Pendulum-v1", *agent.notes)),
+            hint=environment_hint(agent, "eval", inner, acts),
         )
     # gymnasium imports the module before a colon: a file may not ask for that.
     return Place(str(known["id"]), trusted=False, obs_dim=seen, **outfit)
+
+
+def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action_dim: int) -> str:
+    """Return the option that names the environment, as a whole command of a verb, or the candidates."""
+    path = agent.checkpoint.path
+    words = "/".join(path.rstrip("/").split("/")[-3:])
+    found = drift.candidates(words, obs_dim or 0, action_dim)
+    sizes = f"{count(obs_dim or 0, 'observation')} and {count(action_dim, 'action')}"
+    if len(found) == 1:
+        return f"--env {found[0]}" if verb is None else command(verb, path, "--env", found[0])
+    if found:
+        return f"--env ID: {sizes} are those of {' and '.join(found)}"
+    return f"--env ID, an environment of {sizes}"
 
 
 def _wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
@@ -327,7 +342,9 @@ def _sizes_hint(spec: EnvSpec, obs_dim: int, act_dim: int) -> str | None:
         if drift.with_positions(spec.id, spec.obs_dim, obs_dim):
             options.append(f"--adapter {POSITIONS}")
         if options:
-            return f"if training used it: {' or '.join(options)}"
+            other = drift.suggestion(spec.id, obs_dim, act_dim)
+            own = f"if training used it: {' or '.join(options)}"
+            return f"{other}; {own}" if other else own
     return drift.suggestion(spec.id, obs_dim, act_dim)
 
 

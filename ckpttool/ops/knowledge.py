@@ -188,6 +188,8 @@ _UNKNOWN: Mapping[re.Pattern[str], Topic] = {
 _CERTAIN = re.compile(
     "that training used|that DDPG normalised|training's wrapper|^the (action|observation) scaler"
     "|Dict observation are normalised|^the observation statistics$|^statistics of observations$"
+    # What the users of a library choose, and no file records: a default is one of several choices.
+    "|^the activations|bounds the mean|max_action|makes of its last layer"
 )
 
 

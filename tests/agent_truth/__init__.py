@@ -1,1 +1,1 @@
-"""Generated agents of RL libraries, whose actions the libraries themselves compute, and what ckpttool makes of them."""
+"""Generated agents of RL libraries, whose actions the libraries compute, and what ckpttool makes of them."""

@@ -69,7 +69,7 @@ def _box_env(low: float, high: float, obs: int = OBS) -> Any:
         observation_space = box(-np.inf, np.inf, (obs,), np.float32)
         action_space = box(np.full(ACT, low, np.float32), np.full(ACT, high, np.float32))
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # noqa: ARG002
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             return np.zeros(obs, np.float32), {}
 
         def step(self, _: Any) -> Any:
@@ -125,7 +125,7 @@ def _negative_policy() -> Any:
     policies = importlib.import_module("stable_baselines3.common.policies")
 
     class Negative(policies.ActorCriticPolicy):  # type: ignore[misc, name-defined]
-        def _predict(self, obs: Any, deterministic: bool = False) -> Any:  # noqa: FBT001, FBT002
+        def _predict(self, obs: Any, deterministic: bool = False) -> Any:
             return -super()._predict(obs, deterministic)
 
     return Negative
@@ -136,19 +136,34 @@ def stable_baselines3() -> Iterator[Agent]:
     s = "stable_baselines3"
     yield Agent("sb3_ppo", _sb3(s, "PPO"))
     yield Agent("sb3_ppo_relu", _sb3(s, "PPO", policy_kwargs=_kwargs(activation_fn="ReLU")))
-    yield Agent("sb3_ppo_elu_asymmetric", _sb3(s, "PPO", policy_kwargs=_kwargs(activation_fn="ELU"), low=-1, high=3), -1, 3)
+    yield Agent(
+        "sb3_ppo_elu_asymmetric",
+        _sb3(s, "PPO", policy_kwargs=_kwargs(activation_fn="ELU"), low=-1, high=3),
+        -1,
+        3,
+    )
     yield Agent("sb3_ppo_gsde", _sb3(s, "PPO", use_sde=True))
-    yield Agent("sb3_ppo_gsde_squashed", _sb3(s, "PPO", use_sde=True, policy_kwargs=lambda: {"squash_output": True}))
+    yield Agent(
+        "sb3_ppo_gsde_squashed", _sb3(s, "PPO", use_sde=True, policy_kwargs=lambda: {"squash_output": True})
+    )
     yield Agent("sb3_ppo_no_layers", _sb3(s, "PPO", policy_kwargs=lambda: {"net_arch": []}))
-    yield Agent("sb3_ppo_arch", _sb3(s, "PPO", policy_kwargs=lambda: {"net_arch": {"pi": [8, 6, 4], "vf": [5]}}))
+    yield Agent(
+        "sb3_ppo_arch", _sb3(s, "PPO", policy_kwargs=lambda: {"net_arch": {"pi": [8, 6, 4], "vf": [5]}})
+    )
     yield Agent("sb3_ppo_own_policy", _sb3(s, "PPO", _negative_policy))
-    yield Agent("sb3_ppo_own_extractor", _sb3(s, "PPO", policy_kwargs=_kwargs(features_extractor_class="Doubled")))
+    yield Agent(
+        "sb3_ppo_own_extractor", _sb3(s, "PPO", policy_kwargs=_kwargs(features_extractor_class="Doubled"))
+    )
     yield Agent("sb3_ppo_own_activation", _sb3(s, "PPO", policy_kwargs=_kwargs(activation_fn="Sine")))
     yield Agent("sb3_a2c_asymmetric", _sb3(s, "A2C", low=-1, high=3), -1, 3)
     yield Agent("sb3_sac", _sb3(s, "SAC", low=-1, high=3), -1, 3)
     yield Agent("sb3_sac_gsde", _sb3(s, "SAC", use_sde=True))
-    yield Agent("sb3_sac_gsde_no_clip", _sb3(s, "SAC", use_sde=True, policy_kwargs=lambda: {"clip_mean": 0.0}))
-    yield Agent("sb3_sac_own_extractor", _sb3(s, "SAC", policy_kwargs=_kwargs(features_extractor_class="Doubled")))
+    yield Agent(
+        "sb3_sac_gsde_no_clip", _sb3(s, "SAC", use_sde=True, policy_kwargs=lambda: {"clip_mean": 0.0})
+    )
+    yield Agent(
+        "sb3_sac_own_extractor", _sb3(s, "SAC", policy_kwargs=_kwargs(features_extractor_class="Doubled"))
+    )
     yield Agent("sb3_td3", _sb3(s, "TD3", low=-1, high=3), -1, 3)
     yield Agent("sb3_td3_gelu", _sb3(s, "TD3", policy_kwargs=_kwargs(activation_fn="GELU")))
     yield Agent("sb3_td3_leaky", _sb3(s, "TD3", policy_kwargs=_kwargs(activation_fn="LeakyReLU")))
@@ -162,8 +177,13 @@ def sb3_contrib() -> Iterator[Agent]:
     yield Agent("contrib_ars", _sb3(s, "ARS"))
     yield Agent("contrib_ars_tanh", _sb3(s, "ARS", policy_kwargs=_kwargs(activation_fn="Tanh")))
     yield Agent("contrib_ars_linear", _sb3(s, "ARS", "LinearPolicy"))
-    yield Agent("contrib_ars_linear_bias", _sb3(s, "ARS", "LinearPolicy", policy_kwargs=lambda: {"with_bias": True}))
-    yield Agent("contrib_ars_linear_squashed", _sb3(s, "ARS", "LinearPolicy", policy_kwargs=lambda: {"squash_output": True}))
+    yield Agent(
+        "contrib_ars_linear_bias", _sb3(s, "ARS", "LinearPolicy", policy_kwargs=lambda: {"with_bias": True})
+    )
+    yield Agent(
+        "contrib_ars_linear_squashed",
+        _sb3(s, "ARS", "LinearPolicy", policy_kwargs=lambda: {"squash_output": True}),
+    )
     yield Agent("contrib_ars_not_squashed", _sb3(s, "ARS", policy_kwargs=lambda: {"squash_output": False}))
     yield Agent("contrib_trpo", _sb3(s, "TRPO"))
     yield Agent("contrib_tqc", _sb3(s, "TQC", low=-1, high=3), -1, 3)
@@ -184,7 +204,10 @@ def _wrapped(config: str, wrap: Callable[[Any], Any], *, normalize: bool = False
         if normalize:
             env = vec.VecNormalize(env)
             rng = np.random.default_rng(1)
-            env.obs_rms.mean, env.obs_rms.var = rng.normal(size=env.obs_rms.mean.shape), rng.uniform(0.5, 2, env.obs_rms.var.shape)
+            env.obs_rms.mean, env.obs_rms.var = (
+                rng.normal(size=env.obs_rms.mean.shape),
+                rng.uniform(0.5, 2, env.obs_rms.var.shape),
+            )
             env.save(str(beside / "vecnormalize.pkl"))
             env.training = env.norm_reward = False
         if stack > 1:
@@ -210,7 +233,10 @@ def _wrapper(module: str, name: str, **given: Any) -> Callable[[Any], Any]:
 
 def zoo() -> Iterator[Agent]:
     """Yield agents of the RL zoo: a policy, its settings, wrappers and statistics."""
-    time, contrib = "env_wrapper: sb3_contrib.common.wrappers.TimeFeatureWrapper\n", "sb3_contrib.common.wrappers"
+    time, contrib = (
+        "env_wrapper: sb3_contrib.common.wrappers.TimeFeatureWrapper\n",
+        "sb3_contrib.common.wrappers",
+    )
     timed = _wrapper(contrib, "TimeFeatureWrapper")
     pendulum = "Pendulum-v1"
 
@@ -220,16 +246,30 @@ def zoo() -> Iterator[Agent]:
     yield Agent("zoo_plain", _wrapped("", plain), env=pendulum)
     yield Agent("zoo_normalized", _wrapped("normalize: true\n", plain, normalize=True), env=pendulum)
     yield Agent("zoo_time_feature", _wrapped(time, timed), env=pendulum)
-    yield Agent("zoo_time_normalized", _wrapped(time + "normalize: true\n", timed, normalize=True), env=pendulum)
+    yield Agent(
+        "zoo_time_normalized", _wrapped(time + "normalize: true\n", timed, normalize=True), env=pendulum
+    )
     yield Agent("zoo_frame_stack", _wrapped("frame_stack: 4\n", plain, stack=4), env=pendulum)
-    yield Agent("zoo_normalized_stack", _wrapped("frame_stack: 3\nnormalize: true\n", plain, normalize=True, stack=3), env=pendulum)
-    yield Agent("zoo_all", _wrapped(time + "frame_stack: 2\nnormalize: true\n", timed, normalize=True, stack=2), env=pendulum)
-    rescaled = _wrapper("gymnasium.wrappers", "RescaleAction", min_action=np.float32(-1), max_action=np.float32(1))
+    yield Agent(
+        "zoo_normalized_stack",
+        _wrapped("frame_stack: 3\nnormalize: true\n", plain, normalize=True, stack=3),
+        env=pendulum,
+    )
+    yield Agent(
+        "zoo_all",
+        _wrapped(time + "frame_stack: 2\nnormalize: true\n", timed, normalize=True, stack=2),
+        env=pendulum,
+    )
+    rescaled = _wrapper(
+        "gymnasium.wrappers", "RescaleAction", min_action=np.float32(-1), max_action=np.float32(1)
+    )
     rescale = "env_wrapper:\n  - gymnasium.wrappers.RescaleAction: {min_action: -1, max_action: 1}\n"
     yield Agent("zoo_rescaled", _wrapped(rescale, rescaled), env=pendulum)
     own = "env_wrapper: my_project.wrappers.TimeFeatureWrapper\n"
     yield Agent("zoo_own_wrapper", _wrapped(own, timed), env=pendulum)
-    yield Agent("zoo_unnamed_time_feature", _wrapped("", timed), env=pendulum, known={"wrapper": "TimeFeatureWrapper"})
+    yield Agent(
+        "zoo_unnamed_time_feature", _wrapped("", timed), env=pendulum, known={"wrapper": "TimeFeatureWrapper"}
+    )
 
 
 def _tianshou(kind: str, activation: str = "ReLU", **given: Any) -> Any:
@@ -263,10 +303,10 @@ def _tianshou(kind: str, activation: str = "ReLU", **given: Any) -> Any:
             raw = found[0] if isinstance(found, tuple) else found
             raw = torch.tanh(raw) if kind == "sac" else raw
 
-        class Mapping_(base.Policy):  # type: ignore[misc, name-defined]
+        class Mapped(base.Policy):  # type: ignore[misc, name-defined]
             def forward(self, *_: Any, **__: Any) -> Any: ...
 
-        mapping = Mapping_(action_space=box, action_scaling=True, action_bound_method="clip")
+        mapping = Mapped(action_space=box, action_scaling=True, action_bound_method="clip")
         return f"{path}.pth", mapping.map_action(raw.numpy())
 
     return write
@@ -275,12 +315,22 @@ def _tianshou(kind: str, activation: str = "ReLU", **given: Any) -> Any:
 def tianshou() -> Iterator[Agent]:
     """Yield agents of Tianshou 2: those of its examples, and those of its high-level factory."""
     yield Agent("tianshou_td3_examples", _tianshou("deterministic"))
-    yield Agent("tianshou_td3_high_level", _tianshou("deterministic", max_action=1.0), known={"head": "affine"})
+    yield Agent(
+        "tianshou_td3_high_level", _tianshou("deterministic", max_action=1.0), known={"head": "affine"}
+    )
     yield Agent("tianshou_td3_tanh", _tianshou("deterministic", "Tanh"), known={"activation": "tanh"})
     yield Agent("tianshou_ppo_examples", _tianshou("ppo", "Tanh", unbounded=True))
-    yield Agent("tianshou_ppo_high_level", _tianshou("ppo", unbounded=False), known={"activation": "relu", "head": "affine"})
+    yield Agent(
+        "tianshou_ppo_high_level",
+        _tianshou("ppo", unbounded=False),
+        known={"activation": "relu", "head": "affine"},
+    )
     yield Agent("tianshou_sac_examples", _tianshou("sac", unbounded=True, conditioned_sigma=True))
-    yield Agent("tianshou_sac_silu", _tianshou("sac", "SiLU", unbounded=True, conditioned_sigma=True), known={"activation": "silu"})
+    yield Agent(
+        "tianshou_sac_silu",
+        _tianshou("sac", "SiLU", unbounded=True, conditioned_sigma=True),
+        known={"activation": "silu"},
+    )
 
 
 def _d3rlpy(kind: str, suffix: str = ".d3", **given: Any) -> Any:
@@ -315,11 +365,24 @@ def d3rlpy() -> Iterator[Agent]:
     yield Agent("d3rlpy_td3", _d3rlpy("TD3"), -1, 1)
     yield Agent("d3rlpy_sac", _d3rlpy("SAC"), -1, 1)
     yield Agent("d3rlpy_sac_tanh", _d3rlpy("SAC", actor_encoder_factory=_encoder(activation="tanh")), -1, 1)
-    yield Agent("d3rlpy_td3_swish_norm", _d3rlpy("TD3", actor_encoder_factory=_encoder(activation="swish", use_layer_norm=True)), -1, 1)
+    yield Agent(
+        "d3rlpy_td3_swish_norm",
+        _d3rlpy("TD3", actor_encoder_factory=_encoder(activation="swish", use_layer_norm=True)),
+        -1,
+        1,
+    )
     yield Agent("d3rlpy_cql", _d3rlpy("CQL"), -1, 1)
-    scaled = {"observation_scaler": lambda d3: d3.preprocessing.StandardObservationScaler(mean=np.linspace(-1, 1, OBS), std=np.linspace(0.5, 2, OBS))}
+    scaled = {
+        "observation_scaler": lambda d3: d3.preprocessing.StandardObservationScaler(
+            mean=np.linspace(-1, 1, OBS), std=np.linspace(0.5, 2, OBS)
+        )
+    }
     yield Agent("d3rlpy_td3_scaled", _d3rlpy("TD3", **scaled), -1, 1)
-    mapped = {"action_scaler": lambda d3: d3.preprocessing.MinMaxActionScaler(minimum=np.array([-2.0, -1.0]), maximum=np.array([2.0, 3.0]))}
+    mapped = {
+        "action_scaler": lambda d3: d3.preprocessing.MinMaxActionScaler(
+            minimum=np.array([-2.0, -1.0]), maximum=np.array([2.0, 3.0])
+        )
+    }
     yield Agent("d3rlpy_iql_action_scaler", _d3rlpy("IQL", **mapped), -2, 3)
     yield Agent("d3rlpy_bare_weights", _d3rlpy("TD3", ".pt"), -1, 1)
 
@@ -340,7 +403,12 @@ def _rsl_rl(activation: str = "elu", *, norm: bool = False) -> Any:
             if norm:
                 each.obs_normalizer.update(torch.from_numpy(obs) * 3 + 1)
                 each.eval()
-        saved = {"actor_state_dict": actor.state_dict(), "critic_state_dict": critic.state_dict(), "iter": 3, "infos": None}
+        saved = {
+            "actor_state_dict": actor.state_dict(),
+            "critic_state_dict": critic.state_dict(),
+            "iter": 3,
+            "infos": None,
+        }
         torch.save(saved, f"{path}.pt")
         with torch.no_grad():
             return f"{path}.pt", actor(seen).numpy()
@@ -386,7 +454,11 @@ def _skrl(activation: str, head: str, *, norm: bool = False) -> Any:
 def skrl() -> Iterator[Agent]:
     """Yield agents of skrl 2, whose models are the user's own."""
     yield Agent("skrl_ppo_elu", _skrl("ELU", "identity"), known={"activation": "elu", "head": "identity"})
-    yield Agent("skrl_ppo_elu_normalized", _skrl("ELU", "identity", norm=True), known={"activation": "elu", "head": "identity"})
+    yield Agent(
+        "skrl_ppo_elu_normalized",
+        _skrl("ELU", "identity", norm=True),
+        known={"activation": "elu", "head": "identity"},
+    )
     yield Agent("skrl_ppo_relu_tanh", _skrl("ReLU", "tanh"), known={"activation": "relu", "head": "tanh"})
 
 
@@ -430,11 +502,15 @@ def _program(kind: str, activation: str = "relu") -> Any:
             module.register_buffer("action_scale", torch.full((1, ACT), 2.0))
             module.register_buffer("action_bias", torch.full((1, ACT), 1.0))
             critic, _ = _chain(("fc1", "fc2", "fc3"), wide, "relu")
-            torch.save((module.state_dict(), critic.state_dict(), critic.state_dict()), f"{path}.cleanrl_model")
+            torch.save(
+                (module.state_dict(), critic.state_dict(), critic.state_dict()), f"{path}.cleanrl_model"
+            )
             return f"{path}.cleanrl_model", (torch.tanh(run(seen)) * 2 + 1).detach().numpy()
         if kind == "cleanrl_ppo":
             whole = nn.Module()
-            whole.actor_mean = nn.Sequential(nn.Linear(OBS, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, ACT))
+            whole.actor_mean = nn.Sequential(
+                nn.Linear(OBS, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, ACT)
+            )
             whole.critic = nn.Sequential(nn.Linear(OBS, 16), nn.Tanh(), nn.Linear(16, 1))
             whole.actor_logstd = nn.Parameter(torch.zeros(1, ACT))
             _scrambled(whole)
@@ -443,7 +519,9 @@ def _program(kind: str, activation: str = "relu") -> Any:
         if kind == "spinningup_ddpg":
             whole = nn.Module()
             whole.pi, whole.q = nn.Module(), nn.Module()
-            whole.pi.pi = nn.Sequential(nn.Linear(OBS, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, ACT), nn.Tanh())
+            whole.pi.pi = nn.Sequential(
+                nn.Linear(OBS, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, ACT), nn.Tanh()
+            )
             whole.q.q = nn.Sequential(nn.Linear(OBS + ACT, 16), nn.ReLU(), nn.Linear(16, 1), nn.Identity())
             _scrambled(whole)
             torch.save(whole.state_dict(), f"{path}.pt")
@@ -451,7 +529,9 @@ def _program(kind: str, activation: str = "relu") -> Any:
         whole = nn.Module()  # spinningup_ppo
         whole.pi, whole.v = nn.Module(), nn.Module()
         whole.pi.log_std = nn.Parameter(torch.zeros(ACT))
-        whole.pi.mu_net = nn.Sequential(nn.Linear(OBS, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, ACT), nn.Identity())
+        whole.pi.mu_net = nn.Sequential(
+            nn.Linear(OBS, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, ACT), nn.Identity()
+        )
         whole.v.v_net = nn.Sequential(nn.Linear(OBS, 16), nn.Tanh(), nn.Linear(16, 1), nn.Identity())
         _scrambled(whole)
         torch.save(whole.state_dict(), f"{path}.pt")

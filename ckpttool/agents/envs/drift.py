@@ -120,6 +120,27 @@ def with_positions(env_id: str, own: int, wanted: int) -> bool:
     return bool(arguments(env_id, own, wanted, positions=True))
 
 
+_NAMED = re.compile(r"(?<![A-Za-z0-9])([A-Z][A-Za-z0-9]*)[-_]v(\d+)(?![0-9])")
+
+
+def candidates(words: str, obs_dim: int, action_dim: int) -> tuple[str, ...]:
+    """Return the environments that an agent of these sizes may have been trained in, the one named alone.
+
+    `words` is the text that may name one, such as the last parts of a path. A named task that takes other
+    sizes is no candidate; the version is the newest one that takes these.
+    """
+    fitting = [name for name, sizes in SIZES.items() if sizes == (obs_dim, action_dim)]
+    for name, version in reversed(_NAMED.findall(words)):
+        versions = {each: sizes for each, sizes in SIZES.items() if each.rpartition("-v")[0] == name}
+        own = [each for each in versions if each in fitting]
+        older = obs_dim in LAYOUTS.get(name, {}) and any(acts == action_dim for _, acts in versions.values())
+        if own or older:
+            return ((own or list(versions))[-1],)
+        if not versions:
+            return (f"{name}-v{version}",)
+    return tuple(fitting)
+
+
 def suggestion(env_id: str, obs_dim: int, action_dim: int) -> str | None:
     """Return which tasks a policy of these sizes plays, for the hint of an error."""
     fits = [name for name, sizes in SIZES.items() if sizes == (obs_dim, action_dim)]
