@@ -1,6 +1,6 @@
 """Plays the public agents of the corpus over 100 episodes and writes what they score into docs/claims.md.
 
-    python -m benchmarks.claims --corpus ../shared/corpus           # plays what benchmarks/results/claims.json lacks
+    python -m benchmarks.claims --corpus ../shared/corpus           # plays what claims.json lacks
     python -m benchmarks.claims --corpus ../shared/corpus --again   # plays everything
     python -m benchmarks.claims --page                              # writes the table of docs/claims.md
 
@@ -97,23 +97,27 @@ def table(played: dict[str, dict[str, Any]], simulators: dict[str, dict[str, Any
         " standard errors | in the authors' simulator |",
         "|---|---|---|---|---|---|",
     ]
+    refused = []
     for name, found in played.items():
         claim = Claim(**found["claim"])
         stated = (
             "none" if claim.mean is None else f"{claim.mean:,.1f} ± {claim.std:,.1f} ({claim.episodes:,})"
         )
         if "refused" in found:
-            lines.append(f"| {name} | {claim.env} | {stated} | not played: {found['refused']} | | |")
+            refused.append(name)
             continue
         low, high = found["ci95"]
         off = standard_errors(claim, found)
         here = f"{found['mean']:,.1f} ± {found['std']:,.1f}, {low:,.1f} to {high:,.1f}"
         old = simulators.get(name)
         theirs = f"{old['mean']:,.1f} ± {old['std']:,.1f} ({len(old['returns'])})" if old else ""
-        lines.append(
-            f"| {name} | {claim.env} | {stated} | {here} | {'' if off is None else f'{off:+.1f}'} | {theirs} |"
-        )
-    return "\n".join(lines) + "\n"
+        lines.append(f"| {name} | {claim.env} | {stated} | {here} | {_signed(off)} | {theirs} |")
+    left = f"\nNot played, because policies that choose among actions are not: {', '.join(refused)}.\n"
+    return "\n".join(lines) + "\n" + (left if refused else "")
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.1f}"
 
 
 def write_page() -> None:
@@ -132,9 +136,7 @@ def main() -> None:
     parser.add_argument("--corpus", default=os.environ.get("CKPTTOOL_CORPUS", "../shared/corpus"))
     parser.add_argument("--again", action="store_true", help="play what has a result as well")
     parser.add_argument("--page", action="store_true", help="write the page only")
-    parser.add_argument(
-        "--simulator", metavar="FILE", help="JSON lines of benchmarks/claims_mujoco_py.py to take in"
-    )
+    parser.add_argument("--simulator", metavar="FILE", help="JSON lines that claims_mujoco_py.py wrote")
     asked = parser.parse_args()
     document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"played": {}, "simulators": {}}
     if asked.simulator:

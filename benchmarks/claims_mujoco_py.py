@@ -1,10 +1,10 @@
-"""Plays exported policies in Gym's own MuJoCo tasks of version 3, for the authors' simulator in docs/claims.md.
+"""Plays exported policies in Gym's MuJoCo tasks of version 3: the authors' simulator in docs/claims.md.
 
-Needs an environment of its own, apart from ckpttool's: Python 3.8, gym==0.21.0, free-mujoco-py==2.1.6 (it brings
+Needs an environment of its own: Python 3.8, gym 0.21.0, free-mujoco-py 2.1.6 (which brings
 MuJoCo 2.1.0) and onnxruntime. The policies are what `ckpttool convert AGENT.zip --to onnx NAME.onnx` writes.
 
-    python claims_mujoco_py.py 'SAC Hopper-v3' sac_hopper.onnx Hopper-v3 100 >> returns.jsonl
-    python claims_mujoco_py.py 'PPO Walker2d-v3' ppo_walker.onnx Walker2d-v3 100 --time-feature >> returns.jsonl
+    python claims_mujoco_py.py 'SAC Hopper-v3' sac.onnx Hopper-v3 100 >> returns.jsonl
+    python claims_mujoco_py.py 'PPO Walker2d-v3' ppo.onnx Walker2d-v3 100 --time-feature >> returns.jsonl
 """
 
 import json
@@ -17,7 +17,7 @@ import onnxruntime
 SEED = 1000
 
 
-def main():
+def main() -> None:
     """Play the episodes and print one line of JSON."""
     name, file, env_id, episodes = sys.argv[1:5]
     timed = "--time-feature" in sys.argv

@@ -1,4 +1,4 @@
-"""Generated agents: programs without a library have the recorded verdicts, and none that is recorded is a fault."""
+"""Generated agents: programs have the recorded verdicts, and no agent is recorded as a fault."""
 
 from __future__ import annotations
 

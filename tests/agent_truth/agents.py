@@ -192,7 +192,7 @@ def sb3_contrib() -> Iterator[Agent]:
 
 
 def _wrapped(config: str, wrap: Callable[[Any], Any], *, normalize: bool = False, stack: int = 1) -> Any:
-    """Write a PPO agent for Pendulum as the RL zoo lays it out; its return is that of the library's predict."""
+    """Write a PPO agent for Pendulum as the RL zoo lays it out; the library's predict gives its return."""
 
     def write(path: Path, _: np.ndarray) -> tuple[str, Any]:
         gymnasium = importlib.import_module("gymnasium")
