@@ -303,6 +303,8 @@ def test_statistics_of_dict_observations_are_said(tmp_path: Path) -> None:
         (False, False),
         ("{'norm_obs': False, 'norm_reward': True}", False),
         ("dict(gamma=1)", True),
+        ({"norm_reward": False}, True),
+        ({"norm_obs": False}, False),
     ],
 )
 def test_missing_statistics_are_said(normalize: object, missing: bool, tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def _configured(binding: Binding, tree: Tree) -> Binding:
     """Take from the hyperparameters whether statistics are needed, and what wraps the environment."""
     found = {shown: tree[path] for path, shown in tree.names.items()}
     # Another program's config.yml says nothing by its silence; the zoo's always names the policy.
-    facts = _told(binding.facts) if "policy" in found or "normalize" in found else binding.facts
+    named = {shown.partition("/")[0] for shown in found}
+    facts = _told(binding.facts) if named & {"policy", "normalize"} else binding.facts
     if _asks_for_statistics(found) and "norm" not in binding.facts.said:
         facts = facts.lacking(_MISSING)
     wrappers = tuple(
@@ -159,8 +160,10 @@ def _asks_for_statistics(found: dict[str, Leaf | ValueLeaf]) -> bool:
     told = _plain(found, "normalize")
     if isinstance(told, str):
         return re.search(r"norm_obs['\"]?\s*[:=]\s*False", told) is None
-    quiet = _plain(found, "normalize_kwargs/norm_obs") is False
-    return bool(told) and not quiet
+    # A mapping of arguments asks for it as well; norm_obs is true unless it is said to be false.
+    groups = ("normalize", "normalize_kwargs")
+    quiet = any(_plain(found, f"{group}/norm_obs") is False for group in groups)
+    return (bool(told) or any(shown.startswith("normalize/") for shown in found)) and not quiet
 
 
 def _arguments(binding: Binding, tree: Tree) -> Binding:

@@ -105,7 +105,8 @@ def ledger_of(
     """
     unknown = (_unknown(what) for what in lacking(binding, own) if bounds or what != ACTION_BOUNDS)
     left = evidence.unused(checkpoint, binding, known, sizes)
-    where = binding.facts.said.get("wrappers", str(known.provenance.get("env", "")))
+    origin = str(known.provenance.get("env", "")).removeprefix("read from ")
+    where = binding.facts.said.get("wrappers", origin)
     named = wrapper_entries(wrappers_of(known), where)
     return ledger.merged(_used(known), named, binding.ledger, left, unknown)
 

@@ -27,7 +27,7 @@ from ckpttool.errors import UnsupportedError, UsageError, choice
 LIBRARIES: Final = (
     "sb3_contrib.",
     "rl_zoo3.",
-    "utils.",
+    "utils.wrappers.",
     "stable_baselines3.",
     "stable_baselines.",
     "gymnasium.",
