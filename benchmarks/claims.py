@@ -23,7 +23,7 @@ from ckpttool.errors import CkpttoolError
 from ckpttool.ops.evaluate import evaluate
 from ckpttool.ops.evaluation import Protocol
 
-RESULTS = Path(__file__).with_name("results") / "claims.json"
+RESULTS = Path(__file__).with_name("claims.json")
 PAGE = Path(__file__).parent.parent / "docs" / "claims.md"
 EPISODES = 100
 AGREES = 3.0
