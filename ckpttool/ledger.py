@@ -111,8 +111,12 @@ def lines(entries: Iterable[Entry]) -> list[str]:
     Assumptions are not among them: commands print those with their other assumptions.
     """
     entries = tuple(entries)
-    used = [entry.sentence for entry in entries if entry.use == "used"]
-    found = ["used: " + "; ".join(dict.fromkeys(used))] if used else []
+    sources: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        if entry.use == "used":
+            sources.setdefault(entry.where or entry.origin, {})[f"{entry.what} {entry.value}"] = None
+    used = [", ".join(facts) + (f" ({source})" if source else "") for source, facts in sources.items()]
+    found = [f"used: {'; '.join(used)}"] if used else []
     for use in ("not used", "cannot be known"):
         found += dict.fromkeys(f"{use}: {entry.sentence}" for entry in entries if entry.use == use)
     return found

@@ -343,7 +343,8 @@ class TestFiles:
     def test_a_list_of_wrappers_with_arguments_in_its_order(self, tmp_path: Path) -> None:
         config = (
             "env_wrapper:\n  - rl_zoo3.wrappers.FrameSkip:\n      skip: 2\n"
-            "  - gymnasium.wrappers.TimeLimit:\n      max_episode_steps: 10\n  - sb3_contrib.common.wrappers.TimeFeatureWrapper\n"
+            "  - gymnasium.wrappers.TimeLimit:\n      max_episode_steps: 10\n"
+            "  - sb3_contrib.common.wrappers.TimeFeatureWrapper\n"
         )
         file, _ = agent(tmp_path, 4, config)
         found = evaluate(file, protocol=Protocol(2))

@@ -75,6 +75,10 @@ def convert(
     fold_weight_norm: Annotated[
         bool, typer.Option("--fold-weight-norm", help="Make one weight of the two tensors of weight norm.")
     ] = False,
+    fold_normalizer: Annotated[
+        bool,
+        typer.Option("--fold-normalizer", help="Fold observation statistics into the first layers."),
+    ] = False,
     rules: Annotated[
         str | None,
         typer.Option("--map", metavar="FILE", help="Your own rules, a TOML file: see docs/mapping.md."),
@@ -141,6 +145,21 @@ def convert(
             metavar="SOURCE=TARGET", help="For --like: these two layers or modules belong together."
         ),
     ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FRAMEWORK",
+            help="Whose orientation SRC's matrices have, if neither names nor shapes show it: torch or tf.",
+        ),
+    ] = None,
+    cast: Annotated[
+        bool, typer.Option("--cast", help="For --like: round numbers to the types of your model.")
+    ] = False,
+    accept_order: Annotated[
+        bool,
+        typer.Option("--accept-order", help="For --like: pair by order what nothing else tells apart."),
+    ] = False,
     python: LikePython = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False,
     glob: Annotated[
@@ -183,6 +202,7 @@ def convert(
             strip=strip,
             restore=restore,
             fold_weight_norm=fold_weight_norm,
+            fold_normalizer=fold_normalizer,
             l2=l2 or (),
             optimizer=optimizer or (),
             rules=rules,
@@ -193,6 +213,9 @@ def convert(
             facts=agent_facts(activation, head, bounds, obs_norm),
             like=like_of(like, like_args, input_shape, python),
             match=match or (),
+            accept_order=accept_order,
+            from_=from_,
+            cast=cast,
             allow_missing=allow_missing,
             dry_run=dry_run,
             force=force,

@@ -93,16 +93,40 @@ class PartLayer(NamedTuple):
     kind: str
 
 
+class Operation(NamedTuple):
+    """One step of a program: its kind, the numbers of the values that it takes, its arrays and settings."""
+
+    kind: str
+    inputs: tuple[int, ...]
+    value: Mapping[str, Any]
+
+
+class Program(NamedTuple):
+    """What a model's own graph computes: values are numbered, inputs and states first, then operations.
+
+    `inputs` are names and shapes without the batch, `states` names and widths of what a recurrent policy
+    carries; `output` is the number of the action.
+    """
+
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]
+    states: Mapping[str, int]
+    operations: tuple[Operation, ...]
+    output: int
+    width: int
+
+
 class Part(NamedTuple):
     """One network: a component ("critic"), its head ("q1"; None for a policy), its layers in order.
 
     `branches` are further heads on the last hidden layer, by name ("log_std"), that do not make the action.
+    A policy with a `program` computes that instead of layers.
     """
 
     component: str
     head: str | None
     layers: tuple[PartLayer, ...]
     branches: tuple[tuple[str, PartLayer], ...] = ()
+    program: Program | None = None
 
     @property
     def prefix(self) -> Path:

@@ -26,6 +26,7 @@ from ckpttool.wire import zip as archives
 
 _CALLS, _DEEP, _ELEMENTS = 5_000, 40, 4096
 _TOP = "__torch__"
+_CELLS = frozenset(("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"))
 # What Python's parser raises for text that is no code, or nests too deep.
 _HOSTILE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 
@@ -88,13 +89,22 @@ def of_script(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
         RecursionError,
         MemoryError,
         OverflowError,
-    ):
+    ) as error:
+        word = str(error) if isinstance(error, _UnknownError) else ""
+        cells = {_short(held.name) for held in checkpoint.tree.containers.values() if held.name} & _CELLS
         raise UnsupportedError(
             "the TorchScript code is not one chain of known operations",
             file=checkpoint.path,
-            hint="if its layers are one chain all the same: ckpttool convert writes them without the code, "
+            found=", ".join(sorted(cells)) or word or None,
+            hint=None
+            if cells
+            else "if its layers are one chain all the same: ckpttool convert writes them without the code, "
             "--to torch, and eval takes that file with --activation",
         ) from None
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 @dataclass
@@ -262,14 +272,19 @@ class _Reader:
             return self._function(called, given)
         operation = _OPERATIONS.get(called.removesuffix("_"))
         if operation is None:
-            raise _UnknownError
+            raise _UnknownError(called)
         if called.endswith("_"):
             # It overwrites its input, under whichever names that has.
             self.overwritten += [each for each in given if isinstance(each, _Flow)]
         self.calls += 1
         if self.calls > _CALLS:
             raise _UnknownError
-        return operation(self, given)
+        try:
+            return operation(self, given)
+        except (_UnknownError, ValueError) as error:
+            raise _UnknownError(
+                str(error) if isinstance(error, _UnknownError) and str(error) else called
+            ) from None
 
     def numbers(self, value: Any) -> list[float]:
         """Return a number, or a small tensor's numbers."""
@@ -302,7 +317,7 @@ def _flow(value: Any) -> _Flow:
 
 
 def _linear(_: _Reader, given: Sequence[Any]) -> _Flow:
-    flow, weight, bias = given
+    flow, weight, bias = given if len(given) > 2 else (*given, None)
     if not isinstance(weight, _Tensor) or not (bias is None or isinstance(bias, _Tensor)):
         raise _UnknownError
     return _flow(flow).then("dense", Weights(weight.path, None if bias is None else bias.path))
@@ -349,6 +364,14 @@ def _wide(values: Sequence[float], size: int) -> list[float]:
     if len(values) not in (1, size):
         raise _UnknownError
     return [*values] * (size if len(values) == 1 else 1)
+
+
+def _flatten(_: _Reader, given: Sequence[Any]) -> _Flow:
+    # A policy that begins with a dense layer takes rows: flattening one from its second axis on changes none.
+    flow, *axes = given
+    if axes not in ([1], [1, -1]):
+        raise _UnknownError("torch.flatten")
+    return _flow(flow)
 
 
 def _scaled(sign: int) -> Callable[[_Reader, Sequence[Any]], _Flow]:
@@ -408,4 +431,5 @@ _OPERATIONS: dict[str, Callable[[_Reader, Sequence[Any]], Any]] = {
     "torch.dropout": _same,
     "torch.detach": _same,
     "torch.contiguous": _same,
+    "torch.flatten": _flatten,
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckpttool import ledger as ledgers
 from ckpttool import plugins, sidecar, urls
@@ -98,6 +99,7 @@ def convert(
     strip: bool = False,
     restore: bool = False,
     fold_weight_norm: bool = False,
+    fold_normalizer: bool = False,
     weights: str | None = None,
     rules: str | None = None,
     l2: Sequence[str] = (),
@@ -109,6 +111,9 @@ def convert(
     facts: AgentFacts = NO_FACTS,
     like: Like | str | None = None,
     match: Sequence[str] = (),
+    accept_order: bool = False,
+    from_: str | None = None,
+    cast: bool = False,
     allow_missing: bool = False,
     dry_run: bool = False,
     force: bool = False,
@@ -121,15 +126,19 @@ def convert(
     `part` names a path: only what lies below it is converted. `weights` is "ema" for the averaged weights
     alone, "raw" for the trained ones without them. First, `strip` takes out of names what wrappers
     put into them, `restore` puts it back as the source's sidecar says, `fold_weight_norm` makes one weight of
-    a direction and a length. `l2` and `optimizer` say what no file does of optimizers
+    a direction and a length. `fold_normalizer` makes statistics of observations part of an agent's first
+    layers, for libraries that keep none. `l2` and `optimizer` say what no file does of optimizers
     (ops/optimizer_options.py), `kinds` and `flatten` what none does of layers (ops/layer_options.py). `rules`
     is a TOML file of the user's own rules. Nothing is written when something is unmapped (unless
     `allow_missing`) or on `dry_run`. The target is written beside, read back, compared and then renamed;
     the same conversion gives the same bytes. To onnx goes one network, the policy unless `network` names
     another. `facts` and `env`, the environment, are what no file holds of an agent: they go into the
     sidecar. `like` names the user's own model, which is the target then, and `match` pairs layers or
-    modules of the two (ops/like.py). With `verify` an agent's networks are compared with what was read
-    back, and nothing is written if one computes something else.
+    modules of the two (ops/like.py); with `accept_order`, order pairs what nothing else tells apart,
+    and `cast` rounds numbers to the model's type.
+    `from_` ("torch" or "tf") states whose orientation the arrays have where the file has no evidence. With
+    `verify` an agent's networks are compared with what was read back, and nothing is written if one computes
+    something else.
     """
     given_facts = merged_facts(facts, env)
     if targets.word(target, to) in targets.EXPORTS:
@@ -138,8 +147,10 @@ def convert(
 
         _require_none("is not for onnx", weights=weights)
         _require_none("is not for onnx", part=part, strip=strip, restore=restore, map=rules, like=like)
-        _require_none("is not for onnx", fold_weight_norm=fold_weight_norm, l2=l2, optimizer=optimizer)
-        _require_none("is not for onnx", kind=kinds, flatten=flatten, match=match, no_verify=not verify)
+        _require_none("is not for onnx", fold_weight_norm=fold_weight_norm, fold_normalizer=fold_normalizer)
+        _require_none("is not for onnx", l2=l2, optimizer=optimizer)
+        _require_none("is not for onnx", kind=kinds, flatten=flatten, match=match, accept_order=accept_order)
+        _require_none("is not for onnx", no_verify=not verify)
         title = network or "actor"
         made = export(
             source,
@@ -158,15 +169,27 @@ def convert(
         from ckpttool.ops import like as models
 
         _require_none("is not for --like", weights=weights)
-        _require_none("is not for --like", layout=layout, restore=restore, map=rules)
+        _require_none("is not for --like", layout=layout, restore=restore)
         _require_none("is not for --like", **{name: [1] for name in given_facts.known})
-        _require_none("is not for --like", l2=l2, optimizer=optimizer)
+        _require_none("is not for --like", l2=l2, optimizer=optimizer, fold_normalizer=fold_normalizer)
         wanted, said = Wanted(strip, False, fold_weight_norm), choices(kinds, flatten)
         model = models.How(
-            part, wanted, said, models.pairs(match), allow_missing, dry_run, force, sync, verify
+            part,
+            wanted,
+            said,
+            models.pairs(match),
+            allow_missing=allow_missing,
+            accept_order=accept_order,
+            source=from_,
+            cast=cast,
+            rules=rule_file.load(rules) if rules is not None else None,
+            dry_run=dry_run,
+            force=force,
+            sync=sync,
+            prove=verify,
         )
         return _filled(models.like(source, target, to, like, model, progress), target)
-    _require_none("is for --like alone", match=match)
+    _require_none("is for --like alone", match=match, accept_order=accept_order, cast=cast)
     rule_set = rule_file.load(rules) if rules is not None else None
     request = Request(
         targets.target_kind(target, to),
@@ -177,6 +200,8 @@ def convert(
         Stated(tuple(l2), tuple(optimizer)),
         choices(kinds, flatten),
         weights,
+        fold_normalizer,
+        from_,
     )
     how = _How(allow_missing, dry_run, force, sync, verify, progress, target, to, given_facts)
     return _converted(source, targets.stem(target, request.kind), request, how)
@@ -229,7 +254,7 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         def digested() -> Own:
             return own if heard is None else replace(own, sha256=heard.digest().sha256)
 
-        written, proof, back = _written(checkpoint, way, target, request, digested, how)
+        written, proof, back = _written(checkpoint, way, target, request, digested, how, own.sidecar)
     sha256 = None if written is None else written.sha256
     lost = () if back.note is None or sha256 is None else (back.note,)
     notes = (*way.report.notes, *proof.notes, *_compared(way, sha256), *lost)
@@ -292,10 +317,17 @@ def _compared(way: Route, sha256: str | None) -> tuple[str, ...]:
 
 
 def _written(
-    checkpoint: Checkpoint, way: Route, target: str, request: Request, digested: Callable[[], Own], how: _How
+    checkpoint: Checkpoint,
+    way: Route,
+    target: str,
+    request: Request,
+    digested: Callable[[], Own],
+    how: _How,
+    known: Sidecar | None,
 ) -> tuple[Digest | None, Proof, Undo]:
     """Write the target with all that lies beside it; no digest if a network of it computes something else."""
     back, proof = Undo(why=request.no_way_back), Proof()
+    statistics = _statistics_beside(checkpoint, way, target, request, known, how)
 
     def beside(places: Mapping[Path, Path], lane: Lane) -> list[Output]:
         nonlocal back
@@ -305,7 +337,7 @@ def _written(
         kept = back.outputs(target, lane)
         for output in kept:
             require_new(output.file, checkpoint.files, force=how.force)
-        return kept
+        return [*kept, *statistics]
 
     def told(written: Digest, found: Checkpoint) -> Sidecar:
         nonlocal proof
@@ -313,6 +345,9 @@ def _written(
         if way.binding is None and request.part is None:
             own = receipt.with_policy_facts(checkpoint, found, own)
         made = receipt.receipt(checkpoint, way, own, written, back, request.part)
+        if request.fold_normalizer:
+            said = {**made.provenance, "obs_norm": "given: folded into the first layers"}
+            made = replace(made, obs_norm=None, provenance=said)
         if not how.verify or way.binding is None:
             return made
         proof = prove(as_read(checkpoint, way.source, way.binding, own), found, target, made)
@@ -333,6 +368,31 @@ def _written(
     except DiffersError as error:
         return None, error.proof, back
     return written, proof, back
+
+
+def _statistics_beside(
+    checkpoint: Checkpoint,
+    way: Route,
+    target: str,
+    request: Request,
+    known: Sidecar | None,
+    how: _How,
+) -> list[Output]:
+    """Return the file of statistics that the target's library reads beside its own, if the agent has any."""
+    layout = plugins.find("layouts", request.kind.layout).load()
+    if way.binding is None or request.fold_normalizer or not hasattr(layout, "statistics_beside"):
+        return []
+    facts = knowledge.merged(known, knowledge.of_files(way.binding, networks(way.source, way.binding)))
+    if facts.obs_norm is None:
+        return []
+    name, data = layout.statistics_beside(facts.obs_norm, facts.action_low, facts.action_high)
+    file = os.path.join(os.path.dirname(target), name)
+    require_new(file, checkpoint.files, force=how.force)
+
+    def put(stream: IO[bytes]) -> None:
+        stream.write(data)
+
+    return [Output(file, put)]
 
 
 def _require_none(why: str, **options: object) -> None:

@@ -32,7 +32,7 @@ from ckpttool.ops.findings import command
 from ckpttool.ops.fingerprint import surroundings
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
-from ckpttool.ops.wiring import Bounds, require_facts, wire
+from ckpttool.ops.wiring import Bounds, require_even_bounds, require_facts, wire
 from ckpttool.shown import count
 from ckpttool.version import __version__
 
@@ -219,6 +219,7 @@ def enter(agent: Agent, place: Place, how: Protocol, spec: EnvSpec) -> Entrant:
     part = _policy_part(agent, how.network)
     front = agent.front(part.title)
     wiring, assumed = wire(agent, _bounds(agent, part, front, spec))
+    require_even_bounds(agent, wiring)
     network = policy_network(agent.tree, part, wiring, front, spec.shapes)
     more = ledger.assumed("architecture", front.assumed) if front is not None else ()
     if place.adapter is not None and how.adapter is None:

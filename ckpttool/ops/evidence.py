@@ -108,7 +108,9 @@ def topic_of(name: str) -> Topic | None:
         for what, pattern in VOCABULARY.items():
             if pattern.fullmatch(segment):
                 other = what == "observation statistics" and any(
-                    re.fullmatch(rf"(\w+_)?({_NOT_OBSERVED})(_\w+)?", each) for each in segments
+                    re.fullmatch(rf"(\w+_)?({_NOT_OBSERVED})(_\w+)?", each)
+                    for each in segments
+                    if each not in ("actor_critic", "ac")
                 )
                 return "reward statistics" if other else what
     return None
@@ -332,9 +334,9 @@ def _statistics_file(file: str, checkpoint: Checkpoint, facts: _Used) -> Iterato
     """Yield the entry of a file of statistics; one that is of this very policy has its number of values."""
     name = os.path.basename(file)
     sizes = _sizes(file)
-    fits = facts.widths[0] in sizes
-    if facts.normalised:
+    if facts.normalised or sizes is None:
         return  # those that are used are another file's, or the command line's
+    fits = facts.widths[0] in sizes
     other = sizes and not fits
     value = (
         "of another size than the policy's observations" if other else "of the policy's size" if fits else ""
@@ -343,8 +345,8 @@ def _statistics_file(file: str, checkpoint: Checkpoint, facts: _Used) -> Iterato
     yield Entry("not used", "observation statistics", value, name, decides=fits, hint=None if other else hint)
 
 
-def _sizes(file: str) -> Sequence[int]:
-    """Return the sizes of the rows of numbers in a file, nothing where it cannot be read."""
+def _sizes(file: str) -> Sequence[int] | None:
+    """Return the sizes of a file's rows of numbers, none if it cannot be read; None for a network."""
     try:
         if os.path.getsize(file) > _LARGEST:
             return ()
@@ -356,7 +358,10 @@ def _sizes(file: str) -> Sequence[int]:
         stated = {path[-1].value: leaf.value for path, leaf in tree.plain()}
         if stated.get("norm_obs") is False:
             return ()
-        return [leaf.size for _, leaf in tree.tensors() if leaf.size > 1]
+        tensors = [leaf for _, leaf in tree.tensors()]
+        if any(sum(extent > 1 for extent in leaf.shape) > 1 for leaf in tensors):
+            return None  # a matrix: another checkpoint
+        return [leaf.size for leaf in tensors if leaf.size > 1]
     except (CkpttoolError, OSError):
         return ()
 

@@ -15,7 +15,7 @@ from ckpttool.ledger import Entries
 from ckpttool.ops import knowledge
 from ckpttool.ops.evaluate import bounds_of, environment_hint
 from ckpttool.ops.restore import Agent
-from ckpttool.ops.wiring import Bounds, sizes, wire
+from ckpttool.ops.wiring import Bounds, require_even_bounds, sizes, wire
 from ckpttool.sidecar import Sidecar
 
 
@@ -32,6 +32,8 @@ def told(agent: Agent, part: Part, env: str | None) -> tuple[Wiring, Sidecar, En
     if spec is not None and part.acts:
         bounds = bounds_of(agent, widths(agent.tree, part), spec)
     wiring, assumed = wire(agent, bounds)
+    if part.acts:
+        require_even_bounds(agent, wiring)
     facts = Sidecar("", **{name: getattr(known, name) for name in (*knowledge.FACTS, "obs_dim")})
     facts = replace(facts, provenance=_of(known, facts))
     if needed and spec is not None:

@@ -34,6 +34,7 @@ ACTION_BOUNDS = "the action bounds"
 FACTS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
 
 _TEXT = "args.txt"
+_ROUNDED = 1e-5
 NO_STATISTICS = "read from the source: it has none"
 # What layouts call statistics that observations were normalised with (Facts.lacks).
 _OF_STATISTICS = re.compile("statistics|normalised|observation scaler|limits of observations")
@@ -108,7 +109,7 @@ def ledger_of(
     origin = str(known.provenance.get("env", "")).removeprefix("read from ")
     where = binding.facts.said.get("wrappers", origin)
     named = wrapper_entries(wrappers_of(known), where)
-    return ledger.merged(_used(known), named, binding.ledger, left, unknown)
+    return ledger.merged(_used(known, binding), named, binding.ledger, left, unknown)
 
 
 def wrappers_of(known: Sidecar) -> tuple[WrapperSpec, ...]:
@@ -130,10 +131,58 @@ def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Entry]
             yield Entry("used", "wrapper", shown, where)
 
 
-def _used(known: Sidecar) -> Iterator[Entry]:
-    """Yield an entry for each fact that a file, a sidecar or the command line holds."""
+def contradicted(told: Sidecar | None, read: Sidecar) -> dict[str, Entry]:
+    """Return an entry for each fact of a sidecar of which the checkpoint itself holds another value, by name.
+
+    A sidecar is bound to the weights alone: whoever edits its facts keeps the digest. So the checkpoint's
+    own values count, unless a person gave the sidecar's.
+    """
+    found: dict[str, Entry] = {}
     for names, what in _TOPICS.items():
         name = names[0]
+        values = [getattr(told, each, None) for each in names]
+        own = [getattr(read, each) for each in names]
+        origin = str(read.provenance.get(name, ""))
+        if name in ("env", "epsilon") or values[0] is None or own[0] is None or not origin:
+            continue
+        said = str(told.provenance.get(name, "")) if told is not None else ""
+        if origin.startswith("assumed") or said.startswith("assumed") or _agree(name, values, own):
+            continue
+        value = f"{_in_words(name, values)} in the sidecar; the checkpoint holds {_in_words(name, own)}"
+        hint = "remove the sidecar, or convert the source again"
+        found[name] = Entry("not used", what, value, origin, decides=said != "given", hint=hint)
+    return found
+
+
+def _agree(name: str, ones: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether two statements of a fact mean the same, within the rounding of float32."""
+    import numpy as np
+
+    one, other = ones[0], others[0]
+    if name == "head":
+        return bool(one == other) or "unit_tanh" in (one, other)  # the program scales what the model gives
+    if name == "activations":
+        most = max(len(one), len(other))
+        longer = [list(each) * most if len(each) == 1 else list(each) for each in (one, other)]
+        return longer[0] == longer[1]
+    if name == "action_low":
+        pairs = list(zip(ones, others, strict=True))
+    else:
+        spreads = [np.sqrt(np.asarray(n["var"]) + float(n.get("epsilon", 1e-8))) for n in (one, other)]
+        limits = [[n.get("clip") or 0.0] for n in (one, other)]
+        pairs = [(one["mean"], other["mean"]), (spreads[0], spreads[1]), (limits[0], limits[1])]
+    return all(
+        np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=_ROUNDED, atol=_ROUNDED) for a, b in pairs
+    )
+
+
+def _used(known: Sidecar, binding: Binding) -> Iterator[Entry]:
+    """Yield an entry for each fact that a file, a sidecar or the command line holds."""
+    normed = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
+    for names, what in _TOPICS.items():
+        name = names[0]
+        if name == "epsilon" and not normed:
+            continue
         value, origin = getattr(known, name), str(known.provenance.get(name, ""))
         if value is None or origin.startswith("assumed"):
             continue

@@ -21,7 +21,7 @@ def choices(kinds: Sequence[str], flatten: Sequence[str]) -> tuple[Choice, ...]:
 
 
 def _kinds(said: Sequence[str]) -> Iterator[Choice]:
-    known = list(dict.fromkeys(kind.name for kind in KINDS if kind.refused is None))
+    known = list(dict.fromkeys(kind.option for kind in KINDS if kind.refused is None))
     for text in said:
         pattern, wanted = _halves(text, "--kind", "PATTERN=KIND")
         match = _KIND.fullmatch(wanted)

@@ -25,7 +25,7 @@ from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
 # Facts of a policy that a model's own configuration or code records, and its weights do not.
-_RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high"))
+_RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "norm"))
 _LONGEST = 1000  # characters of a text in the sidecar
 
 
@@ -40,7 +40,7 @@ def with_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Own) -> O
         recorded = _RECORDED & policy.facts.said.keys() if policy is not None else frozenset()
         if policy is None or not recorded:
             return own
-        bound = {move.source for move in policy.moves.moves}
+        bound = {move.source for move in policy.moves.moves} | policy.consumed
         names = checkpoint.tree.names
         parameters = (path for path, leaf in checkpoint.tree.tensors() if leaf.role == "parameter")
         # A SavedModel of Keras 3 holds every variable a second time, below this name.
@@ -50,6 +50,8 @@ def with_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Own) -> O
         if again is None or not _is_same(tree, networks(target.tree, again)):
             return own
         read = knowledge.of_files(policy, tree)
+        # Statistics of observations are a fact of their own name in a sidecar.
+        recorded = frozenset("obs_norm" if name == "norm" else name for name in recorded)
         facts = {name: getattr(read, name) for name in sorted(recorded)}
         provenance = {name: read.provenance[name] for name in recorded if name in read.provenance}
         return replace(
@@ -125,7 +127,10 @@ def origin(
 
 def rules(report: Report) -> list[dict[str, str]]:
     """Return a receipt's line for each move."""
-    return [{"source": m.source, "target": m.target, "rule": m.rule} for m in report.mapped]
+    return [
+        {"source": m.source, "target": m.target, "rule": m.rule, **({} if m.by is None else {"by": m.by})}
+        for m in report.mapped
+    ]
 
 
 def _residue(way: Route, unused: Sequence[str]) -> Iterator[dict[str, Any]]:

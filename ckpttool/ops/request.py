@@ -16,7 +16,9 @@ class Request(NamedTuple):
     """The kind of target; a layout to take, the `part` below a path, what is done first (`wanted`).
 
     `rules` are the user's own, `stated` and `given` what was said of optimizers and layers. `weights` is
-    "ema" or "raw" where one of a network and its average is wanted.
+    "ema" or "raw" where one of a network and its average is wanted. With `fold_normalizer` statistics of
+    observations become part of the first layers. `source` states whose orientation the source's arrays have
+    ("torch" or "tf").
     """
 
     kind: TargetKind
@@ -27,11 +29,14 @@ class Request(NamedTuple):
     stated: Stated = NOTHING_STATED
     given: Sequence[Choice] = ()
     weights: str | None = None
+    fold_normalizer: bool = False
+    source: str | None = None
 
     @property
     def whole(self) -> bool:
         """Say whether all of the checkpoint is wanted, under the names that it has."""
-        return self.part is None and self.weights is None and self.wanted == AS_IT_IS
+        changed = self.weights is not None or self.wanted != AS_IT_IS or self.fold_normalizer
+        return self.part is None and not changed
 
     @property
     def no_way_back(self) -> str | None:
@@ -40,6 +45,8 @@ class Request(NamedTuple):
             return "this is a part of the checkpoint"
         if self.weights is not None:
             return "--weights was used"
+        if self.fold_normalizer:
+            return "--fold-normalizer was used"
         if self.wanted != AS_IT_IS:
             return "names or weights were changed first (--strip, --restore, --fold-weight-norm)"
         return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.agents.components import widths
@@ -18,8 +19,10 @@ from ckpttool.errors import (
     UsageError,
     some,
 )
+from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts import joints, statistics
 from ckpttool.layouts.canonical import NETWORKS, NO_LAYOUT, RUN, Binding, Part
 from ckpttool.layouts.fronts import Front
 from ckpttool.layouts.policy_alone import policy_alone
@@ -139,7 +142,13 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     require_layers(binding, own.sidecar, sidecar.beside(checkpoint.path))
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = knowledge.with_companions(binding, checkpoint)
+    binding = joints.recorded(with_statistics(binding, checkpoint.tree), checkpoint)
+    binding = joints.joined(binding)
     tree = networks(checkpoint.tree, binding)
+    contradicted = knowledge.contradicted(own.sidecar, knowledge.of_files(binding, tree))
+    wrong = {name: entry for name, entry in contradicted.items() if name not in facts.known}
+    binding = binding.entered(*wrong.values())
+    own = _without(own, [name for name, entry in wrong.items() if entry.decides])
     if facts:
         facts = facts.sized(*policy_sizes(binding, tree))
         held = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
@@ -159,6 +168,24 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes, ledger)
 
 
+def _without(own: Own, names: Sequence[str]) -> Own:
+    """Return what is known without facts of the sidecar that the checkpoint contradicts."""
+    if own.sidecar is None or not names:
+        return own
+    more = ["action_high"] if "action_low" in names else []
+    gone: dict[str, Any] = dict.fromkeys([*names, *more])
+    provenance = {name: said for name, said in own.sidecar.provenance.items() if name not in gone}
+    return replace(own, sidecar=replace(own.sidecar, **gone, provenance=provenance))
+
+
+def with_statistics(binding: Binding, tree: Tree) -> Binding:
+    """Return the binding with statistics of observations that its layout does not read."""
+    part = next((part for part in binding.parts if part.acts), None)
+    if part is None or binding.layout == NO_LAYOUT or part.component in binding.fronts:
+        return binding
+    return statistics.applied(binding, tree, widths(networks(tree, binding), part)[0])
+
+
 def ledger_of(
     checkpoint: Checkpoint,
     binding: Binding,
@@ -169,8 +196,11 @@ def ledger_of(
     bounds: bool = False,
 ) -> Entries:
     """Return the ledger of an agent with the canonical tree `tree` (ops/knowledge.py)."""
-    acting = [part for part in binding.parts if part.acts] or list(binding.parts)
-    sizes = widths(tree, acting[0])
+    part = next((part for part in binding.parts if part.acts), binding.parts[0])
+    sizes = widths(tree, part)
+    front = binding.fronts.get(part.component)
+    if front is not None:
+        sizes = (sum(stream.size for stream in front.streams), sizes[1])
     return knowledge.ledger_of(checkpoint, binding, own, known, sizes, bounds=bounds)
 
 
@@ -231,7 +261,7 @@ def _spread(own: Own, binding: Binding, tree: Tree) -> Own:
 def policy_sizes(binding: Binding, tree: Tree) -> tuple[int, int]:
     """Return the numbers of hidden layers and of actions of the policy, or of what there is without one."""
     acting = [part for part in binding.parts if part.acts] or list(binding.parts)
-    hidden = max(sum(layer.kind == "dense" for layer in part.layers) - 1 for part in acting)
+    hidden = max(max(sum(layer.kind == "dense" for layer in part.layers) - 1, 0) for part in acting)
     return hidden, widths(tree, acting[0])[1]
 
 
@@ -299,6 +329,21 @@ class Own:
     notes: tuple[str, ...] = ()
 
 
+def _of_model(checkpoint: Checkpoint, found: Sidecar | None) -> Own:
+    """Return what the sidecar of an ONNX model adds to its graph: the environment.
+
+    The graph computes what the other facts describe. The digest that an export records is that of the file.
+    """
+    if found is None:
+        return Own()
+    file = checkpoint.files[0]
+    digests = (hashlib.sha256(file.read(0, file.size)).hexdigest(), digest_of(checkpoint).sha256)
+    if found.target_sha256 not in digests:
+        raise _of_others(checkpoint, found, digests[0])
+    said = {name: text for name, text in found.provenance.items() if name == "env"}
+    return Own(Sidecar(found.target_sha256, env=found.env, provenance=said), digests[1])
+
+
 def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
     """Return the sidecar beside the checkpoint; the weights are read if there is one and no `sha256` of them.
 
@@ -306,6 +351,8 @@ def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
     for these, and to go on without would be wrong in silence.
     """
     found = sidecar.load(checkpoint.path)
+    if checkpoint.format == onnx.NAME:
+        return _of_model(checkpoint, found)
     waiting = sidecar.waiting(checkpoint.path) if found is None else {}
     if found is None and not waiting:
         return Own()
@@ -318,7 +365,11 @@ def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
             return Own(each, sha256, (note,))
     if found is None:
         return Own(sha256=sha256)
-    raise ChecksumError(
+    raise _of_others(checkpoint, found, sha256)
+
+
+def _of_others(checkpoint: Checkpoint, found: Sidecar, sha256: str) -> ChecksumError:
+    return ChecksumError(
         "the sidecar beside the checkpoint was written for other weights",
         file=sidecar.beside(checkpoint.path),
         expected=f"weights of sha256 {found.target_sha256[:12]}",

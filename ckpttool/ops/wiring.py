@@ -82,6 +82,24 @@ def _require_scaled(agent: Agent, known: Sidecar, bounds: Bounds) -> None:
         )
 
 
+def require_even_bounds(agent: Agent, wiring: Wiring) -> None:
+    """Raise UsageError for one number times tanh, by habit of a layout, between bounds of several sizes.
+
+    No program has such bounds and this map: it would never reach some of them, and exceed others.
+    """
+    low, high = wiring.action_low, wiring.action_high
+    assumed = str(agent.known.provenance.get("head", "")).startswith("assumed")
+    even = all(np.isclose(value, high[0]) for value in high) and all(np.isclose(v, -high[0]) for v in low)
+    if wiring.head != "tanh" or even or not assumed:
+        return
+    raise UsageError(
+        "needs --head: one number times tanh, the layout's habit, cannot give these action bounds",
+        file=agent.checkpoint.path,
+        expected="--head affine (tanh mapped to the bounds), or --head tanh (times the first upper bound)",
+        found=f"bounds {_shown(low)} to {_shown(high)}",
+    )
+
+
 def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiring, Entries]:
     """Return the wiring and an entry of the ledger for whatever was assumed.
 
