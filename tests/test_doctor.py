@@ -183,7 +183,8 @@ def test_a_sidecar_that_knows_no_statistics_hides_no_finding(
     path = sb3.td3_agent(tmp_path / "agent.zip")
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "config.yml").write_text("policy: MlpPolicy\nnormalize: true\n")
-    beside = Sidecar(digest(str(path)).sha256, action_low=[-1.0], action_high=[1.0], **told)
+    bounds: dict[str, Any] = {"action_low": list(sb3.LOW), "action_high": list(sb3.HIGH)}
+    beside = Sidecar(digest(str(path)).sha256, **bounds, **told)
     Path(f"{path}.ckpttool.json").write_bytes(beside.encode())
     diagnosis = diagnose(str(path))
     assert any(entry.open for entry in diagnosis.ledger) == found == bool(diagnosis.findings)

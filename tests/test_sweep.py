@@ -22,6 +22,7 @@ import pytest
 from ckpttool.agents.statistics import paired_interval
 from ckpttool.cli import scores
 from ckpttool.errors import (
+    ChecksumError,
     FormatError,
     NotACheckpointError,
     NotFoundError,
@@ -354,6 +355,21 @@ def test_a_line_that_was_cut_is_played_again_and_counted_once(tmp_path: Path, wh
     assert len({document["key"] for document in documents}) == len(documents) == 6
     # The whole group is played again, so that a result does not depend on where a run was interrupted.
     assert {document["protocol"]["stacked"] for document in documents} == {2}
+
+
+def test_a_line_that_was_edited_is_not_believed(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    first = sweep([str(TF_SAMPLE)], protocol=SHORT, out=str(out))
+    document = json.loads(out.read_bytes())
+    edited = {**document, "returns": [0.0] * len(document["returns"])}
+    out.write_text(json.dumps(edited) + "\n")
+    with pytest.raises(ChecksumError):
+        sweep([str(TF_SAMPLE)], protocol=SHORT, out=str(out), spread=refuse)
+    out.write_text(json.dumps({name: value for name, value in edited.items() if name != "sha256"}) + "\n")
+    again = sweep([str(TF_SAMPLE)], protocol=SHORT, out=str(out))
+    assert again.resumed == 0
+    assert returns(again) == returns(first)
+    assert sweep([str(TF_SAMPLE)], protocol=SHORT, out=str(out), spread=refuse).resumed == 1
 
 
 @pytest.mark.parametrize("content", [b'{"mine": 1}\n', b"a,b\n1,2\n", b"half a line", b'{"schema": 1}\n'])

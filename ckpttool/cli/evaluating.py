@@ -31,6 +31,7 @@ from ckpttool.cli.options import (
     Tensorboard,
     Video,
     VideoEpisodes,
+    WrapperOption,
     agent_facts,
     importable,
 )
@@ -85,6 +86,7 @@ def evaluate(
     dtype: Dtype = "float32",
     engine: Engine = "auto",
     adapter: AdapterOption = None,
+    wrapper: WrapperOption = None,
     layout: LayoutOption = None,
     activation: ActivationOption = None,
     head: HeadOption = None,
@@ -132,7 +134,17 @@ def evaluate(
     if out is not None and lines is None:
         score_files.require_new_result(out)  # before hours of playing, not after
     protocol = Protocol(
-        episodes, seed, num_envs, device, backend, network, float_type(dtype), engine, noise, adapter
+        episodes,
+        seed,
+        num_envs,
+        device,
+        backend,
+        network,
+        float_type(dtype),
+        engine,
+        noise,
+        adapter,
+        None if wrapper is None else tuple(wrapper),
     )
     wanted = showing.wanted(video, video_episodes, plot, chart=chart)
     asked = comparing.wanted(

@@ -152,6 +152,12 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     binding = binding.entered(*wrong.values())
     own = _without(own, [name for name, entry in wrong.items() if entry.decides])
     if facts:
+        if "activations" in facts.known and any(part.program is not None for part in binding.parts):
+            raise UsageError(
+                "the activations are those of the model's graph, and none is given",
+                file=checkpoint.path,
+                hint="leave out --activation",
+            )
         facts = facts.sized(*policy_sizes(binding, tree))
         held = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
         used = (*used, f"given: {facts.described()}", *facts.contradictions(held))

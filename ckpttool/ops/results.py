@@ -23,7 +23,7 @@ from ckpttool.agents.envs.spec import Agreement
 from ckpttool.agents.network import Network
 from ckpttool.agents.rollout import Rollout
 from ckpttool.agents.statistics import summarise
-from ckpttool.errors import FormatError, UsageError
+from ckpttool.errors import ChecksumError, FormatError, UsageError
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.version import __version__
 from ckpttool.writing.names import require_regular
@@ -31,7 +31,6 @@ from ckpttool.writing.names import require_regular
 SUFFIX = ".jsonl"
 NAME = f"evaluations{SUFFIX}"
 SCHEMA = 1
-SEAL = "sha256"
 # A line is a few kilobytes for a hundred episodes; nobody's evaluations fill this.
 LIMIT = 1 << 30
 
@@ -168,26 +167,34 @@ class Results:
 
     def _lines(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, text in enumerate(data.splitlines(), 1):
-            document: Mapping[str, Any] = {}
+            document: dict[str, Any] = {}
             with contextlib.suppress(FormatError):
-                document = documents.parse(text, "a result")
-            if document.get("schema") == SCHEMA and isinstance(document.get("key"), str):
-                found = {name: value for name, value in document.items() if name != SEAL}
-                if SEAL not in document:
-                    continue
-                if document[SEAL] != seal(found):
-                    raise FormatError(
-                        f"line {number} was changed after it was written",
-                        file=self.path,
-                        expected=f"sha256 {document[SEAL]!s:.12}",
-                        found=seal(found)[:12],
-                        hint="remove the line to play its checkpoint again",
-                    )
-                yield document["key"], found
-                continue
-            raise FormatError(
-                f"line {number} is no evaluation", file=self.path, hint="--out takes a file of its own"
+                document = dict(documents.parse(text, "a result"))
+            if document.get("schema") != SCHEMA or not isinstance(document.get("key"), str):
+                raise FormatError(
+                    f"line {number} is no evaluation", file=self.path, hint="--out takes a file of its own"
+                )
+            # A line without a digest may hold anything: it is played again.
+            if document.get("sha256") is not None:
+                self._require_unchanged(document, number)
+                yield document["key"], document
+
+    def _require_unchanged(self, document: Mapping[str, Any], number: int) -> None:
+        found = _digest(document)
+        if document["sha256"] != found:
+            raise ChecksumError(
+                f"line {number} was changed after it was written",
+                file=self.path,
+                expected=f"content of sha256 {str(document['sha256'])[:12]}",
+                found=found[:12],
+                hint="remove the line: the checkpoint is played again",
             )
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    """Return the sha256 of a line's content, its own digest apart."""
+    content = {name: value for name, value in document.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def _head(key: str, steps: Mapping[str, int]) -> dict[str, Any]:
@@ -195,13 +202,8 @@ def _head(key: str, steps: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _line(document: Mapping[str, Any]) -> bytes:
-    plain = json.loads(json.dumps(documents.plain(dict(document)), allow_nan=False))
-    return json.dumps({**plain, SEAL: seal(plain)}, allow_nan=False).encode() + b"\n"
-
-
-def seal(document: Mapping[str, Any]) -> str:
-    """Return the sha256 of a line's content, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    plain = documents.plain(dict(document))
+    return json.dumps({**plain, "sha256": _digest(plain)}, allow_nan=False).encode() + b"\n"
 
 
 def _ours(torn: bytes) -> bool:

@@ -251,7 +251,9 @@ class _Run:
             if known is None:
                 missing += 1
                 continue
-            self.found[seat.number] = replace(known, checkpoint=seat.entrant.checkpoint)
+            self.found[seat.number] = replace(
+                known, checkpoint=seat.entrant.checkpoint, ledger=seat.entrant.ledger
+            )
             self.resumed += 1
         if missing:
             number = seats[0].number
