@@ -307,6 +307,8 @@ def test_a_chain_of_calls_is_evidence_and_calls_beside_each_other_are_none(sourc
         ("dense dense_1 dense_2", "value/0 value/2 advantage/0", "- - -"),
         ("dense dense_1 dense_2", "out layers/0 layers/1", "- - -"),
         ("dense dense_1", "head body/0", "- -"),
+        ("m/_operations/3 m/_operations/4", "fc_1 fc_2", "- -"),
+        ("m/_operations/3 m/_operations/4", "net/0 net/2", "m/_operations/3 m/_operations/4"),
         ("dense dense_1 dense_2 dense_3", "q k v o", "- - - -"),
     ],
 )  # fmt: skip

@@ -38,6 +38,8 @@ CONFIDENCE: dict[By, str] = {
     "order": "low",
 }
 Numbers = tuple[tuple[int, ...], ...]
+# Where Keras lists the layers of a model, whatever stands beside what (keras/src/models/functional.py).
+_LISTS = frozenset(("_operations", "_layers", "_self_tracked_trackables"))
 _NETWORK = re.compile(r"(?:sequential|functional|model)(?:_\d+)?")
 _Links = dict[tuple[str, ...], set[tuple[str, ...]]]
 
@@ -417,17 +419,24 @@ class _Solver:
 
 
 class _Row(NamedTuple):
-    """Layers that one side counts: their numbers, step by step, and which of these steps differ."""
+    """Layers that one side counts: their numbers, step by step, and which of these steps differ.
+
+    `listed` says that the numbers are places in Keras's list of a model's layers.
+    """
 
     layers: list[int]
     steps: list[tuple[str, ...]]
     counts: list[Numbers]
     varying: list[int]
+    listed: bool = False
 
     @property
     def by_framework(self) -> bool:
         """Say whether all numbers that differ are the framework's count."""
-        return all(counted_by_framework(self.steps[0][at]) for at in self.varying)
+        return all(
+            counted_by_framework(step) or (self.listed and step.isdecimal())
+            for step in (self.steps[0][at] for at in self.varying)
+        )
 
     @property
     def has_networks(self) -> bool:
@@ -472,7 +481,8 @@ def _row(every: Sequence[Candidate], some: Sequence[int]) -> _Row | None:
         # Keras counts layers of a class as they are made, which need not be as they are called.
         ordered = sorted(some, key=lambda n: every[n].rank)
         rows = [counts[n] for n in ordered]
-    return _Row(ordered, [steps[n] for n in ordered], rows, varying)
+    listed = any(not _LISTS.isdisjoint(every[n].name) for n in some)
+    return _Row(ordered, [steps[n] for n in ordered], rows, varying, listed)
 
 
 def _is_chain(called: Sequence[Candidate]) -> bool:
