@@ -94,8 +94,16 @@ def way(
 def _by_layout(
     checkpoint: Checkpoint, tree: Tree, request: Request, agent: Binding, known: Sidecar | None
 ) -> Way:
-    """Return the way of an agent: by its layout, or by its parts if those keep an optimizer that it loses."""
+    """Return the way of an agent: by its layout, or by its parts if those keep an optimizer that it loses.
+
+    One network alone is the root of a file of Keras, as it is of a program's `model.load_weights`.
+    """
     told = optimizer_facts.settings(known)
+    if request.layout is None and request.kind.format == _WEIGHTS_FILE and _is_alone(tree, agent):
+        with contextlib.suppress(CkpttoolError):
+            general = _general(checkpoint, tree, request, told)
+            if not _problems(tree, general):
+                return Way(general, general=True)
     failed: CkpttoolError | None = None
     plan: Plan | None = None
     try:
@@ -113,6 +121,12 @@ def _by_layout(
     if failed is not None:
         raise failed
     return Way(plan, agent)
+
+
+def _is_alone(tree: Tree, agent: Binding) -> bool:
+    """Whether the tree is one network of an agent, in a dict of its own, and nothing else."""
+    tensors = [path for path, _ in tree.tensors()]
+    return len({part.component for part in agent.parts}) == 1 and len({path[:-1] for path in tensors}) == 1
 
 
 def _problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> list[Path | str]:
