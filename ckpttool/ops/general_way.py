@@ -460,6 +460,7 @@ class _ToTensorFlow:
         weights: list[Move] = []
         rules: dict[Path, list[Rule]] = {}
         targets: set[Path] = set()
+        firsts: dict[Path, Path] = {}
         twice: dict[Path, Path] = {}
         for source, name, rule in rows:
             if source not in trained:
@@ -473,8 +474,11 @@ class _ToTensorFlow:
                 continue
             known.append(alone)
             targets.add(paths[name])
+            firsts.setdefault(paths[name], source)
             weights.append(Move(self.canonical[source], paths[name], alone))
         title = display(top)
+        equal = frozenset(self._repeated(state, {source: firsts[at] for source, at in twice.items()}))
+        state = state._replace(moves=_without(state.moves, equal))
         told = self.told.of(state.name, title)
         variable = f"adam_{number}" if number else "adam"
 
@@ -489,11 +493,20 @@ class _ToTensorFlow:
             return replace(made, kept=extra, notes=(*made.notes, *said), told=own)
 
         plan = _state_plan(self.tree, state, self.canonical, write)
-        biases = [display(target) for target in dict.fromkeys(twice.values())]
+        left = {path for path in equal if path in (state.moves.of or {})}
+        open_ = {
+            source for slot, source in (state.moves.of or {}).items() if source in twice and slot not in left
+        }
+        biases = [display(twice[source]) for source in twice if source not in open_]
+        apart = [display(twice[source]) for source in open_]
         sums = (
-            f"{title}: PyTorch trains two biases and Keras their sum, {some(biases, 2)}, whose updates "
-            f"differ: --part {self._network(state)} converts the network alone, --allow-missing takes the "
-            "moments of bias_ih"
+            f"{title}: PyTorch trains two biases with equal moments and Keras their sum, {some(biases, 2)}, "
+            "which has these moments: from here it moves half as fast"
+        )
+        unequal = (
+            f"{title}: PyTorch trains two biases with moments of their own and Keras their sum, "
+            f"{some(apart, 2)}: --part {self._network(state)} converts the network alone, --allow-missing "
+            "takes the moments of bias_ih"
         )
         frozen = [self.tree.names[path] for path in state.weights if path not in trained]
         without = (
@@ -505,10 +518,25 @@ class _ToTensorFlow:
             notes=(
                 *plan.notes,
                 *((sums,) if biases else ()),
+                *((unequal,) if apart else ()),
                 *((without,) if frozen else ()),
                 *((f"{title}: {_SPARSE}",) if rows_read else ()),
             ),
         )
+
+    def _repeated(self, state: State, twins: Mapping[Path, Path]) -> Iterator[Path]:
+        """Go through the slots of second biases that equal those of the first.
+
+        The gradients of two biases that are added are the same: so are their moments, unless the optimizer
+        adds what differs, such as a decay of the weights.
+        """
+        slots = {(owner, path[-1]): path for path, owner in (state.moves.of or {}).items()}
+        for source, first in twins.items():
+            pairs = [
+                (path, slots.get((first, step))) for (owner, step), path in slots.items() if owner == source
+            ]
+            if all(other is not None and _is_equal(self.tree, path, other) for path, other in pairs):
+                yield from (path for path, _ in pairs)
 
     def _network(self, state: State) -> str:
         return display(state.weights[0][:-1]) or "the network"
@@ -794,14 +822,13 @@ class _ToTorch:
             return replace(made, notes=(*made.notes, *said))
 
         plan = _state_plan(self.tree, state, self.canonical, write, more)
-        slots = tuple(move.source for move in more if move.source not in trained)
         sums = (
-            f"{state.name}: PyTorch trains {some(doubled, 2)} beside bias_ih and Keras their sum, whose "
-            "updates differ: --allow-missing gives both the same moments"
+            f"{state.name}: PyTorch trains {some(doubled, 2)} beside bias_ih and Keras the sum of the two "
+            "biases: both get its moments, and from here the sum moves twice as fast"
         )
         rows_read = any(str(path[-1].value).lstrip("_") == "embeddings" for path in trained)
         notes = (*((sums,) if doubled else ()), *((f"{state.name}: {_SPARSE}",) if rows_read else ()))
-        return replace(plan, notes=(*plan.notes, *notes), partly=(*plan.partly, *slots))
+        return replace(plan, notes=(*plan.notes, *notes))
 
 
 class _ToObjects(_ToTorch):
@@ -914,6 +941,20 @@ def _trained_order(tree: Tree) -> dict[Path, int]:
         and (isinstance(path[-1].value, int) or _VARS.search(leaf.key))
     )
     return {path: at for at, path in enumerate(dict.fromkeys(owners))}
+
+
+def _is_equal(tree: Tree, one: Path, other: Path) -> bool:
+    leaves = tree[one], tree[other]
+    first, second = (leaf if isinstance(leaf, Leaf) else None for leaf in leaves)
+    if first is None or second is None or (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    return first.read() == second.read()
+
+
+def _without(moves: OptimizerMoves, slots: Collection[Path]) -> OptimizerMoves:
+    """Return the moves without those of slots that only repeat others."""
+    kept = tuple(move for move in moves.moves if move.source not in slots)
+    return replace(moves, moves=kept, consumed=moves.consumed | frozenset(slots))
 
 
 def _unknown(title: str, slots: Sequence[Leaf], bound: OptimizerMoves) -> str:
