@@ -33,6 +33,8 @@ _LENGTH = rb"[\x80-\xff]{0,4}[\0-\x7f]"
 # MetaInfoDef, stripped_op_list: operations by name) and saved_model.proto (version 1, then a MetaGraphDef);
 # onnx/onnx.proto (ModelProto: ir_version, producer_name, and what may follow it);
 # torch/csrc/jit/serialization/mobile_bytecode.fbs and executorch/schema/program.fbs (file_identifier).
+# coremltools/mlmodel/format/Model.proto (specificationVersion, description); caffe/proto/caffe.proto
+# (NetParameter: name, layer = 100).
 # flax/serialization.py (`to_bytes`: a list is a map from "0" on) and the msgpack specification.
 MODELS = (
     Model(
@@ -69,6 +71,17 @@ MODELS = (
         "the graph of a SavedModel under another name",
         "call it saved_model.pb, beside its folder variables, and name the folder of both",
         graph=True,
+    ),
+    Model(
+        re.compile(rb"\x08[\x01-\x1f]\x12%b\x0a%b(?:\x0a%b)?[\w.]" % (_LENGTH, _LENGTH, _LENGTH)),
+        "a Core ML model, made to run and not to restore",
+        "use the checkpoint that it was made from",
+    ),
+    Model(
+        re.compile(rb"\x0a%b[\w\-. ]+\xa2\x06" % _LENGTH),
+        "a Caffe model, which is not read",
+        "load it with Caffe and save its arrays with numpy.savez",
+        weights=True,
     ),
     Model(
         re.compile(rb"\x08[\x01-\x7f]\x12[\x01-\x7f][\w .\-]+[\x1a\x22\x28\x32\x3a]"),

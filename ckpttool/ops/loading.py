@@ -166,6 +166,8 @@ def _objects(target: str, tree: Tree) -> tuple[str, ...]:
     others = list(dict.fromkeys(name for p in tree if (name := str(p[0].value)) not in {*every, _SAVES}))
     others += [name for name in every if name not in inside]
     every = [name for name in every if name in inside]
+    if _is_model(weights):
+        others = [name for name in others if name not in tops]
     # A file of `write` or `save_weights` has no count of saves, which `restore` expects.
     kept = any(MARK in leaf.key for _, leaf in tree.tensors())
     read = "read" if kept and not any(str(path[0].value) == _SAVES for path in tree) else "restore"
