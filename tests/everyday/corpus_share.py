@@ -1,6 +1,6 @@
 """Measure how many real checkpoints convert to the other framework, and list why the others do not.
 
-usage: python tests/everyday/corpus_share.py [CORPUS] [--match TEXT] [--list]
+usage: python -m tests.everyday.corpus_share [CORPUS] [--match TEXT] [--list] [--record]
 
 Each checkpoint below CORPUS/tf goes to torch, each below CORPUS/torch to tf, without options. Files that make
 up one agent (PREFIX_actor, PREFIX_critic, ...) are converted together and one by one.
@@ -16,12 +16,14 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ckpttool.errors import CkpttoolError
 from ckpttool.ops.candidates import collect
 from ckpttool.ops.convert import convert
 
+RESULTS = Path(__file__).with_name("corpus.tsv")
 CORPUS = Path(__file__).parents[2].parent / "shared" / "corpus"
 TARGETS = {"tf": "torch", "torch": "tf"}
 _NUMBER = re.compile(r"\d+")
@@ -58,7 +60,8 @@ def attempt(path: str, to: str) -> Attempt:
         try:
             made = convert(path, os.path.join(folder, "out"), to=to, sync=False)
         except CkpttoolError as error:
-            return Attempt(path, to, f"{error.kind}: {error.message}", error.hint or "")
+            message = " ".join(error.message.split())
+            return Attempt(path, to, f"{error.kind}: {message}", error.hint or "")
     if made.written:
         return Attempt(path, to)
     if made.report.complete:
@@ -82,8 +85,14 @@ def main() -> int:
     parser.add_argument("corpus", nargs="?", default=str(CORPUS))
     parser.add_argument("--match", default="")
     parser.add_argument("--list", action="store_true", help="list what converts too")
+    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()
     tried = list(attempts(options.corpus, options.match))
+    if options.record:
+        lines = [
+            f"{each.target}\t{os.path.relpath(each.path, options.corpus)}\t{each.cause}" for each in tried
+        ]
+        RESULTS.write_text("\n".join([datetime.now(UTC).date().isoformat(), *lines]) + "\n", encoding="utf-8")
     for folder, to in TARGETS.items():
         mine = [each for each in tried if each.target == to]
         sys.stdout.write(f"{folder} -> {to}: {sum(not each.cause for each in mine)} of {len(mine)} convert\n")
