@@ -930,6 +930,8 @@ def unusual(folder: Path) -> dict[str, Any]:
         "clipped": optimizers.Adam(RATE, clipnorm=0.5),
         "scaled": optimizers.LossScaleOptimizer(optimizers.Adam(RATE)),
         "recurrent": optimizers.Adam(RATE),
+        "scheduled": optimizers.Adam(optimizers.schedules.CosineDecay(RATE, 10)),
+        "averaged": optimizers.Adam(RATE, use_ema=True),
     }.items():
         recurrent = title == "recurrent"
         first = keras.layers.SimpleRNN(3) if recurrent else keras.layers.Dense(3)
@@ -988,6 +990,52 @@ def test_both_biases_of_torch_get_the_moments_of_their_sum(
     assert first["exp_avg"].any()
     for slot in ("exp_avg", "exp_avg_sq"):
         torch.testing.assert_close(first[slot], second[slot], rtol=0, atol=0)
+
+
+def test_a_schedule_in_the_configuration_tells_the_first_rate(
+    unusual_files: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    import torch
+
+    done = converted(unusual_files[0] / "scheduled.keras", tmp_path, "torch")
+    assert torch.load(done.target)["optimizer"]["param_groups"][0]["lr"] == RATE
+    assert not any("learning_rate" in line for line in done.report.assumed)
+    assert any("CosineDecay" in note for note in done.report.notes)
+
+
+@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
+def test_averages_of_weights_are_kept_beside_torchs_optimizer(
+    suffix: str, unusual_files: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    import torch
+
+    folder, expected = unusual_files
+    done = converted(folder / f"averaged{suffix}", tmp_path, "torch")
+    assert done.written, done.report
+    found = torch.load(done.target)["optimizer"]["state"][0]["exp_avg"].numpy()
+    np.testing.assert_array_equal(found, np.float32(expected["averaged"]))
+    receipt = json.loads(Path(f"{done.target}.ckpttool.json").read_text())
+    assert sum("average" in each["path"] for each in receipt["residue"]) == 2
+
+
+@pytest.mark.parametrize("to", ["tf", "keras"])
+def test_an_empty_tensor_stops_nothing(tmp_path: Path, to: str) -> None:
+    import torch
+    from torch import nn
+
+    content = {"model": nn.Sequential(nn.Linear(3, 4)).state_dict(), "empty": torch.zeros(0, 4)}
+    assert converted(saved(tmp_path / "x.pt", content), tmp_path, to).written
+
+
+def test_weight_norm_names_its_option(tmp_path: Path) -> None:
+    from torch import nn
+
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2))
+    source = saved(tmp_path / "x.pt", net.state_dict())
+    done = converted(source, tmp_path)
+    assert not done.written
+    assert any("--fold-weight-norm" in note for note in done.report.notes)
+    assert converted(source, tmp_path, fold_weight_norm=True).written
 
 
 def test_the_clipping_of_gradients_is_named(

@@ -79,6 +79,11 @@ def attempts(corpus: str, match: str = "") -> Iterator[Attempt]:
                 yield attempt(path, to)
 
 
+def _common(cause: str) -> str:
+    """Return a cause without the path of the checkpoint that a file belongs to."""
+    return cause.partition("; it belongs to ")[0]
+
+
 def main() -> int:
     """Print the share per framework, then the failures grouped by cause."""
     parser = argparse.ArgumentParser()
@@ -99,7 +104,7 @@ def main() -> int:
     groups: dict[str, list[Attempt]] = defaultdict(list)
     for each in tried:
         if each.cause:
-            groups[f"{each.target} | {_NUMBER.sub('N', each.cause)}"].append(each)
+            groups[f"{each.target} | {_NUMBER.sub('N', _common(each.cause))}"].append(each)
     for cause, members in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
         sys.stdout.write(f"\n{len(members)} x {cause}\n")
         for each in members:
