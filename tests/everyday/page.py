@@ -87,7 +87,7 @@ def _corpus() -> Iterator[str]:
             causes.setdefault(title.replace("|", "\\|").replace("<", "&lt;"), []).append(path)
     yield "\nThe others, by cause:\n\n| files | cause | e.g. |\n|---|---|---|\n"
     for cause, paths in sorted(causes.items(), key=lambda item: (-len(item[1]), item[0])):
-        yield f"| {len(paths)} | {cause[:160]} | `{paths[0]}` |\n"
+        yield f"| {len(paths)} | {cause[:330]} | `{paths[0]}` |\n"
 
 
 def _mark(case: Case, column: str, cells: Mapping[tuple[str, str], Cell], notes: dict[str, int]) -> str:
