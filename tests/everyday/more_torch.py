@@ -454,12 +454,15 @@ for _title, _writer in {
 
 # --- Truth ----------------------------------------------------------------------------------------------
 
-_PLAIN = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
+# Parts of a weight that is made of several.
+_PARTS = frozenset(("original", "original0", "original1", "weight_g", "weight_v", "weight_orig"))
 
 
 def turned(module: nn.Module, name: str, value: torch.Tensor) -> np.ndarray | None:
     """Return a parameter or moment in TensorFlow's axes, None where a layer's form decides."""
     array = value.detach().double().numpy()
+    if name in _PARTS:
+        return None
     if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return None if name == "weight" else array
     if isinstance(module, nn.Linear) and name == "weight":
@@ -480,9 +483,12 @@ def turned(module: nn.Module, name: str, value: torch.Tensor) -> np.ndarray | No
 def truth(pairs: list[tuple[nn.Module, torch.optim.Optimizer | None]]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every parameter in both frameworks' axes, and the moments that belong to it."""
     for number, (net, tool) in enumerate(pairs):
+        rows = {id(m.weight) for m in net.modules() if isinstance(m, nn.Embedding)}
         for prefix, module in net.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
-                wanted = turned(module, name, parameter)
+                # A layer that shares an embedding's weight is one with it in the target.
+                shared = isinstance(module, nn.Linear) and id(parameter) in rows
+                wanted = None if shared else turned(module, name, parameter)
                 if wanted is None:
                     continue
                 title = f"{number}|{prefix}.{name}"
