@@ -36,7 +36,7 @@ FLOORS = [
     {"naming"},
     {"tree"},
     {"face"},
-    {"checkpoint", "sidecar"},
+    {"checkpoint", "sidecar", "ledger"},
     {"mapping", "formats"},
     {"layouts"},
     {"agents", "live"},

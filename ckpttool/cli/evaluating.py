@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckpttool import ledger
 from ckpttool.cli import completing, next_steps, output
 from ckpttool.cli.columns import wrapped
 from ckpttool.cli.options import (
@@ -120,7 +121,7 @@ def evaluate(
     quiet: Quiet = False,
 ) -> int:
     """Restore agents and play them: fixed seeds, deterministic policy, undiscounted returns."""
-    from ckpttool.cli import comparing, showing
+    from ckpttool.cli import comparing, plots, showing
     from ckpttool.ops import results, score_files, training_curve
     from ckpttool.ops.evaluation import Protocol, float_type
     from ckpttool.ops.sweep import sweep
@@ -152,7 +153,7 @@ def evaluate(
     if not found.scored and found.failed and len(found.failed) == 1:
         raise found.failed[0].error
     alone = found.scored[0].evaluation if found.alone else None
-    content = found.document() if alone is None else alone.document()
+    content = found.document() if alone is None else found.document()["evaluations"][0]
     told = comparing.tell(asked, found)
     beside = training_curve.beside([each.checkpoint for each in found.evaluations])
     content |= {**told.document, **beside.document()}
@@ -163,7 +164,8 @@ def evaluate(
 
         notes = () if quiet else tables.listed("note", beside.notes)
         output.write("\n".join([scores.sweep(found, quiet=quiet), *map(wrapped, notes), *told.lines]))
-    shown = showing.show(wanted, found, env, layout, beside.curves, facts=facts, quiet=quiet, as_json=as_json)
+    drawn = plots.Drawn(found.evaluations, found.curve, beside.curves, told.algorithms, told.comparison)
+    shown = showing.show(wanted, found, env, layout, drawn, facts=facts, quiet=quiet, as_json=as_json)
     if as_json:
         output.write(output.document({**content, **shown.document}))
     else:
@@ -184,7 +186,8 @@ def _status(found: Sweep, shown: Shown, mean: float | None, min_return: float | 
     if found.interrupted or shown.interrupted:
         return 130
     means = [each.statistics.mean for each in found.evaluations] if mean is None else [mean]
-    return 1 if min_return is not None and min(means) < min_return else 0
+    low = min_return is not None and min(means) < min_return
+    return 1 if low or any(ledger.decides(each.ledger) for each in found.evaluations) else 0
 
 
 def _tell(failed: Sequence[Failed]) -> None:

@@ -18,14 +18,14 @@ from dataclasses import replace
 
 from ckpttool.layouts import baselines_settings, canonical, optimizers, stable_baselines3_fronts, zoo
 from ckpttool.layouts.canonical import Binding, Facts, settings_stay
-from ckpttool.layouts.stable_baselines3_plan import plan
+from ckpttool.layouts.stable_baselines3_plan import plan, statistics_beside
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Path, ValueLeaf, attr, index, key
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import ToTensor
 from ckpttool.tree import Tree
 
-__all__ = ["TABLE", "companions", "plan", "recognise", "told_by"]
+__all__ = ["TABLE", "companions", "plan", "recognise", "statistics_beside", "told_by"]
 
 _TITLE = "Stable-Baselines3 agent (TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS)"
 _SEEN = "agents of rl-trained-agents; every algorithm as the library 2.9.2 and its contrib save it"

@@ -10,16 +10,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ckpttool import places
+from ckpttool.formats.pickled import making
 from ckpttool.layouts import arguments
 from ckpttool.layouts.canonical import Binding, Facts, Norm
 from ckpttool.leaf import Leaf, ValueLeaf
 from ckpttool.tree import Tree
+from ckpttool.wire import pickle_numpy
+from ckpttool.wire.pickle_values import Global, Object
+from ckpttool.wire.pickle_writer import dumps
 
 _STATISTICS = ("vecnormalize.pkl", "vec_normalize.pkl", "obs_rms.pkl")
+STATISTICS_FILE = _STATISTICS[0]
+_VEC_ENV = "stable_baselines3.common.vec_env.vec_normalize"
+_MEAN_STD = Global("stable_baselines3.common.running_mean_std", "RunningMeanStd")
+_UNLIMITED = 1e30  # what VecNormalize limits to where nothing is limited
 _SETTINGS = ("config.yml", "args.yml")
 _STEPS = re.compile(r"(.*)_(\d+_steps)")
 _RUN = re.compile(r"(.+)_\d+")
@@ -78,9 +88,15 @@ def _normalised(binding: Binding, tree: Tree, name: str) -> Binding:
         mean,
         var,
         epsilon=float(epsilon) if isinstance(epsilon, int | float) else 1e-8,
-        clip=float(clip) if isinstance(clip, int | float) else 10.0,
+        clip=_limit(clip),
     )
     return _with(binding, _told(binding.facts.read(name, norm=norm)))
+
+
+def _limit(clip: object) -> float | None:
+    if not isinstance(clip, int | float):
+        return 10.0
+    return None if clip >= _UNLIMITED else float(clip)
 
 
 def _configured(binding: Binding, tree: Tree) -> Binding:
@@ -137,3 +153,51 @@ def _told(facts: Facts) -> Facts:
 
 def _with(binding: Binding, facts: Facts) -> Binding:
     return replace(binding, facts=facts)
+
+
+def statistics_file(norm: Mapping[str, Any], low: Sequence[float], high: Sequence[float]) -> bytes:
+    """Return the file that `VecNormalize.load` of Stable-Baselines3 reads: statistics that change no more.
+
+    `norm` holds mean, var, epsilon and clip as a sidecar does, `low` and `high` are the action bounds.
+    Rewards are left as they are, because their statistics are not known.
+    """
+    size = len(norm["mean"])
+    clip = norm.get("clip")
+    free = [float("inf")] * size
+    box = Global("gymnasium.spaces.box", "Box")
+    state = {
+        "num_envs": 1,
+        "observation_space": making.box(box, _row([-each for each in free], "f4"), _row(free, "f4")),
+        "action_space": making.box(box, _row(low, "f4"), _row(high, "f4")),
+        "render_mode": None,
+        "reset_infos": [{}],
+        "norm_obs": True,
+        "norm_obs_keys": None,
+        "obs_rms": _running(_row(norm["mean"]), _row(norm["var"])),
+        "ret_rms": _running(_row(0.0), _row(1.0)),
+        "clip_obs": _UNLIMITED if clip is None else float(clip),
+        "clip_reward": 10.0,
+        "gamma": 0.99,
+        "epsilon": float(norm.get("epsilon", 1e-8)),
+        "training": False,
+        "norm_reward": False,
+        "old_reward": _row([]),
+    }
+    return dumps(_made(Global(_VEC_ENV, "VecNormalize"), state), making.PROTOCOL)
+
+
+def _running(mean: Object, var: Object) -> Object:
+    return _made(_MEAN_STD, {"mean": mean, "var": var, "count": 1e4})
+
+
+def _made(name: Global, state: Mapping[str, Any]) -> Object:
+    """Return an object of that class without a call of its own code, as pickle makes one."""
+    return Object(Global("copyreg", "__newobj__"), (name,), 0, state=dict(state))
+
+
+def _row(numbers: Sequence[float] | float, dtype: str = "f8") -> Object:
+    """Return an array [n], or [] of one number."""
+    shape = () if isinstance(numbers, float) else (len(numbers),)
+    values = [numbers] if isinstance(numbers, float) else numbers
+    code = {"f4": "f", "f8": "d"}[dtype]
+    return pickle_numpy.stored(dtype, shape, struct.pack(f"<{len(values)}{code}", *values))

@@ -7,9 +7,17 @@ does not say what was flattened. Sources: keras/src/layers/reshaping/flatten.py,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
+from types import MappingProxyType
 from typing import NamedTuple
 
+from ckpttool.activations import UNKNOWN, Order, natural, plain
+from ckpttool.errors import MappingError
+from ckpttool.mapping.kinds import Kind, Told
 from ckpttool.mapping.layers import Layer, canonical
+from ckpttool.mapping.parts import Blocks, Channels
+from ckpttool.mapping.rules import Rule, chained
+from ckpttool.source import Shape
 from ckpttool.tree import Tree
 
 _BETWEEN = frozenset(("layer_norm", "layer_norm_images", "rms_norm", "prelu"))
@@ -71,7 +79,7 @@ def _is_odd(tree: Tree, layer: Layer, images: _Images, gives: int) -> bool:
     """Say whether a dense layer takes more than the channels, and not what was given before it, if known."""
     inputs = _inputs(tree, layer)
     more = 0 < images.channels < inputs != gives and (not gives or inputs % images.channels == 0)
-    return more and layer.told.flatten is None
+    return more and layer.told.flatten is None and layer.told.takes is None
 
 
 def _inputs(tree: Tree, layer: Layer) -> int:
@@ -110,3 +118,164 @@ def _reason(tree: Tree, layer: Layer, images: _Images) -> str:
         f"flattened image, which the two order differently (--flatten "
         f"'{layer.title}={','.join((*sides, str(channels)))}'), or not (--flatten '{layer.title}=no')"
     )
+
+
+# --- Orders of features -------------------------------------------------------------------------------
+
+# The axes of canonical tensors that go by the order of what a layer takes or makes.
+_NORM = {name: {"takes": 0} for name in ("scale", "offset", "mean", "variance")}
+_FEATURES: Mapping[str, Mapping[str, Mapping[str, int]]] = {
+    "dense": {"kernel": {"takes": 0, "makes": 1}, "bias": {"makes": 0}},
+    "embedding": {"embeddings": {"makes": 1}},
+    **dict.fromkeys(("lstm", "gru", "simple_rnn"), {"kernel": {"takes": 0}}),
+    **dict.fromkeys(("batch_norm", "layer_norm", "rms_norm"), _NORM),
+    "prelu": {"alpha": {"takes": 0}},
+}
+_LAST, _FIRST = "last", "first"
+_OWN = {"torch": "PyTorch's", "tensorflow": "TensorFlow's"}
+
+
+class Reordering(NamedTuple):
+    """What happens to a layer's canonical tensors between two frameworks, and what was assumed for it.
+
+    `flatten` is the image of a dense layer that each framework flattens in its own order.
+    """
+
+    rules: Mapping[str, Rule] = MappingProxyType({})
+    flatten: Shape | None = None
+    assumed: tuple[str, ...] = ()
+
+
+def reordering(tree: Tree, layer: Layer, kind: Kind, ours: Told, frameworks: tuple[str, str]) -> Reordering:
+    """Return how the features of a layer go from one framework's model to another's.
+
+    `layer.told` has the orders of the source, `ours` those of the target. What only one side tells, the other
+    is assumed to have in its framework's own order. Raise MappingError where the two do not agree, or where
+    one cannot be followed.
+    """
+    axes = _FEATURES.get(kind.name, {})
+    found = {name: leaf.shape for name, leaf in canonical(tree, layer, kind).items() if name in axes}
+    rules: dict[str, list[Rule]] = {}
+    assumed: list[str] = []
+    flatten: Shape | None = () if layer.told.flatten == () else None
+    for side in ("takes", "makes"):
+        places = [(name, axes[name][side]) for name in found if side in axes[name]]
+        lengths = {found[name][axis] for name, axis in places if axis < len(found[name])}
+        if len(lengths) != 1 or any(len(found[name]) != _RANKS.get(name, 1) for name, _ in places):
+            continue
+        made = _Side(layer, side, lengths.pop(), ours, frameworks).meeting()
+        if made is None:
+            continue
+        theirs, target, said = made
+        assumed += said
+        if theirs.positions == target.positions:
+            continue
+        single = side == "takes" and kind.name == "dense" and len(theirs.parts) == 1
+        if single and (theirs, target) == tuple(natural(theirs.parts, each) for each in frameworks):
+            flatten = layer.told.flatten or theirs.parts[0]
+            continue
+        for name, axis in places:
+            rules.setdefault(name, []).append(_rule(axis, theirs, target))
+    return Reordering({name: chained(*each) for name, each in rules.items()}, flatten, tuple(assumed))
+
+
+_RANKS = {"kernel": 2, "embeddings": 2}
+
+
+class _Side:
+    """One side of a layer, what it takes or makes, in both models."""
+
+    def __init__(self, layer: Layer, side: str, length: int, ours: Told, frameworks: tuple[str, str]) -> None:
+        self.layer, self.side, self.length, self.frameworks = layer, side, length, frameworks
+        self.stated = side == "takes" and layer.told.flatten is not None
+        self.theirs = self._theirs()
+        self.ours = self._fitting(getattr(ours, side))
+        if self.ours is None and side == "takes" and ours.flatten:
+            self.ours = self._image(ours.flatten, frameworks[1])
+
+    def _theirs(self) -> Order | None:
+        flatten = self.layer.told.flatten
+        if self.stated and flatten is not None:
+            return self._image(flatten, self.frameworks[0]) if flatten else plain(self.length)
+        return self._fitting(getattr(self.layer.told, self.side))
+
+    def _image(self, shape: Shape, framework: str) -> Order | None:
+        if prod(shape) != self.length:
+            return None
+        return natural(((prod(shape[:-1]), shape[-1]),), framework)
+
+    def _fitting(self, order: Order | None) -> Order | None:
+        """Return the order unless it is that of something of another length."""
+        return order if order is None or order is UNKNOWN or len(order.positions) == self.length else None
+
+    def meeting(self) -> tuple[Order, Order, tuple[str, ...]] | None:
+        """Return the orders of the source and of the target, None where nothing is to be done."""
+        theirs, ours = self.theirs, self.ours
+        if theirs is None and ours is None:
+            return None
+        if self.stated and theirs is not None and theirs.is_plain:
+            return None
+        if UNKNOWN in (theirs, ours):
+            known = theirs if ours == UNKNOWN else ours
+            if known is not None and known.is_plain and known != UNKNOWN:
+                return None
+            raise self._error("cannot be followed through the model")
+        if theirs is None:
+            assert ours is not None  # noqa: S101 - one is known
+            return self._assumed(ours, 0), ours, self._sentence(ours, 0)
+        if ours is None:
+            return theirs, self._assumed(theirs, 1), self._sentence(theirs, 1)
+        if theirs.is_plain and ours.is_plain:
+            return None
+        if theirs.parts != ours.parts:
+            raise self._error(f"is {_spelled(theirs)} in the source and {_spelled(ours)} in the target")
+        return theirs, ours, ()
+
+    def _assumed(self, known: Order, side: int) -> Order:
+        """Return the order of the side of which nothing is known: images in its framework's own order."""
+        blocks = known.blocks
+        if blocks is None:
+            raise self._error("is of several images whose numbers alternate")
+        index: list[int] = []
+        for block, part in zip(blocks, known.parts, strict=True):
+            own = block if 1 in part else natural((part,), self.frameworks[side]).positions
+            index += _moved(own, len(index))
+        return Order(known.parts, tuple(index))
+
+    def _sentence(self, known: Order, side: int) -> tuple[str, ...]:
+        if known.is_plain:
+            return ()
+        what = "takes" if self.side == "takes" else "makes"
+        return (
+            f"{self.layer.title} {what} {_spelled(known)} flattened in {_OWN[self.frameworks[side]]} own order "
+            f"in the {('source', 'target')[side]}",
+        )
+
+    def _error(self, why: str) -> MappingError:
+        option = "--flatten" if self.side == "takes" else "--unflatten"
+        return MappingError(
+            f"the order of what {self.layer.title} {self.side} {why}",
+            hint=f"if no image is flattened there: {option} '{self.layer.title}=no'",
+        )
+
+
+def _moved(index: Iterable[int], start: int) -> list[int]:
+    return [start + each for each in index]
+
+
+def _spelled(order: Order) -> str:
+    return " and ".join(
+        f"{channels:,} numbers" if places == 1 else f"an image of {places:,} places and {channels:,} channels"
+        for places, channels in order.parts
+    )
+
+
+def _rule(axis: int, theirs: Order, ours: Order) -> Rule:
+    """Return the rule that brings an axis from one order to the other."""
+    forms = natural(theirs.parts, "tensorflow"), natural(theirs.parts, "torch")
+    if (theirs, ours) == forms:
+        return Channels(axis, _FIRST, theirs.parts)
+    if (ours, theirs) == forms:
+        return Channels(axis, _LAST, theirs.parts)
+    at = {place: position for position, place in enumerate(theirs.positions)}
+    return Blocks(axis, tuple(at[place] for place in ours.positions))

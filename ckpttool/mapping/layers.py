@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from ckpttool.activations import MOST_FEATURES, UNKNOWN, Order, natural
 from ckpttool.errors import MappingError, UsageError
 from ckpttool.leaf import Leaf, Path
 from ckpttool.mapping import kinds, modules
 from ckpttool.mapping.kinds import UNTOLD, Kind, Told
 from ckpttool.mapping.modules import NOT_TOLD, About, Name
 from ckpttool.mapping.parts import merged
-from ckpttool.mapping.rules import Rule, chain
+from ckpttool.mapping.rules import KEEP, Rule, chained
 from ckpttool.tree import Tree
 
 
@@ -33,7 +36,8 @@ class Layer(NamedTuple):
     """One layer: its module's name as people read it, the kinds that fit, its tensors by stored name.
 
     A PyTorch module of several recurrent layers is several layers, each with its `part`: "l0", "l0_reverse".
-    `told` is what somebody says of it, `about` what the file does.
+    `told` is what somebody says of it, `about` what the file does; `given` says that an option names its
+    kind.
     """
 
     name: Name
@@ -42,6 +46,7 @@ class Layer(NamedTuple):
     part: str = ""
     told: Told = UNTOLD
     about: About = NOT_TOLD
+    given: bool = False
 
     @property
     def title(self) -> str:
@@ -52,7 +57,7 @@ class Layer(NamedTuple):
     def kind(self) -> Kind:
         """The one kind that fits; raise MappingError if several do."""
         if len(self.kinds) != 1:
-            named = " or ".join(dict.fromkeys(kind.name for kind in self.kinds))
+            named = " or ".join(dict.fromkeys(kind.option for kind in self.kinds))
             raise MappingError("the layer is of one of several kinds", path=self.title, expected=named)
         return self.kinds[0]
 
@@ -73,17 +78,34 @@ class Done(NamedTuple):
     assumed: tuple[str, ...]
 
 
-def layers(tree: Tree, framework: str, given: Sequence[Choice] = ()) -> tuple[Layer, ...]:
+def layers(
+    tree: Tree,
+    framework: str,
+    given: Sequence[Choice] = (),
+    described: Mapping[Path, About] | None = None,
+    *,
+    classes: bool = True,
+) -> tuple[Layer, ...]:
     """Return the layers of a framework's tree in its order; tensors of no known kind are in none.
+
+    `described` has for tensors of whole modules what the file says of their module. Without `classes`, a
+    class that is no known layer does not keep tensors from being taken for one: between two models of one
+    framework nothing depends on it.
 
     Raise UsageError for a choice that fits no layer, or a kind that a layer cannot be.
     """
-    asked = {choice.kind: choice.fits for choice in given if choice.kind is not None}
+    asked: dict[str, Callable[[str], bool]] = {
+        name: partial(_is_given, [choice for choice in given if choice.kind == name])
+        for name in {choice.kind for choice in given}
+        if name is not None
+    }
     found = []
     used: set[int] = set()
-    for module in modules.modules(tree, framework, asked):
+    for module in modules.modules(tree, framework, asked, described):
         group = module.group(tree)
         fitting = kinds.candidates(group, framework, module.last)
+        if not fitting and classes:
+            fitting = modules.misfit(module.about, framework)
         if not fitting:
             continue
         layer = Layer(
@@ -92,8 +114,8 @@ def layers(tree: Tree, framework: str, given: Sequence[Choice] = ()) -> tuple[La
         said = {n: choice for n, choice in enumerate(given) if choice.fits(layer.title)}
         used |= said.keys()
         layer = _as_said(layer, list(said.values()), group, framework)
-        if len(layer.kinds) > 1 and not any(choice.kind for choice in said.values()):
-            layer = layer._replace(kinds=modules.narrowed(layer.kinds, group, module.about))
+        if not any(choice.kind for choice in said.values()):
+            layer = layer._replace(kinds=modules.narrowed(layer.kinds, group, module.about, classes=classes))
         found.append(layer)
     for number, choice in enumerate(given):
         if number not in used:
@@ -102,25 +124,68 @@ def layers(tree: Tree, framework: str, given: Sequence[Choice] = ()) -> tuple[La
                 path=choice.pattern,
                 hint="ckpttool inspect shows the names; a pattern takes a layer's, without its tensors'",
             )
-    return tuple(found)
+    return _with_orientation(tree, found)
+
+
+def _is_given(choices: Sequence[Choice], title: str) -> bool:
+    return any(choice.fits(title) for choice in choices)
+
+
+def _with_orientation(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers, where one is a dense layer [in, out] by its bias the square ones with both ways.
+
+    A model that multiplies x @ W in one layer (GPT-2) does so in others, whose shape does not show it.
+    """
+    if not any(layer.kinds[0].form in (kinds.IN_OUT, kinds.OUT_IN) for layer in found):
+        return tuple(found)
+    made = []
+    for layer in found:
+        both = kinds.oriented(layer.group(tree), layer.kinds[0].framework)
+        told = layer.about.cls or layer.kinds[0].refused or layer.given
+        unsure = len(both) > 1 and {kind.name for kind in layer.kinds} == {"dense"} and not told
+        made.append(layer._replace(kinds=both) if unsure else layer)
+    return tuple(made)
 
 
 def _told(about: About, fitting: Sequence[Kind]) -> Told:
-    """Return what a configuration in the file tells of a dense layer: the image that it takes flattened."""
+    """Return what the file tells: flattened images, heads of an attention, a multiplier."""
+    heads = about.settings.get("num_heads")
+    names = {kind.name for kind in fitting}
+    told = Told(takes=_order(about.settings, "takes"), makes=_order(about.settings, "makes"))
+    if isinstance(heads, int) and heads > 0 and names == {"attention"}:
+        return told._replace(number=heads)
+    channels, groups = about.settings.get("out_channels"), about.settings.get("groups")
+    if "depthwise" in names and isinstance(channels, int) and isinstance(groups, int) and groups > 0:
+        return told._replace(number=channels // groups)
     found = about.settings.get("flattened")
-    if not isinstance(found, list) or {kind.name for kind in fitting} != {"dense"}:
-        return UNTOLD
-    return Told(flatten=tuple(found))
+    if told.takes is not None or not isinstance(found, list) or names != {"dense"}:
+        return told
+    return told._replace(flatten=tuple(found))
+
+
+def _order(settings: Mapping[str, Any], side: str) -> Order | None:
+    """Return the order that a file's facts name (formats/keras_tree/flow.py writes them)."""
+    form, sizes = settings.get(f"{side}_order", "channels last"), settings.get(side)
+    if form not in ("channels last", "channels first"):
+        return UNKNOWN
+    if not isinstance(sizes, list) or len(sizes) % 2 or not all(type(each) is int for each in sizes):
+        return None
+    parts = tuple(zip(sizes[::2], sizes[1::2], strict=True))
+    if sum(places * channels for places, channels in parts) > MOST_FEATURES or min(sizes, default=0) < 1:
+        return None
+    return natural(parts, "torch" if form == "channels first" else "tensorflow")
 
 
 def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], framework: str) -> Layer:
     for choice in said:
         told = layer.told
         layer = layer._replace(
-            told=Told(
-                told.number if choice.told.number is None else choice.told.number,
-                told.flatten if choice.told.flatten is None else choice.told.flatten,
-                choice.told.wanted or told.wanted,
+            told=told._replace(
+                number=told.number if choice.told.number is None else choice.told.number,
+                flatten=told.flatten if choice.told.flatten is None else choice.told.flatten,
+                wanted=choice.told.wanted or told.wanted,
+                takes=choice.told.takes or told.takes,
+                makes=choice.told.makes or told.makes,
             )
         )
         if choice.told.flatten is not None and "dense" not in {kind.name for kind in layer.kinds}:
@@ -130,33 +195,48 @@ def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], fr
         fitting = tuple(
             kind
             for kind in kinds.KINDS
-            if kind.framework == framework and kind.name == choice.kind and kind.fits(group)
+            if kind.framework == framework and kind.option == choice.kind and kind.fits(group)
+        ) or tuple(
+            # A bias may leave a dense layer one orientation, and that not the usual one.
+            kind
+            for kind in kinds.candidates(group, framework)
+            if kind.name == choice.kind
         )
         if not fitting:
-            able = dict.fromkeys(kind.name for kind in layer.kinds)
+            able = dict.fromkeys(kind.option for kind in layer.kinds)
             raise UsageError(
                 f"the layer cannot be {choice.kind}", path=layer.title, expected=" or ".join(able)
             )
-        layer = layer._replace(kinds=fitting[:1])
+        layer = layer._replace(kinds=fitting[:1], given=True)
     return layer
 
 
-def converted(tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told | None = None) -> Done:
+def converted(
+    tree: Tree,
+    layer: Layer,
+    source: Kind,
+    target: Kind,
+    told: Told | None = None,
+    between: Mapping[str, Rule] = MappingProxyType({}),
+) -> Done:
     """Return what becomes of a layer, read as `source` and written as `target`.
 
-    `told` is what is known of the target (its own shapes, ...), by default what is known of the layer. Raise
-    MappingError where the target has no such layer.
+    `told` is what is known of the target (its own shapes, ...), by default what is known of the layer;
+    `between` are rules for canonical tensors on their way. Raise MappingError where the target has no such
+    layer.
     """
     refused = source.refused or target.refused
     if refused is not None:
         raise MappingError(refused, path=layer.title)
     try:
-        return _converted(tree, layer, source, target, layer.told if told is None else told)
+        return _converted(tree, layer, source, target, layer.told if told is None else told, between)
     except MappingError as error:
         raise error.located(path=layer.title) from error.__cause__
 
 
-def _converted(tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told) -> Done:
+def _converted(
+    tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told, between: Mapping[str, Rule]
+) -> Done:
     reading = source.read(layer.group(tree), layer.told)
     writing = target.write(canonical(tree, layer, source), told)
     moves: list[tuple[Path, str, Rule]] = []
@@ -165,7 +245,7 @@ def _converted(tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told)
         if name in reading.fills:
             _add(added, stored, back, reading.fills[name])
         moves += [
-            (layer.tensors[row.stored], stored, chain(row.rule, back))
+            (layer.tensors[row.stored], stored, chained(row.rule, between.get(name, KEEP), back))
             for row in reading.rows
             if row.canonical == name
         ]

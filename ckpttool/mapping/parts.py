@@ -93,6 +93,8 @@ class Blocks(NamedTuple):
         """Return the array with its blocks in the new order."""
         import numpy as np
 
+        if len(self.order) == array.shape[self.axis]:
+            return np.take(array, self.order, self.axis)
         blocks = np.split(array, len(self.order), self.axis)
         return np.concatenate([blocks[n] for n in self.order], self.axis)
 
@@ -109,6 +111,52 @@ class Blocks(NamedTuple):
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
         """Return the blocks' way back."""
         return Blocks(self.axis, tuple(self.order.index(n) for n in range(len(self.order))))
+
+
+class Channels(NamedTuple):
+    """Reorder an axis that holds flattened images, part after part, to channels "first" or "last".
+
+    `parts` are (places, channels) of each image; (1, n) stays as it is.
+    """
+
+    axis: int
+    to: str
+    parts: tuple[tuple[int, int], ...]
+
+    @property
+    def name(self) -> str:
+        """Return the parts and where their channels go."""
+        spelled = ",".join(f"{places}x{channels}" for places, channels in self.parts)
+        return f"channels {self.to} {spelled} on axis {self.axis}"
+
+    def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
+        """Return the same dtype and shape."""
+        return dtype, shape
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return the array with each part in the other order."""
+        import numpy as np
+
+        done, start = [], 0
+        for places, channels in self.parts:
+            stop = start + places * channels
+            part = array[(slice(None),) * self.axis + (slice(start, stop),)]
+            if places > 1 and channels > 1:
+                sizes = (places, channels) if self.to == "first" else (channels, places)
+                split = part.reshape((*part.shape[: self.axis], *sizes, *part.shape[self.axis + 1 :]))
+                part = split.swapaxes(self.axis, self.axis + 1).reshape(part.shape)
+            done.append(part)
+            start = stop
+        return done[0] if len(done) == 1 else np.concatenate(done, self.axis)
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+        """Return the reordered leaf; raise MappingError unless the parts are as long as the axis."""
+        whole = sum(places * channels for places, channels in self.parts)
+        return transformed(_required(self, leaf, self.axis, whole), self)
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
+        """Return the way back to the other order."""
+        return self._replace(to="last" if self.to == "first" else "first")
 
 
 class Term(NamedTuple):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ckpttool.activations import UNKNOWN, Order
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr
 from ckpttool.mapping.kinds import Told
 from ckpttool.mapping.layers import Layer, layers
@@ -20,7 +21,9 @@ class Part:
     """One module of the model: its name, its framework's class, plain settings, its own tensors' paths.
 
     `flatten` is the image (channels last) that the module takes as one axis; () says that it takes none, None
-    that nobody knows.
+    that nobody knows. `orders` are those of the features that it takes ("in") and makes ("out"), None for
+    what could not be followed. `call` is the number of the module's first call, -1 where no call was seen,
+    and `after` has the bits of the calls whose results it takes.
     """
 
     name: Name
@@ -28,6 +31,9 @@ class Part:
     settings: Mapping[str, Any]
     tensors: Mapping[str, Path]
     flatten: Shape | None = None
+    orders: Mapping[str, Order | None] = field(default_factory=dict)
+    call: int = -1
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +57,23 @@ class Skeleton:
                 places[(*above, attr(name))] = place
         return Tree(leaves, containers=containers), places
 
-    def layers(self, tree: Tree) -> tuple[Layer, ...]:
-        """Return the layers of `named`'s tree with all that the model's classes tell of them."""
+    def layers(self, tree: Tree, *, classes: bool = True) -> tuple[Layer, ...]:
+        """Return the layers of `named`'s tree with all that the model's classes tell of them.
+
+        See layers.layers for `classes`.
+        """
         parts = {part.name: part for part in self.parts}
-        return tuple(_told(layer, tree, parts) for layer in layers(tree, self.framework))
+        return tuple(_told(layer, tree, parts) for layer in layers(tree, self.framework, classes=classes))
 
 
 def _told(layer: Layer, tree: Tree, parts: Mapping[Name, Part]) -> Layer:
     part = parts.get(layer.name)
     heads = part.settings.get("num_heads") if part is not None else None
     shapes = {name: leaf.shape for name, leaf in layer.group(tree).items()}
-    told = Told(heads if isinstance(heads, int) else None, part.flatten if part is not None else None, shapes)
+    told = Told(heads if isinstance(heads, int) else None, None, shapes)
+    if part is not None:
+        takes, makes = (
+            part.orders[side] or UNKNOWN if side in part.orders else None for side in ("in", "out")
+        )
+        told = told._replace(flatten=part.flatten, takes=takes, makes=makes)
     return layer._replace(told=told)

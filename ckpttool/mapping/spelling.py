@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from ckpttool import dtypes
-from ckpttool.mapping.parts import Blocks, Into, Take
+from ckpttool.mapping.parts import Blocks, Channels, Into, Take
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, Cast, Permute, Reshape, Rule, chained
 
 _NUMBERS = r"(\d{1,18}(?:,\d{1,18})*)"
@@ -28,6 +28,10 @@ _SPELLINGS: tuple[tuple[str, Callable[..., Rule | None]], ...] = (
     (f"take {_PLACE}", lambda start, stop, whole, axis: Take(int(axis), int(start), int(stop), int(whole))),
     (f"into {_PLACE}", lambda start, stop, whole, axis: Into(int(axis), int(start), int(stop), int(whole))),
     (f"blocks {_NUMBERS} on axis (\\d{{1,2}})", lambda order, axis: _blocks(_numbers(order), int(axis))),
+    (
+        r"channels (first|last) (\d{1,9}x\d{1,9}(?:,\d{1,9}x\d{1,9})*) on axis (\d{1,2})",
+        lambda to, parts, axis: Channels(int(axis), to, _parts(parts)),
+    ),
     (r"cast to (\w+)", lambda dtype: Cast(dtype) if dtype in dtypes.BY_NAME else None),
 )
 
@@ -45,6 +49,11 @@ def _step(text: str) -> Rule | None:
         if found is not None:
             return made(*found.groups())
     return None
+
+
+def _parts(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = (part.split("x") for part in text.split(","))
+    return tuple((int(places), int(channels)) for places, channels in pairs)
 
 
 def _permute(axes: tuple[int, ...]) -> Rule | None:

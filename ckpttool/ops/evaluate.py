@@ -6,7 +6,7 @@ import platform
 from dataclasses import dataclass
 from typing import cast
 
-from ckpttool import plugins
+from ckpttool import ledger, plugins
 from ckpttool.agents import envs
 from ckpttool.agents.actions import Noise
 from ckpttool.agents.components import policy_network, widths
@@ -23,12 +23,13 @@ from ckpttool.agents.statistics import summarise
 from ckpttool.errors import EnvironmentMismatchError, UsageError
 from ckpttool.layouts.canonical import Part
 from ckpttool.layouts.fronts import Front
+from ckpttool.ledger import Entries
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.fingerprint import surroundings
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
-from ckpttool.ops.wiring import Bounds, require_facts, wire
+from ckpttool.ops.wiring import Bounds, require_even_bounds, require_facts, wire
 from ckpttool.version import __version__
 
 
@@ -59,7 +60,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entrant:
-    """An agent that is ready to play: its policy as a network, and what had to be assumed for it.
+    """An agent that is ready to play: its policy as a network, and what it was and was not made of.
 
     It holds no open file and can be pickled, so that another process may play it.
     """
@@ -67,8 +68,13 @@ class Entrant:
     checkpoint: str
     place: Place
     network: Network
-    assumed: tuple[str, ...]
+    ledger: Entries
     notes: tuple[str, ...]
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The sentences of what was assumed."""
+        return ledger.assumptions(self.ledger)
 
 
 def evaluate(
@@ -125,11 +131,13 @@ def enter(agent: Agent, place: Place, how: Protocol, spec: EnvSpec) -> Entrant:
     part = _policy_part(agent, how.network)
     front = agent.front(part.title)
     wiring, assumed = wire(agent, _bounds(agent, part, front, spec))
+    require_even_bounds(agent, wiring)
     network = policy_network(agent.tree, part, wiring, front, spec.shapes)
-    assumed = (*assumed, *(front.assumed if front is not None else ()))
+    more = ledger.assumed("architecture", front.assumed) if front is not None else ()
+    entries = ledger.merged(agent.ledger, assumed, more)
     if how.dtype != "float32":
         network = network.cast(how.dtype)
-    return Entrant(agent.checkpoint.path, place, network, assumed, (*agent.notes, *_drift(agent, spec)))
+    return Entrant(agent.checkpoint.path, place, network, entries, (*agent.notes, *_drift(agent, spec)))
 
 
 def play(
@@ -166,7 +174,7 @@ def play(
             versions,
             result,
             summarise(result.returns),
-            entrant.assumed,
+            entrant.ledger,
             (*entrant.notes, *vector.notes, *_rounded(result), *_clipped(result), *_unseeded(result, how)),
             stacked=len(entrants),
             surroundings=surroundings(vector.spec, result.engine),

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
+from ckpttool import ledger as ledgers
 from ckpttool import urls
 from ckpttool.agents.execute import Dtype
 from ckpttool.agents.reference_scores import SOURCE, reference
 from ckpttool.agents.rollout import Rollout
 from ckpttool.agents.statistics import Summary
 from ckpttool.errors import UsageError
+from ckpttool.ledger import Entries
 from ckpttool.ops.fingerprint import fingerprint
 
 _AT_ONCE = 16
@@ -64,11 +66,16 @@ class Evaluation:
     versions: dict[str, str]
     rollout: Rollout
     statistics: Summary
-    assumed: tuple[str, ...]
+    ledger: Entries
     notes: tuple[str, ...]
     stacked: int = 1
     surroundings: Mapping[str, Any] = field(default_factory=dict)
     """what the environment was (see ops.fingerprint)"""
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The sentences of what was assumed."""
+        return ledgers.assumptions(self.ledger)
 
     @property
     def normalized(self) -> float | None:
@@ -119,6 +126,7 @@ class Evaluation:
             "clipped_actions": played.clipped,
             "interrupted": played.interrupted,
             "assumed": list(self.assumed),
+            "ledger": ledgers.documents(self.ledger),
             "notes": list(self.notes),
         }
 

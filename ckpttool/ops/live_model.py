@@ -46,12 +46,12 @@ class LiveModel:
         tensors, or still has some without a shape.
         """
         owner = OWNERS[self.framework]
-        flattened: Mapping[int, list[int]] = {}
+        called: Mapping[int, Mapping[str, Any]] = {}
         if foreign or self._shapes or self._is_unbuilt():
-            flattened = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
+            called = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
         modules = owner.describe(self.model)
         for module in modules:
-            module["flatten"] = flattened.get(module["id"])
+            module.update(called.get(module["id"], {}))
         tree, places = self._torch() if self.framework == "torch" else self._numbered(modules)
         self._require_shapes(tree)
         if not self.tensors:

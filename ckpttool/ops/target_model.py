@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from ckpttool.activations import from_document
 from ckpttool.agents.skeleton.beside import Beside, Like
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
@@ -145,10 +146,17 @@ def skeleton_of(
     return Skeleton(_FRAMEWORKS[framework], tree, parts)
 
 
+def _call(module: Mapping[str, Any]) -> tuple[int, int]:
+    return int(module.get("call", -1)), int(module.get("after", "0"), 16)
+
+
 def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework: str) -> Part:
-    flatten = module["flatten"]
+    flatten = module.get("flatten")
     if flatten and framework == "torch":  # channels first
         flatten = [*flatten[1:], flatten[0]]
     tensors = {name: places[number] for name, number in module["tensors"]}
     shape = None if flatten is None else tuple(flatten)
-    return Part(tuple(module["path"]), module["class"], module["facts"], tensors, shape)
+    orders = {side: from_document(order) for side, order in module.get("orders", {}).items()}
+    return Part(
+        tuple(module["path"]), module["class"], module["facts"], tensors, shape, orders, *_call(module)
+    )

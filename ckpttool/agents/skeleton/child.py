@@ -14,12 +14,12 @@ OWNERS = {"torch": torch_models, "keras": keras_models, "tensorflow": tensorflow
 
 
 class Session:
-    """The model that this process holds, its framework, and the images that its modules take flattened."""
+    """The model that this process holds, its framework, and what a call told of its modules."""
 
     def __init__(self) -> None:
         self.model: Any = None
         self.framework = ""
-        self.flattened: dict[int, list[int]] = {}
+        self.known: dict[int, dict[str, Any]] = {}
 
     @property
     def owner(self) -> Any:
@@ -43,10 +43,10 @@ def _build(session: Session, message: Message) -> Message:
 
 def _describe(session: Session, message: Message) -> Message:
     shapes, guessed = message["shapes"] or [], message["guessed"] or []
-    session.flattened = session.owner.build(session.model, shapes, guessed)
+    session.known = session.owner.build(session.model, shapes, guessed)
     modules = session.owner.describe(session.model)
     for module in modules:
-        module["flatten"] = session.flattened.get(module.pop("id"))
+        module.update(session.known.get(module.pop("id"), {}))
     return {"modules": modules}
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckpttool.agents.skeleton import tensorflow_modules
-from ckpttool.agents.skeleton.calls import Calls
+from ckpttool.agents.skeleton.calls import Calls, known
 from ckpttool.agents.skeleton.factory import bases, known_class, plain_facts
 from ckpttool.agents.skeleton.tensorflow_modules import items, numbered
+from ckpttool.agents.skeleton.tracing import Trace, tracer
 from ckpttool.errors import UnsupportedError
 
 FORMS = ("tf", "keras")
@@ -17,18 +18,18 @@ _SOME = 8
 _OWN = ("_trainable_variables", "_non_trainable_variables", "_trainable_weights", "_non_trainable_weights")
 
 
-def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, list[int]]:
-    """Call the model if it has no weights yet; return the images that layers take flattened.
+def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
+    """Call the model if it has no weights yet; return what a call tells of layers (see calls.known).
 
     Raise UsageError when it has none and no shape is known, or cannot be called.
     """
-    known = bool(model.weights) and bool(getattr(model, "built", True))
-    if known and not shapes and not _eager():
+    has_weights = bool(model.weights) and bool(getattr(model, "built", True))
+    if has_weights and not shapes and not _eager():
         return {}  # a call would add to TensorFlow's one graph
-    wanted = shapes or ([] if not known else _inputs(model)) or ([] if known else guessed)
-    if known and not wanted:
+    wanted = shapes or ([] if not has_weights else _inputs(model)) or ([] if has_weights else guessed)
+    if has_weights and not wanted:
         return {}
-    calls = Calls()
+    calls, trace = Calls(), tracer(_computes(model))
     layer: Any = next(base for base in type(model).__mro__ if base.__name__ == "Layer")
     inner = layer.__call__
 
@@ -36,18 +37,47 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
         made = inner(self, *args, **kwargs)
         if args:
             calls.note(self, args[0], made)
+            calls.flow(self, (args, kwargs), made)
+            if trace is not None:
+                _traced(trace, self, args[0], made)
         return made
 
     # Called layer by layer, a functional model shows what each of them takes.
     layer.__call__ = outer
     try:
-        tensorflow_modules.called(model, wanted)
+        tensorflow_modules.called(model, wanted, trace)
     except Exception:
-        if not known or shapes:
+        if not has_weights or shapes:
             raise
     finally:
         layer.__call__ = inner
-    return calls.flattened()
+    return (
+        known(calls, trace)
+        if trace is not None
+        else {layer: {"flatten": shape} for layer, shape in calls.flattened().items()}
+    )
+
+
+def _computes(model: Any) -> str:
+    """Return the framework that computes a model of Keras."""
+    if (
+        not tensorflow_modules.is_module(model)
+        and "keras" in sys.modules
+        and ("keras", "Layer") in bases(model)
+    ):
+        config: Any = getattr(sys.modules["keras"], "config", None)
+        if hasattr(config, "backend"):
+            return str(config.backend())
+    return "tensorflow"
+
+
+def _traced(trace: Trace, layer: Any, given: Any, made: Any) -> None:
+    """Note a call of a layer with weights of its own."""
+    axis = getattr(layer, "axis", -1)
+    first = getattr(layer, "data_format", None) == "channels_first"
+    place = 1 if first else axis if isinstance(axis, int) else -1
+    if any(vars(layer).get(name) for name in _OWN) or hasattr(layer, "cell"):
+        trace.module(layer, given, made, lambda rank: place % rank)
 
 
 def _inputs(model: Any) -> list[list[int]]:

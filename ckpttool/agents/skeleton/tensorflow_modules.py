@@ -13,7 +13,7 @@ from ckpttool.errors import UnsupportedError, UsageError
 FORMS = ("tf",)
 
 
-def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, list[int]]:
+def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
     """Call a module that has no variables before its first call; what it flattens is not seen."""
     if shapes or not _has_variables(model):
         called(model, shapes or guessed)
@@ -27,8 +27,8 @@ def _has_variables(model: Any) -> bool:
         return False
 
 
-def called(model: Any, shapes: list[list[int]]) -> None:
-    """Call a model of TensorFlow or Keras with zeros; raise UsageError if that fails."""
+def called(model: Any, shapes: list[list[int]], trace: Any = None) -> None:
+    """Call a model of TensorFlow or Keras with zeros, followed by `trace`; raise UsageError if that fails."""
     import numpy
 
     if not shapes:
@@ -39,9 +39,16 @@ def called(model: Any, shapes: list[list[int]]) -> None:
     first = None
     for dtype in ("float32", "int32"):
         given = zeros(numpy, shapes, dtype)
+        if trace is not None:
+            given = trace.given(given)
         for arguments in [given] if len(given) == 1 else [given, [given]]:
             try:
-                model(*arguments)
+                if trace is None:
+                    model(*arguments)
+                else:
+                    with trace.following():
+                        made = model(*arguments)
+                    trace.border(made, -1)
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises is told
                 first = first or error
             else:

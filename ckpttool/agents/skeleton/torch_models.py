@@ -6,15 +6,16 @@ import contextlib
 import sys
 from typing import Any
 
-from ckpttool.agents.skeleton.calls import Calls
+from ckpttool.agents.skeleton.calls import Calls, known
 from ckpttool.agents.skeleton.factory import known_class, last_line, plain_facts
+from ckpttool.agents.skeleton.tracing import TorchTrace, Trace
 from ckpttool.errors import UsageError
 
 FORMS = ("torch",)
 
 
-def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, list[int]]:
-    """Give lazy parameters their shapes by a call; return the images that modules take flattened.
+def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
+    """Give lazy parameters their shapes by a call; return what a call tells of modules (see calls.known).
 
     `shapes` are the inputs' without their batch, as the user gives them. Raise UsageError when the model
     cannot be called with them.
@@ -26,32 +27,54 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
             path=lazy[0],
             hint="--input-shape 17 or --input-shape 4,84,84 tells what it is called with",
         )
-    if not (shapes or lazy):
+    if not (shapes or lazy or guessed):
         return {}
-    calls = Calls()
+    calls, trace = Calls(), TorchTrace()
     hooks = [
-        module.register_forward_hook(lambda module, given, made: calls.note(module, given, made))
+        module.register_forward_hook(lambda module, given, made: _note(calls, trace, module, given, made))
         for module in model.modules()
     ]
     trained = [(module, module.training) for module in model.modules()]
     try:
-        _call(model.eval(), shapes or guessed, calls)
+        _call(model.eval(), shapes or guessed, calls, trace)
+    except Exception:
+        if shapes or lazy:
+            raise
+        return {}  # the shape was a guess
     finally:
         for hook in hooks:
             hook.remove()
         for module, training in trained:
             module.training = training
-    return calls.flattened()
+    # A guess shows in which order layers are called, not which images they take.
+    return known(calls, trace) if shapes or lazy else calls.order()
 
 
-def _call(model: Any, shapes: list[list[int]], calls: Calls) -> None:
+def _note(calls: Calls, trace: Trace, module: Any, given: Any, made: Any) -> None:
+    calls.note(module, given, made)
+    calls.flow(module, given, made)
+    if vars(module).get("_parameters") or vars(module).get("_buffers"):
+        name = known_class(module)
+        channels = any(part in name for part in ("Conv", "BatchNorm", "InstanceNorm", "GroupNorm", "PReLU"))
+        trace.module(module, given, made, lambda rank: 1 if channels else rank - 1)
+
+
+def _call(model: Any, shapes: list[list[int]], calls: Calls, trace: TorchTrace) -> None:
     torch: Any = sys.modules["torch"]
+
+    def call(dtype: Any) -> None:
+        given = [torch.zeros((1, *shape), dtype=dtype) for shape in shapes]
+        trace.border(given, 1)
+        with trace.following():
+            made = model(*given)
+        trace.border(made, 1)
+
     with torch.no_grad(), _functions(torch, calls):
         try:
-            model(*(torch.zeros((1, *shape)) for shape in shapes))
+            call(torch.get_default_dtype())
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
             try:  # a model that looks words up wants whole numbers
-                model(*(torch.zeros((1, *shape), dtype=torch.int64) for shape in shapes))
+                call(torch.int64)
             except Exception:  # noqa: BLE001 - the first answer is the one to tell
                 shown = " and ".join(map(str, shapes))
                 raise UsageError(
@@ -71,6 +94,7 @@ def _functions(torch: Any, calls: Calls) -> Any:
         made = function(*args, **(kwargs or {}))
         if type(made).__name__ == "Tensor" and args:
             calls.note(None, args[0], made)
+        calls.flow(None, (args, kwargs or {}), made)
         return made
 
     return type("Functions", (mode,), {"__torch_function__": noted})()

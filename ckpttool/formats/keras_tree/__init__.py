@@ -16,6 +16,7 @@ from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Index
 from ckpttool.formats.keras_tree import asking, counted, legacy, modules, optimizers, pairs
 from ckpttool.formats.keras_tree.config import NOTHING, Config, config_of, lambdas, parse, with_flattened
+from ckpttool.formats.keras_tree.flow import annotated
 from ckpttool.leaf import Leaf, Path, attr
 from ckpttool.source import File
 from ckpttool.tree import Alias, Container, Tree
@@ -56,7 +57,7 @@ def _model(index: Index, config: Config, optimizer: Config) -> Model:
 
 def _modules(index: Index, config: Config, optimizer: Config) -> Model:
     root, strays = modules.nodes(index)
-    walk = modules.Walk(with_flattened(config), root)
+    walk = modules.Walk(annotated(with_flattened(config)), root)
     leaves = dict(walk.leaves)
     containers = dict(walk.containers)
     notes = list(index.notes)
@@ -101,7 +102,10 @@ def _legacy(index: Index) -> Model:
     text, training = top.get("model_config"), top.get("training_config")
     found, notes = parse(text if isinstance(text, str) else None, "model_config")
     trained, more = parse(training if isinstance(training, str) else None, "training_config")
-    config, optimizer = with_flattened(config_of(found)), optimizers.told(trained.get("optimizer_config"))
+    config, optimizer = (
+        annotated(with_flattened(config_of(found))),
+        optimizers.told(trained.get("optimizer_config")),
+    )
     leaves, containers, owners = _weights(index, config)
     saved = legacy.optimizer(index)
     trains = [

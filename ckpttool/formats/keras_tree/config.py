@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from operator import mul
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -238,6 +239,50 @@ def _windowed(cls: str, settings: Mapping[str, Any], before: _Output) -> _Output
     if channels < 1 or min(sizes) < 1:
         return None
     return _Output((*sizes, channels), None, before.convolved or convolution is not None)
+
+
+def windowed_sizes(cls: str, settings: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape of what a convolution, a pooling or the like makes of images of a shape."""
+    *sizes, channels = shape
+    rank = len(sizes)
+    if not rank or not cls.rstrip("Transpose").endswith(f"{rank}D"):
+        return None
+    if cls.startswith("UpSampling"):
+        factors = _axes(settings.get("size"), rank)
+        return (*map(mul, sizes, factors), channels) if factors else None
+    if cls.startswith(("ZeroPadding", "Cropping")):
+        sign = 1 if cls.startswith("Zero") else -1
+        pairs = _pairs(settings.get("padding" if sign > 0 else "cropping"), rank)
+        made = [size + sign * sum(pair) for size, pair in zip(sizes, pairs or (), strict=False)]
+        return (*made, channels) if pairs and min(made) > 0 else None
+    if cls.endswith("Transpose"):
+        window, strides = (_axes(settings.get(each), rank) for each in ("kernel_size", "strides"))
+        filters, plain = settings.get("filters"), settings.get("output_padding") is None
+        spread = _axes(settings.get("dilation_rate"), rank) or (1,) * rank
+        if not window or not strides or not plain or type(filters) is not int or max(spread) > 1:
+            return None
+        # keras/src/backend/common/backend_utils.py, compute_conv_transpose_output_shape.
+        same = settings.get("padding") == "same"
+        made = [
+            size * step if same else size * step + max(width - step, 0)
+            for size, step, width in zip(sizes, strides, window, strict=True)
+        ]
+        return (*made, filters)
+    made_by = _windowed(cls, settings, _Output(shape))
+    return made_by.shape if made_by is not None else None
+
+
+def _pairs(value: Any, rank: int) -> list[tuple[int, int]] | None:
+    """Return what is added before and after each axis."""
+    items = [value] * rank if type(value) is int else value
+    if isinstance(items, list) and rank == 1 and len(items) == 2 and all(type(i) is int for i in items):
+        items = [items]
+    if not isinstance(items, list) or len(items) != rank:
+        return None
+    pairs = [(each, each) if type(each) is int else each for each in items]
+    if not all(isinstance(p, list | tuple) and len(p) == 2 and all(type(n) is int for n in p) for p in pairs):
+        return None
+    return [(int(before), int(after)) for before, after in pairs]
 
 
 def _axes(value: Any, rank: int) -> tuple[int, ...] | None:

@@ -12,6 +12,7 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ckpttool.activations import Order
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf
 from ckpttool.mapping.rules import KEEP, Rule
@@ -62,11 +63,15 @@ class Told(NamedTuple):
     `number` is what a kind needs and the tensors do not say: an attention's heads, a depthwise convolution's
     multiplier, the axes that a PReLU shares. `flatten` is the shape (H, W, C) of what a dense layer takes
     flattened; () says that it takes nothing of the kind. `wanted` are the target's own shapes by stored name.
+    `takes` and `makes` are the orders of the features that it takes and makes, UNKNOWN if they could not be
+    followed, None if nothing was.
     """
 
     number: int | None = None
     flatten: Shape | None = None
     wanted: Mapping[str, Shape] = MappingProxyType({})
+    takes: Order | None = None
+    makes: Order | None = None
 
 
 UNTOLD = Told()
@@ -80,7 +85,7 @@ class Kind:
     Without `reading` and `writing` the weights' own rules are the way. `also` is what must hold besides names
     and ranks. `form` says whose spelling it is where a framework has several, "" is the one that is written.
     `modules` is a pattern for the module's name where that is what tells it from another kind. `asked` says
-    that it is only taken where somebody says so, `refused` why it is not converted.
+    that it is only taken where an option or the file selects it, `refused` why it is not converted.
     """
 
     name: str
@@ -110,6 +115,11 @@ class Kind:
             and all(len(leaf.shape) == self._names[name].rank for name, leaf in group.items())
             and (self.also is None or self.also(group))
         )
+
+    @property
+    def option(self) -> str:
+        """The name in `--kind`: a kind that is only taken when it is asked for is named with its form."""
+        return f"{self.name}_{self.form}" if self.asked and self.form else self.name
 
     @property
     def namings(self) -> Iterator[frozenset[str]]:

@@ -1,0 +1,403 @@
+"""Converts every model of one framework into its twin of the other, and compares what the twin computes.
+
+Each framework runs in processes of its own, many models in one. The command's hint is followed where it
+refuses; what it writes, or fills, must then compute the source's outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import io
+import json
+import re
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests import warm
+from tests.conftest import ROOT
+from tests.model_pairs.programs import PROGRAMS, Program, program
+
+RESULTS = Path(__file__).with_name("results.tsv")
+OUTPUTS = 2e-5
+# The files of each framework's model, and what of them says in which order an image is flattened.
+SOURCES = {
+    "torch": {
+        "pt": "torch.pt",
+        "whole": "whole.pt",
+        "safetensors": "torch.safetensors",
+        "npz": "torch.npz",
+        "script": "script.pt",
+    },
+    "keras": {
+        "keras": "functional.keras",
+        "h5": "functional.h5",
+        "weights": "functional_.weights.h5",
+        "saved_model": "saved_model",
+        "npz": "keras.npz",
+        "objects": "functional_checkpoint",
+        "own_weights": "subclassed_.weights.h5",
+        "own_objects": "subclassed_checkpoint",
+    },
+}
+TELLING = frozenset(("keras", "h5", "saved_model", "script"))
+# How a model is filled: by `--like` with its inputs' shapes and without, by load_into, by layer kinds alone.
+WAYS = ("like", "bare", "into", "kinds")
+STATES = ("right", "assumed", "refused", "unloadable", "WRONG", "WRONG ASSUMED", "crash")
+_PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.model_pairs import harness
+harness.{call}
+"""
+_MOST_HINTS = 8
+_AT_ONCE = 10  # programs in one process, which has ten minutes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One conversion: its state, the options that its hints gave, why it is not right."""
+
+    program: str
+    source: str
+    way: str
+    state: str
+    options: tuple[str, ...] = ()
+    sentence: str = ""
+
+
+# --- In a process with one framework -------------------------------------------------------------------------
+
+
+def side(framework: str) -> Any:
+    """Return the module that builds a framework's models."""
+    if framework == "torch":
+        from tests.model_pairs import torch_side
+
+        return torch_side
+    from tests.model_pairs import keras_side
+
+    return keras_side
+
+
+def make(framework: str, names: Sequence[str], folder: str) -> None:
+    """Write the files of all programs' models."""
+    for name in names:
+        at = Path(folder, name)
+        at.mkdir(exist_ok=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            side(framework).save(name, at)
+
+
+def judge(
+    target: str, names: Sequence[str], folder: str, sources: Sequence[str], ways: Sequence[str]
+) -> None:
+    """Fill the models of a framework from the other's files; print a line of JSON for each conversion."""
+    import warnings
+
+    warnings.simplefilter("ignore")
+    other = "keras" if target == "torch" else "torch"
+    for name in names:
+        for source in SOURCES[other]:
+            for way in ways:
+                if source not in sources or not _applies(target, name, way):
+                    continue
+                file = Path(folder, name, SOURCES[other][source])
+                cell = _Try(target, name, source, way, file).cell()
+                print(json.dumps(asdict(cell)), flush=True)  # noqa: T201  # the parent reads it
+
+
+def _applies(target: str, name: str, way: str) -> bool:
+    # Names that are others in the target are what `--like` is for.
+    return not (way == "bare" and target != "torch") and not (way == "kinds" and "__" in name)
+
+
+class _WrongError(Exception):
+    """The twin computes something else."""
+
+
+class _UnloadableError(Exception):
+    """The framework does not load what was written."""
+
+
+class _RefusedError(Exception):
+    """The command refused; its text has the hint."""
+
+
+class _Try:
+    def __init__(self, target: str, name: str, source: str, way: str, file: Path) -> None:
+        self.target, self.name, self.source, self.way, self.file = target, name, source, way, file
+        self.made = program(name)
+        self.side = side(target)
+        self.options: list[str] = []
+        self.match: list[tuple[str, str]] = []
+        self.flatten: list[str] = []
+        self.kinds: list[str] = []
+        self.shapes: tuple[tuple[int, ...], ...] = ()
+        self.assumed: tuple[str, ...] = ()
+        if way in ("like", "into"):
+            self.shapes = tuple(self.side.shapes(self.made))
+
+    def cell(self) -> Cell:
+        """Convert, follow hints, judge."""
+        sentence = ""
+        for _ in range(_MOST_HINTS):
+            try:
+                self._convert()
+            except _WrongError as error:
+                state = "WRONG ASSUMED" if self.assumed else "WRONG"
+                return self._cell(state, f"{error}; {'; '.join(self.assumed)}")
+            except _UnloadableError as error:
+                return self._cell("unloadable", str(error))
+            except _RefusedError as error:
+                sentence = str(error)
+                if not self._follow(sentence):
+                    return self._cell("refused", sentence)
+            except Exception:  # noqa: BLE001  # a crash is a result
+                return self._cell("crash", traceback.format_exc()[-300:])
+            else:
+                return self._cell("assumed" if self.assumed else "right", "; ".join(self.assumed))
+        return self._cell("refused", f"hints without an end: {sentence}")
+
+    def _cell(self, state: str, sentence: str) -> Cell:
+        text = " ".join(sentence.replace(str(self.file.parent), "").split())
+        return Cell(self.name, self.source, self.way, state, tuple(self.options), text[:400])
+
+    # --- Conversion -----------------------------------------------------------------------------------------
+
+    def _convert(self) -> None:
+        from ckpttool.errors import CkpttoolError
+
+        try:
+            net = self._into() if self.way == "into" else self._written()
+        except CkpttoolError as error:
+            raise _RefusedError(f"{error} [{error.hint or ''}]") from None
+        found = self.side.outputs(net) if self.target == "torch" else self.side.outputs(net, self.made)
+        style = "subclassed_" if self.source.startswith("own_") else "functional_"
+        file = f"{style}outputs.npz" if self.target == "torch" else "torch_outputs.npz"
+        with np.load(self.file.parent / file) as wanted:
+            for name, value in zip(wanted.files, found, strict=True):
+                _compare(value, wanted[name])
+
+    def _into(self) -> Any:
+        from ckpttool.ops.load_into import load_into
+
+        net = self._new(5)
+        done = load_into(net, str(self.file), match=self.match, shapes=self.shapes)
+        self.assumed = done.report.assumed
+        return net
+
+    def _new(self, seed: int) -> Any:
+        return self.side.build(self.name, seed=seed) if self.target == "torch" else self._keras(seed)
+
+    def _keras(self, seed: int) -> Any:
+        return self.side.build(self.name, self._style, seed)
+
+    @property
+    def _style(self) -> str:
+        return "functional" if self.way in ("like", "into") else "subclassed"
+
+    def _written(self) -> Any:
+        from ckpttool.ops import like
+        from ckpttool.ops.convert import convert
+        from ckpttool.ops.layer_options import choices
+
+        form = "torch" if self.target == "torch" else "keras"
+        target = self.file.parent / f"to_{self.source}_{self.way}.{'pt' if form == 'torch' else 'weights.h5'}"
+        target.unlink(missing_ok=True)
+        Path(f"{target}.ckpttool.json").unlink(missing_ok=True)
+        if self.way == "kinds":
+            done: Any = convert(
+                str(self.file),
+                str(target),
+                to=form,
+                layout="none",
+                kinds=self.kinds,
+                flatten=self.flatten,
+                match=(),
+                force=True,
+            )
+        else:
+            wanted = _like(self.target, self.name, self.shapes, self._style)
+            how = like.How(choices=choices(self.kinds, self.flatten), pairs=tuple(self.match), force=True)
+            done = like.like(str(self.file), str(target), form, wanted, how)
+        report = done.report
+        self.assumed = tuple(report.assumed)
+        if not report.complete or not target.exists():
+            raise _RefusedError(
+                "; ".join((*report.notes, f"unused {report.unused[:4]}, missing {report.missing[:4]}"))
+            )
+        try:
+            if self.target == "torch":
+                return self.side.load(self.name, target)
+            return self.side.load(self.name, self._style, target)
+        except Exception as error:  # noqa: BLE001  # whatever the framework raises
+            raise _UnloadableError(str(error)[:300]) from None
+
+    # --- Hints ------------------------------------------------------------------------------------------------
+
+    def _follow(self, text: str) -> bool:
+        """Take the option that a refusal names; say whether there was a new one."""
+        before = len(self.options)
+        if "--input-shape" in text and not self.shapes:
+            self.shapes = tuple(self.side.shapes(self.made))
+            self.options.append("--input-shape")
+        for source, target in re.findall(r"--match '([^'=]+)=([^']+)'", text):
+            if len(self.options) == before:
+                self._add(self.match, (source, target), f"--match {source}={target}")
+        pair = re.search(r"match=\{'([^']+)': '([^']+)'\}", text)
+        if pair:
+            self._add(self.match, (pair[1], pair[2]), f"match {pair[1]}={pair[2]}")
+        for title in dict.fromkeys(re.findall(r"--flatten '([^'=]+)=", text)):
+            said = re.findall(rf"--flatten '({re.escape(title)}=[^']+)'", text)
+            images = [each for each in said if not each.endswith("=no")]
+            wanted = images[0] if self._flattens() and images else f"{title}=no"
+            if wanted in said:
+                self._add(self.flatten, wanted, f"--flatten {wanted}")
+        for kind in re.findall(r"--kind '([^']+)'", text)[:1]:
+            heads = kind.replace("attention:8", "attention:2")
+            self._add(self.kinds, heads, f"--kind {heads}")
+        return len(self.options) > before
+
+    def _add(self, held: list[Any], value: Any, option: str) -> None:
+        if value not in held:
+            held.append(value)
+            self.options.append(option)
+
+    def _flattens(self) -> bool:
+        """Say what a user knows: whether images are flattened, in each framework's own order."""
+        moving = [line for line in self.made.lines if line.op in ("flatten", "image")]
+        return bool(moving) and self.made.natural
+
+
+def _compare(found: np.ndarray, wanted: np.ndarray) -> None:
+    if found.shape != wanted.shape:
+        raise _WrongError(f"shapes {found.shape} and {wanted.shape}")
+    largest = float(np.max(np.abs(found - wanted))) / max(1e-3, float(np.max(np.abs(wanted))))
+    if not largest <= OUTPUTS:
+        raise _WrongError(f"outputs differ by {largest:.1%}")
+
+
+def _like(target: str, name: str, shapes: Sequence[tuple[int, ...]], style: str) -> Any:
+    from ckpttool.agents.skeleton.beside import Like
+    from ckpttool.ops import target_model
+    from tests.test_like import InThisProcess
+
+    target_model.Beside = InThisProcess  # type: ignore[assignment,misc]
+    if target == "torch":
+        return Like("tests.model_pairs.torch_side:build", {"name": name, "seed": 5}, tuple(shapes))
+    arguments = {"name": name, "style": style, "seed": 5}
+    return Like("tests.model_pairs.keras_side:build", arguments, tuple(shapes))
+
+
+# --- The whole -------------------------------------------------------------------------------------------------
+
+
+def run(
+    names: Sequence[str],
+    folder: Path,
+    targets: Iterable[str] = ("torch", "keras"),
+    sources: Sequence[str] = (),
+    ways: Sequence[str] = WAYS,
+) -> list[Cell]:
+    """Make the models of these programs, convert them, and return all cells."""
+    every = list(sources or dict.fromkeys((*SOURCES["torch"], *SOURCES["keras"])))
+    targets = tuple(targets)
+    made = {"torch": "keras" in targets, "keras": "torch" in targets}
+    parts = [list(names[start : start + _AT_ONCE]) for start in range(0, len(names), _AT_ONCE)]
+    for framework, part in ((f, part) for f, wanted in made.items() for part in parts if wanted):
+        _child(framework, f"make({framework!r}, {part!r}, {str(folder)!r})", folder)
+    found = []
+    for target, part in ((target, part) for target in targets for part in parts):
+        call = f"judge({target!r}, {part!r}, {str(folder)!r}, {every!r}, {list(ways)!r})"
+        for line in _child(target, call, folder).splitlines():
+            if line.startswith('{"program"'):
+                values = json.loads(line)
+                found.append(Cell(**{**values, "options": tuple(values["options"])}))
+    return found
+
+
+def _child(framework: str, call: str, folder: Path) -> str:
+    status, output = warm.run(
+        "torch" if framework == "torch" else "tensorflow", _PROGRAM.format(root=str(ROOT), call=call), folder
+    )
+    if status:
+        raise RuntimeError(f"{call[:100]} ended with {status}:\n{output[-4000:]}")
+    return output
+
+
+def is_determined(cell: Cell, made: Program) -> bool:
+    """Say whether the source, with the target's own model where there is one, determines the answer.
+
+    A file of weights alone says nothing of an order that is not its framework's own.
+    """
+    if made.natural:
+        return True
+    return cell.source in TELLING and cell.way != "kinds"
+
+
+def summary(cells: Sequence[Cell]) -> str:
+    """Return the states by source and way, as a table."""
+    rows = []
+    keys = dict.fromkeys((cell.source, cell.way) for cell in cells)
+    for key in keys:
+        mine = [cell for cell in cells if (cell.source, cell.way) == key]
+        counts = Counter(cell.state for cell in mine)
+        sure = [cell for cell in mine if is_determined(cell, program(cell.program))]
+        good = sum(cell.state in ("right", "assumed") for cell in sure)
+        share = f"{good / len(sure):.0%}" if sure else "-"
+        rows.append(f"{key[0]:12} {key[1]:6} " + " ".join(f"{counts[s]:5}" for s in STATES) + f"  {share}")
+    head = f"{'source':12} {'way':6} " + " ".join(f"{s[:5]:>5}" for s in STATES) + "  right of determined"
+    sure = [cell for cell in cells if is_determined(cell, program(cell.program))]
+    good = sum(cell.state in ("right", "assumed") for cell in sure)
+    total = Counter(cell.state for cell in cells)
+    last = f"{len(cells)} conversions: {dict(total)}; right {good / max(1, len(sure)):.1%} of {len(sure)} determined"
+    return "\n".join((head, *rows, last))
+
+
+def record(cells: Sequence[Cell]) -> None:
+    """Write the cells, one line each."""
+    lines = [
+        "\t".join((c.program, c.source, c.way, c.state, " ".join(c.options), c.sentence[:200])) for c in cells
+    ]
+    RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Run the pairs and print what is not right."""
+    parser = argparse.ArgumentParser(prog="python -m tests.model_pairs", description=__doc__)
+    parser.add_argument("--only", default="*", help="patterns of programs' names, separated by commas")
+    parser.add_argument("--to", default="torch,keras", help="the targets' frameworks")
+    parser.add_argument("--sources", default="", help="files of the source, separated by commas")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--keep", metavar="FOLDER", help="leave the files in this folder")
+    options = parser.parse_args()
+    patterns = options.only.split(",")
+    names = [name for name in PROGRAMS if any(fnmatch.fnmatch(name, each) for each in patterns)]
+    folder = Path(options.keep or tempfile.mkdtemp(prefix="model_pairs"))
+    folder.mkdir(exist_ok=True)
+    sources = [each for each in options.sources.split(",") if each]
+    cells = run(names, folder, options.to.split(","), sources, options.ways.split(","))
+    for cell in cells:
+        if cell.state not in ("right", "assumed"):
+            print(  # noqa: T201
+                f"{cell.program:26} {cell.source:11} {cell.way:5} {cell.state:8} {' '.join(cell.options)} {cell.sentence[:300]}"
+            )
+    print(summary(cells))  # noqa: T201
+    if options.record:
+        record(cells)
+    if not options.keep:
+        shutil.rmtree(folder)
+    bad = {"WRONG", "crash"}
+    sys.exit(any(cell.state in bad for cell in cells))

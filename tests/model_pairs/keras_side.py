@@ -1,0 +1,251 @@
+"""The programs in Keras: built, saved in every form, filled and judged. Runs in a process with TensorFlow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.model_pairs.programs import Line, Program, program
+
+EPSILON = 1e-3
+STYLES = ("functional", "subclassed")
+
+
+@keras.saving.register_keras_serializable("model_pairs")
+class Positions(keras.layers.Layer):  # type: ignore[misc]
+    """A trained table of positions, added."""
+
+    def build(self, shape: Any) -> None:
+        self.table = self.add_weight(shape=tuple(shape[1:]), name="table")
+
+    def call(self, x: Any) -> Any:
+        return x + self.table
+
+
+def _layer(line: Line, name: str) -> Any:
+    k, args, taken, made = keras.layers, line.args, line.ins[0].shape, line.out.shape
+    rank = len(taken) - 1
+    op = line.op
+    if op in ("conv", "convt", "depthwise"):
+        kind = {"conv": "Conv{}D", "convt": "Conv{}DTranspose", "depthwise": "DepthwiseConv{}D"}[op]
+        # There is no depthwise convolution over three axes.
+        cls = getattr(k, kind.format(rank))
+        if op == "depthwise":
+            return cls(args["kernel"], name=name)
+        return cls(made[0], args["kernel"], args["stride"], name=name)
+    if op == "td_conv":
+        return k.TimeDistributed(k.Conv2D(made[1], args["kernel"]), name=name)
+    if op == "prelu":
+        return k.PReLU(name=name, shared_axes=list(range(1, rank + 1)) if rank else None)
+    if op == "attention":
+        return k.MultiHeadAttention(args["heads"], made[-1] // args["heads"], name=name)
+    simple = {
+        "dense": lambda: k.Dense(made[-1], use_bias=args.get("bias", True), name=name),
+        "bn": lambda: k.BatchNormalization(epsilon=EPSILON, name=name),
+        "ln": lambda: k.LayerNormalization(epsilon=EPSILON, name=name),
+        "lstm": lambda: k.LSTM(made[-1], return_sequences=args["sequences"], name=name),
+        "gru": lambda: k.GRU(made[-1], return_sequences=args["sequences"], name=name),
+        "embed": lambda: k.Embedding(args["words"], made[-1], name=name),
+        "positions": lambda: Positions(name=name),
+    }
+    return simple[op]() if op in simple else None
+
+
+def _step(line: Line, layer: Any, given: list[Any], *, layers: bool) -> Any:
+    """Return what a step makes; with `layers` what moves numbers is a layer too, as in a functional model."""
+    k, x, op = keras.layers, given[0], line.op
+    if op == "attention":
+        return layer(x, x)
+    if layer is not None:
+        return layer(x)
+    rank = len(line.ins[0].shape) - 1
+    if op == "flatten":
+        frames = line.ins[0].kind == "frames"
+        if line.args["order"] == "first":
+            first = k.Permute((rank + 1, *range(1, rank + 1)))
+            x = first(x) if layers else keras.ops.transpose(x, (0, rank + 1, *range(1, rank + 1)))
+        if frames:
+            return k.TimeDistributed(k.Flatten())(x) if layers else _reshape(x, line.out.shape, layers=False)
+        return k.Flatten()(x) if layers else _reshape(x, (-1,), layers=False)
+    if op == "image":
+        channels, *size = line.out.shape
+        if line.args["order"] == "first":
+            x = _reshape(x, line.out.shape, layers=layers)
+            axes = (*range(2, len(size) + 2), 1)
+            return k.Permute(axes)(x) if layers else keras.ops.transpose(x, (0, *axes))
+        return _reshape(x, (*size, channels), layers=layers)
+    if op == "attend":
+        q, key, v = given
+        scores = keras.ops.matmul(q, keras.ops.transpose(key, (0, 2, 1))) / line.out.shape[-1] ** 0.5
+        return keras.ops.matmul(keras.ops.softmax(scores, -1), v)
+    names = {1: "1D", 2: "2D", 3: "3D"}
+    places = tuple(range(1, rank + 1))
+    if not layers:
+        return {
+            "relu": lambda: keras.ops.relu(x),
+            "pool": lambda: keras.ops.max_pool(x, 2),
+            "gap": lambda: keras.ops.mean(x, places),
+            "mean": lambda: keras.ops.mean(x, 1),
+            "rows": lambda: _reshape(x, (-1,), layers=False),
+            "patches": lambda: _reshape(x, line.out.shape, layers=False),
+            "concat": lambda: keras.ops.concatenate(given, -1),
+            "add": lambda: given[0] + given[1],
+            "multiply": lambda: given[0] * given[1],
+        }[op]()
+    return {
+        "relu": lambda: k.ReLU()(x),
+        "pool": lambda: getattr(k, f"MaxPooling{names[rank]}")(2)(x),
+        "gap": lambda: getattr(k, f"GlobalAveragePooling{names[rank]}")()(x),
+        "mean": lambda: k.GlobalAveragePooling1D()(x),
+        "rows": lambda: k.Flatten()(x),
+        "patches": lambda: _reshape(x, line.out.shape, layers=True),
+        "concat": lambda: k.Concatenate()(given),
+        "add": lambda: k.Add()(given),
+        "multiply": lambda: k.Multiply()(given),
+    }[op]()
+
+
+def _reshape(x: Any, shape: Any, *, layers: bool) -> Any:
+    if layers:
+        return keras.layers.Reshape(tuple(shape))(x)
+    return keras.ops.reshape(x, (keras.ops.shape(x)[0], *shape))
+
+
+class Net(keras.Model):  # type: ignore[misc]
+    """A program's model as a class of one's own; its layers are attributes."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.made = program(name)
+        for line in self.made.lines:
+            layer = _layer(line, line.name) if line.name and not hasattr(self, line.name) else None
+            if layer is not None:
+                setattr(self, line.name, layer)
+
+    def call(self, *given: Any) -> Any:
+        if len(given) == 1 and isinstance(given[0], list | tuple):
+            given = tuple(given[0])
+        values = {each.number: x for each, x in zip(self.made.inputs, given, strict=True)}
+        for line in self.made.lines:
+            layer = getattr(self, line.name) if line.name else None
+            values[line.out.number] = _step(
+                line, layer, [values[each.number] for each in line.ins], layers=False
+            )
+        made = [values[each.number] for each in self.made.outputs]
+        return made if len(made) > 1 else made[0]
+
+
+def functional(name: str) -> Any:
+    """Return the program as a functional model, whose layers carry the program's names."""
+    made = program(name)
+    values: dict[int, Any] = {}
+    for each, shape in zip(made.inputs, shapes(made), strict=True):
+        values[each.number] = keras.Input(shape, dtype="int32" if each.kind == "tokens" else None)
+    given = list(values.values())
+    layers: dict[str, Any] = {}
+    for line in made.lines:
+        if line.name and line.name not in layers:
+            layers[line.name] = _layer(line, line.name)
+        ins = [values[each.number] for each in line.ins]
+        values[line.out.number] = _step(line, layers.get(line.name), ins, layers=True)
+    found = [values[each.number] for each in made.outputs]
+    return keras.Model(
+        given if len(given) > 1 else given[0], found if len(found) > 1 else found[0], name="net"
+    )
+
+
+def model(name: str, style: str = "functional") -> Any:
+    """Return a program's model with its variables made."""
+    keras.utils.clear_session()
+    net = functional(name) if style == "functional" else Net(name)
+    made = program(name)
+    call(net, [np.zeros((1, *s), "int32" if made.words else "float32") for s in shapes(made)])
+    return net
+
+
+def build(name: str, style: str = "functional", seed: int = 0) -> Any:
+    """Return a program's model with random weights and statistics."""
+    net = model(name, style)
+    draw = np.random.default_rng(seed)
+    for variable in net.variables:
+        if "seed" in variable.path:
+            continue
+        shape = tuple(variable.shape)
+        scale = 1.5 / max(1, np.prod(shape[:-1])) ** 0.5 if len(shape) > 1 else 0.5
+        value = (draw.standard_normal(shape) * scale).astype(np.float32)
+        variable.assign(np.abs(value) + 0.5 if "moving_variance" in variable.path else value)
+    return net
+
+
+def shapes(made: Program) -> list[tuple[int, ...]]:
+    """Return the shapes of a program's inputs in Keras."""
+    return [_last(each.kind, each.shape) for each in made.inputs]
+
+
+def _last(kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if kind == "image":
+        return (*shape[1:], shape[0])
+    return (shape[0], *shape[2:], shape[1]) if kind == "frames" else shape
+
+
+def call(net: Any, given: list[np.ndarray]) -> Any:
+    """Return what a model of either style makes of its inputs."""
+    x = [tf.constant(each) for each in given]
+    return net(x if len(x) > 1 else x[0])
+
+
+def inputs(made: Program, seed: int = 1) -> list[np.ndarray]:
+    """Return random inputs as Keras takes them: those of torch_side, images with their channels last."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for each in made.inputs:
+        if each.kind == "tokens":
+            found.append(draw.integers(0, made.words, (3, *each.shape)))
+            continue
+        value = draw.standard_normal((3, *each.shape)).astype(np.float32)
+        axis = {"image": 1, "frames": 2}.get(each.kind)
+        found.append(np.moveaxis(value, axis, -1) if axis else value)
+    return found
+
+
+def outputs(net: Any, made: Program) -> list[np.ndarray]:
+    """Return what the model makes of the program's inputs, images with their channels first."""
+    found = call(net, inputs(made))
+    found = found if isinstance(found, list | tuple) else [found]
+    return [
+        np.moveaxis(np.asarray(each), -1, 1) if value.kind == "image" else np.asarray(each)
+        for each, value in zip(found, made.outputs, strict=True)
+    ]
+
+
+def save(name: str, folder: Path) -> None:
+    """Write the model in every form beside the outputs that it has."""
+    for style in STYLES:
+        net = build(name, style)
+        at = f"{style}_"
+        net.save_weights(folder / f"{at}.weights.h5")
+        if style == "functional":
+            net.save(folder / "functional.keras")
+            net.save(folder / "functional.h5")
+            np.savez(folder / "keras.npz", **{each.path: np.asarray(each) for each in net.variables})
+            specs = [
+                tf.TensorSpec((None, *s), "int32" if program(name).words else "float32")
+                for s in shapes(program(name))
+            ]
+            archive = keras.export.ExportArchive()
+            archive.track(net)
+            archive.add_endpoint("serve", lambda *x: net(list(x) if len(x) > 1 else x[0]), specs)
+            archive.write_out(str(folder / "saved_model"), verbose=False)
+        tf.train.Checkpoint(net).write(str(folder / f"{at}checkpoint"))
+        np.savez(folder / f"{at}outputs.npz", *outputs(net, program(name)))
+
+
+def load(name: str, style: str, file: Path) -> Any:
+    """Return a model that loaded a weights file; raise what Keras raises."""
+    net = build(name, style, 5)
+    net.load_weights(str(file))
+    return net
