@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.everyday import cases, matrix, torch_nets
+from tests.everyday import cases, matrix, more, torch_nets
 from tests.everyday.verdicts import DifferenceError, LoadingError
 
 # A wrapper, an optimizer, an image, a cell with gates: where errors hid.
@@ -16,6 +17,11 @@ FAST = {
     "whole_sequential": ("torch", "tf", "onnx"),
     "cnn": ("tf",),
     "lstm": ("tf",),
+    "lightning": ("tf",),
+    "random_states": ("tf",),
+    "authors_actor": ("keras",),
+    "sb3_ppo": ("keras",),
+    "tf_weights": ("tf",),
     "actor_opt_step": ("torch", "tf", "npz"),
     "model_optimizer": ("keras",),
     "keras_sequential": ("torch", "tf"),
@@ -62,7 +68,13 @@ def judged(folder: Path, change) -> None:
     change(saved)
     torch.save(saved, folder / "changed.pt")
     with np.load(folder / "reference.npz") as file:
-        torch_referee.judge(named("tutorial"), "torch", str(folder / "changed.pt"), dict(file))
+        lines = (
+            f'checkpoint = torch.load("{folder}/changed.pt", weights_only=True)\n'
+            'model.load_state_dict(checkpoint["model_state_dict"])\n'
+            'if "optimizer_state_dict" in checkpoint:\n'
+            '    optimizer.load_state_dict(checkpoint["optimizer_state_dict"])'
+        )
+        torch_referee.judge(named("tutorial"), "torch", str(folder / "changed.pt"), dict(file), lines)
 
 
 @pytest.mark.torch
@@ -125,3 +137,19 @@ def test_a_wrong_order_of_a_flattened_image_changes_outputs():
     with torch.no_grad():
         weight.copy_(weight.reshape(7, 5, 2, 6).permute(0, 2, 3, 1).reshape(7, 60))
     assert np.abs(torch_nets.outputs(net, "cnn") - before).max() > 1e-3
+
+
+@pytest.mark.skipif("CKPTTOOL_EVERYDAY" not in os.environ, reason="minutes: CKPTTOOL_EVERYDAY=1 runs it")
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("side", ["torch", "tensorflow"])
+def test_no_file_beyond_the_matrix_gives_other_numbers(tmp_path, side):
+    states = [
+        more.verdict(folder, "torch" if side == "tensorflow" else "tf")[0] for folder in made(side, tmp_path)
+    ]
+    assert states
+    assert {"WRONG", "crash"}.isdisjoint(states)
+
+
+def made(side: str, place: Path) -> list[Path]:
+    return [folder for _, folder in more.folders(side, more.listed(side, place), place)]

@@ -435,10 +435,10 @@ def stepped(parameters: Any, *nets: Any, steps: int = 2) -> Any:
     return optimizer
 
 
-def moments(path: str) -> dict[str, np.ndarray]:
-    """The first moments in a TensorFlow checkpoint by the names of their variables."""
+def moments(path: str, kind: str = "m") -> dict[str, np.ndarray]:
+    """The slots in a TensorFlow checkpoint by the names of their variables."""
     tree = open_checkpoint(path).tree
-    slots = [leaf for _, leaf in tree.tensors() if leaf.slot == "m" and leaf.of is not None]
+    slots = [leaf for _, leaf in tree.tensors() if leaf.slot == kind and leaf.of is not None]
     return {tree.names[leaf.of]: leaf.array() for leaf in slots if leaf.of is not None}
 
 
@@ -806,16 +806,62 @@ def test_a_choice_without_averaged_weights_is_refused(tmp_path: Path, which: str
 # --- Recurrent layers --------------------------------------------------------------------------------------
 
 
-def test_two_biases_that_become_one_stop_an_optimizer_but_not_a_network(tmp_path: Path) -> None:
+def recurrent(decay: float = 0.0) -> tuple[Any, Any, dict[str, Any]]:
+    """Return an LSTM, its Adam after updates too small to move a weight, and the checkpoint of both."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
     net: Any = nn.ModuleDict({"rnn": nn.LSTM(3, 4, batch_first=True), "out": nn.Linear(4, 2)})
-    optimizer = torch.optim.Adam(net.parameters())
-    net["out"](net["rnn"](torch.ones(2, 5, 3))[0]).sum().backward()
-    optimizer.step()
-    content = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    optimizer = torch.optim.Adam(net.parameters(), 1e-30, weight_decay=decay)
+    for number in range(3):
+        optimizer.zero_grad()
+        x = torch.from_numpy(np.random.default_rng(number).standard_normal((2, 5, 3))).float()
+        net["out"](net["rnn"](x)[0]).square().sum().backward()
+        optimizer.step()
+    return net, optimizer, {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def sums(folder: Path) -> dict[str, Any]:
+    """Return the moments that Keras's own Adam has after the same updates of the converted network."""
+    import keras
+    import tensorflow as tf
+
+    net = tf.Module()
+    net.rnn, net.out = keras.layers.LSTM(4, return_sequences=True), keras.layers.Dense(2)
+    net.out(net.rnn(np.zeros((2, 5, 3), np.float32)))
+    tf.train.Checkpoint(model=net).restore(str(folder / "made-1")).assert_existing_objects_matched()
+    weights = [*net.rnn.trainable_variables, *net.out.trainable_variables]
+    tool = keras.optimizers.Adam(1e-30)
+    tool.build(weights)
+    for number in range(3):
+        x = tf.constant(np.random.default_rng(number).standard_normal((2, 5, 3)), tf.float32)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(net.out(net.rnn(x)) ** 2)
+        tool.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+    at = next(n for n, w in enumerate(weights) if w.path.endswith("lstm_cell/bias"))
+    return {
+        "m": np.asarray(tool._momentums[at]).tolist(),  # Keras has no public name for them
+        "v": np.asarray(tool._velocities[at]).tolist(),
+    }
+
+
+@pytest.mark.tensorflow
+def test_a_sum_of_two_biases_has_the_moments_that_keras_would_have(tmp_path: Path) -> None:
+    tensorflow_child.require("torch", "tensorflow", "keras")
+    _, _, content = recurrent()
+    done = converted(saved(tmp_path / "x.pt", content), tmp_path)
+    assert done.written, done.report
+    expected = tensorflow_child.run(__file__, "sums", tmp_path)
+    for slot in "mv":
+        found = moments(done.target, slot)["model/rnn/cell/bias"]
+        np.testing.assert_allclose(found, expected[slot], rtol=1e-4, atol=1e-6)
+    back = convert(done.target, str(tmp_path / "back.pt"), to="torch", sync=False).target
+    assert digest(back).sha256 == digest(str(tmp_path / "x.pt")).sha256
+
+
+def test_two_biases_with_moments_of_their_own_stop_an_optimizer_but_not_a_network(tmp_path: Path) -> None:
+    net, optimizer, content = recurrent(decay=0.5)
     source = saved(tmp_path / "x.pt", content)
     done = converted(source, tmp_path)
     assert not done.written
@@ -828,6 +874,29 @@ def test_two_biases_that_become_one_stop_an_optimizer_but_not_a_network(tmp_path
     np.testing.assert_array_equal(found["model/rnn/cell/recurrent_kernel"], expected)
     (tmp_path / "part").mkdir()
     assert converted(source, tmp_path / "part", part="model").written
+
+
+def test_learning_rates_of_groups_are_kept_beside_keras_optimizer(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    groups = [
+        {"params": net[0].parameters(), "lr": 0.5},
+        {"params": net[1].parameters(), "betas": (0.5, 0.75)},
+    ]
+    optimizer = torch.optim.Adam(groups, 0.25)
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    source = saved(tmp_path / "x.pt", {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
+    done = converted(source, tmp_path)
+    assert done.written, done.report
+    assert any("learning_rate" in note and "0.25" in note for note in done.report.notes)
+    (tmp_path / "x.pt").unlink()
+    back = convert(done.target, str(tmp_path / "back.pt"), to="torch", sync=False).target
+    found = torch.load(back)["optimizer"]["param_groups"]
+    assert [group["lr"] for group in found] == [0.5, 0.25]
+    assert [group["betas"] for group in found] == [(0.9, 0.999), (0.5, 0.75)]
 
 
 def test_a_layer_of_two_names_has_one_moment(tmp_path: Path) -> None:
@@ -861,6 +930,8 @@ def unusual(folder: Path) -> dict[str, Any]:
         "clipped": optimizers.Adam(RATE, clipnorm=0.5),
         "scaled": optimizers.LossScaleOptimizer(optimizers.Adam(RATE)),
         "recurrent": optimizers.Adam(RATE),
+        "scheduled": optimizers.Adam(optimizers.schedules.CosineDecay(RATE, 10)),
+        "averaged": optimizers.Adam(RATE, use_ema=True),
     }.items():
         recurrent = title == "recurrent"
         first = keras.layers.SimpleRNN(3) if recurrent else keras.layers.Dense(3)
@@ -904,12 +975,67 @@ def test_the_class_of_an_optimizer_is_that_of_the_file(
 
 
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
-def test_a_sum_of_two_biases_stops_its_optimizer_in_every_file(
+def test_both_biases_of_torch_get_the_moments_of_their_sum(
     suffix: str, unusual_files: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
+    import torch
+
     done = converted(unusual_files[0] / f"recurrent{suffix}", tmp_path, "torch")
+    assert done.written, done.report
+    assert any("twice as fast" in note for note in done.report.notes)
+    saved_ = torch.load(done.target)
+    names = [name.rpartition(".")[2] for name in saved_["model"]]
+    states = saved_["optimizer"]["state"]
+    first, second = (states[names.index(f"bias_{kind}_l0")] for kind in ("ih", "hh"))
+    assert first["exp_avg"].any()
+    for slot in ("exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(first[slot], second[slot], rtol=0, atol=0)
+
+
+def test_a_schedule_in_the_configuration_tells_the_first_rate(
+    unusual_files: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    import torch
+
+    done = converted(unusual_files[0] / "scheduled.keras", tmp_path, "torch")
+    assert torch.load(done.target)["optimizer"]["param_groups"][0]["lr"] == RATE
+    assert not any("learning_rate" in line for line in done.report.assumed)
+    assert any("CosineDecay" in note for note in done.report.notes)
+
+
+@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
+def test_averages_of_weights_are_kept_beside_torchs_optimizer(
+    suffix: str, unusual_files: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    import torch
+
+    folder, expected = unusual_files
+    done = converted(folder / f"averaged{suffix}", tmp_path, "torch")
+    assert done.written, done.report
+    found = torch.load(done.target)["optimizer"]["state"][0]["exp_avg"].numpy()
+    np.testing.assert_array_equal(found, np.float32(expected["averaged"]))
+    receipt = json.loads(Path(f"{done.target}.ckpttool.json").read_text())
+    assert sum("average" in each["path"] for each in receipt["residue"]) == 2
+
+
+@pytest.mark.parametrize("to", ["tf", "keras"])
+def test_an_empty_tensor_stops_nothing(tmp_path: Path, to: str) -> None:
+    import torch
+    from torch import nn
+
+    content = {"model": nn.Sequential(nn.Linear(3, 4)).state_dict(), "empty": torch.zeros(0, 4)}
+    assert converted(saved(tmp_path / "x.pt", content), tmp_path, to).written
+
+
+def test_weight_norm_names_its_option(tmp_path: Path) -> None:
+    from torch import nn
+
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2))
+    source = saved(tmp_path / "x.pt", net.state_dict())
+    done = converted(source, tmp_path)
     assert not done.written
-    assert done.report.unused
+    assert any("--fold-weight-norm" in note for note in done.report.notes)
+    assert converted(source, tmp_path, fold_weight_norm=True).written
 
 
 def test_the_clipping_of_gradients_is_named(

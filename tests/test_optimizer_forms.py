@@ -152,16 +152,16 @@ def test_other_optimizers_of_torch_are_named(
     assert any(whose in note for note in binding.moves.notes)
 
 
-def test_rates_that_differ_have_no_place_in_keras() -> None:
+def test_rates_that_differ_are_kept_beside_keras_optimizer() -> None:
     groups = [KERNELS, BIASES]
     tree = agent(groups, {**ADAM, "lr": 0.25}, ADAM)
     plan = in_keras(tree)
     made = canonical_tree(tree, bound(tree).moves)
     placed = {move.source for move in plan.moves} | set(plan.consumed)
-    left = {made.names[path] for path in made if path not in placed}
-    assert {name.rpartition("/")[0] for name in left} == {
-        f"{NAME}/learning_rate/{n}" for n in range(len(KERNELS))
-    }
+    assert {made.names[path] for path in made if path not in placed} == set()
+    rates = {name: rate for name, rate in plan.told[NAME].items() if name.startswith("learning_rate/")}
+    assert sorted(set(rates.values())) == [0.25, 0.5]
+    assert len(rates) == len(WEIGHTS)
     assert any("0.25" in note and "learning_rate" in note for note in plan.notes)
 
 

@@ -237,3 +237,15 @@ def test_a_missing_shard_of_a_distributed_checkpoint_is_named(folder: Path) -> N
         error = refused("saved", to=to)
         assert isinstance(error, TruncatedError)
         assert Path(str(error.file)).name == shard.name
+
+
+@pytest.mark.parametrize("to", ["tf", "keras"])
+def test_parameters_of_paddle_are_not_taken_for_torchs(tmp_path: Path, to: str) -> None:
+    content = {
+        "linear.weight": np.zeros((3, 4), np.float32),
+        "StructuredToParameterName@@": {"linear.weight": "linear_0.w_0"},
+    }
+    (tmp_path / "model.pdparams").write_bytes(pickle.dumps(content))
+    with pytest.raises(MappingError) as caught:
+        convert(str(tmp_path / "model.pdparams"), str(tmp_path / "out"), to=to)
+    assert "npz" in (caught.value.hint or "")

@@ -13,6 +13,7 @@ from typing import Any
 
 MAX_TEXT = 200  # characters; a Lambda layer's code is longer, and no fact that a person reads
 MAX_ITEMS = 64
+_RATE = "learning_rate"
 _REGULARIZER = "_regularizer"
 
 
@@ -33,6 +34,8 @@ def facts(settings: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = fact
             if key.endswith(_REGULARIZER) and (factor := _l2(value)) is not None:
                 found[f"{key}_l2"] = factor
+            if key == _RATE and (first := _initial(value)) is not None:
+                found[f"{key}_initial"] = first
     return found
 
 
@@ -42,6 +45,13 @@ def _l2(value: Any) -> float | None:
     factors = config if isinstance(config, dict) else {}
     factor = _plain(factors.get("l2"))
     return factor if isinstance(factor, float) and not factors.get("l1") else None
+
+
+def _initial(value: Any) -> float | None:
+    """Return the first rate of a schedule (keras/src/optimizers/schedules/learning_rate_schedule.py)."""
+    config = value.get("config") if isinstance(value, dict) else None
+    first = _plain(config.get("initial_learning_rate")) if isinstance(config, dict) else None
+    return first if isinstance(first, float) else None
 
 
 def _fact(value: Any) -> Any:

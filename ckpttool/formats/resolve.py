@@ -96,6 +96,10 @@ def resolve(path: str) -> Resolved:
     raise _nothing(probe)
 
 
+# orbax/checkpoint/_src/metadata and tensorstore's OCDBT driver.
+_ORBAX = frozenset(("_CHECKPOINT_METADATA", "manifest.ocdbt", "_sharding"))
+
+
 def _of_run(probe: Probe) -> Probe:
     """Return the one model of a run's folder, or of the folder in it that holds it; else what was asked."""
     if probe.kind != "folder":
@@ -124,6 +128,12 @@ def _nothing(probe: Probe) -> CkpttoolError:
         return NotFoundError("there is no such checkpoint", file=probe.path, hint=_near(probe))
     if probe.kind == "folder":
         names = sorted(probe.names)
+        if _ORBAX & set(names):
+            return NotACheckpointError(
+                "this is an Orbax checkpoint (JAX), which is not read",
+                file=probe.path,
+                hint="restore it with orbax.checkpoint and save its arrays with numpy.savez",
+            )
         message = f"no checkpoint found in this folder{'' if names else ': it is empty'}"
         found = some(names, _SUGGESTIONS) if names else None
         return NotACheckpointError(message, file=probe.path, found=found, hint=_inside(probe))

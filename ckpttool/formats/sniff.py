@@ -43,6 +43,44 @@ _WRONG = (
     _Known(b"\x78\xda", "zlib data, perhaps a joblib file", _JOBLIB),
     _Known(b"ustar", "a tar archive", _TAR, 257),
 )
+_EXPORT = "load it with its own program and write its arrays with numpy.savez"
+_NO_WEIGHTS = "name the file that holds the weights"
+# Files of other programs, by first bytes that no text has or that a text begins with. Sources: the
+# programs' own documents of their formats, by the names that are given here.
+_OTHERS = (
+    _Known(
+        b"GGUF", "a GGUF model (llama.cpp), which is not read", "use the checkpoint that it was made from"
+    ),
+    *(
+        _Known(magic, "a GGML model (llama.cpp, whisper.cpp), which is not read", _EXPORT)
+        for magic in (b"lmgg", b"fmgg", b"tjgg", b"algg")
+    ),
+    _Known(b"\xba\x16\x4f\x2f", "a fastText model, which is not read", _EXPORT),
+    _Known(b"\x12\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "arrays of MXNet, which are not read", _EXPORT),
+    _Known(
+        b"MATLAB 5.0 MAT-file", "a file of MATLAB", "scipy.io.loadmat reads it; numpy.savez writes its arrays"
+    ),
+    _Known(b"SQLite format 3\0", "an SQLite database", _NO_WEIGHTS),
+    _Known(b"PAR1", "a Parquet table", _NO_WEIGHTS),
+    _Known(b"ARROW1", "an Arrow table", _NO_WEIGHTS),
+    _Known(b"FEA1", "a Feather table", _NO_WEIGHTS),
+    _Known(b"\x89PNG\r\n", "a PNG image", _NO_WEIGHTS),
+    _Known(b"\xff\xd8\xff", "a JPEG image", _NO_WEIGHTS),
+    _Known(b"GIF8", "a GIF image", _NO_WEIGHTS),
+    _Known(b"%PDF-", "a PDF document", _NO_WEIGHTS),
+    _Known(b"ftyp", "a video", _NO_WEIGHTS, 4),
+    _Known(b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),
+    _Known(b"Rar!\x1a\x07", "a RAR archive", "unpack it first"),
+)
+# What text files beside checkpoints are, by their suffixes.
+_TEXTS = {
+    **dict.fromkeys((".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".gin"), "settings"),
+    **dict.fromkeys((".csv", ".tsv"), "a table"),
+    **dict.fromkeys((".py", ".sh", ".ipynb"), "a program"),
+    **dict.fromkeys((".log", ".txt", ".md"), "text"),
+    ".xml": "XML, as OpenVINO describes models",
+    ".prototxt": "the description of a Caffe model",
+}
 
 
 def explain(probe: Probe) -> CkpttoolError:
@@ -65,8 +103,8 @@ def explain(probe: Probe) -> CkpttoolError:
         return probe.damage
     if head.startswith(b"PK"):
         return _zipped(probe)
-    if _is_text(head):
-        return NotACheckpointError("this is a text file, not a checkpoint", file=probe.path)
+    if (named := _of_another(probe)) is not None:
+        return named
     from ckpttool.formats import sniff_models
 
     model = sniff_models.known(head)
@@ -79,6 +117,20 @@ def explain(probe: Probe) -> CkpttoolError:
         found=f"{shown} at the start",
         hint="ckpttool formats lists what can be read",
     )
+
+
+def _of_another(probe: Probe) -> NotACheckpointError | None:
+    """Return the error for a file of another program, or a text file, None for anything else."""
+    head = probe.head
+    other = next((known for known in _OTHERS if head.startswith(known.start, known.at)), None)
+    if other is not None:
+        return NotACheckpointError(f"this is {other.what}", file=probe.path, hint=other.hint)
+    if not _is_text(head):
+        return None
+    what = _TEXTS.get(os.path.splitext(probe.name)[1].lower())
+    kind = f" ({what})" if what else ""
+    message = f"this is a text file{kind}, not a checkpoint"
+    return NotACheckpointError(message, file=probe.path, hint=_NO_WEIGHTS)
 
 
 def _unpacked(head: bytes) -> bytes:

@@ -32,6 +32,8 @@ _LENGTH = rb"[\x80-\xff]{0,4}[\0-\x7f]"
 # and node_def.proto (a node: its name, its operation); tensorflow/core/protobuf/meta_graph.proto (in a
 # MetaInfoDef, stripped_op_list: operations by name) and saved_model.proto (version 1, then a MetaGraphDef);
 # torch/csrc/jit/serialization/mobile_bytecode.fbs and executorch/schema/program.fbs (file_identifier).
+# coremltools/mlmodel/format/Model.proto (specificationVersion, description); caffe/proto/caffe.proto
+# (NetParameter: name, layer = 100).
 # flax/serialization.py (`to_bytes`: a list is a map from "0" on) and the msgpack specification.
 MODELS = (
     Model(
@@ -68,6 +70,17 @@ MODELS = (
         "the graph of a SavedModel under another name",
         "call it saved_model.pb, beside its folder variables, and name the folder of both",
         graph=True,
+    ),
+    Model(
+        re.compile(rb"\x08[\x01-\x1f]\x12%b\x0a%b(?:\x0a%b)?[\w.]" % (_LENGTH, _LENGTH, _LENGTH)),
+        "a Core ML model, made to run and not to restore",
+        "use the checkpoint that it was made from",
+    ),
+    Model(
+        re.compile(rb"\x0a%b[\w\-. ]+\xa2\x06" % _LENGTH),
+        "a Caffe model, which is not read",
+        "load it with Caffe and save its arrays with numpy.savez",
+        weights=True,
     ),
     Model(
         re.compile(rb"[\x81-\x8f](?:\xa1[0-9][\x80-\x9f\xdc-\xdf]|\xa6params[\x80-\x8f\xde\xdf])"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool import dtypes
+from ckpttool.errors import some
 from ckpttool.leaf import Leaf, Path, ValueLeaf, key
 from ckpttool.source import Buffer, Shape, Source, as_array
 from ckpttool.tree import Container, Tree
@@ -102,6 +103,19 @@ def folded(tree: Tree) -> Folded:
     made = {pair.weight: (pair.length, pair.direction) for pair in pairs.values()}
     spectral = tuple(path for path, _ in tree.tensors() if _SPECTRAL.fullmatch(_name(path)))
     return Folded(Tree(leaves, aliases, containers), made, tuple(lost), spectral)
+
+
+def notes(tree: Tree) -> Iterator[str]:
+    """Yield a sentence for weights that are stored in parts, with what makes one weight of them."""
+    folds = [pair.leaf.key for pair in _pairs(tree)]
+    if folds:
+        yield f"{some(folds, 3)}: weight norm stores a direction and a length (--fold-weight-norm makes one)"
+    spectral = [tree.names[path] for path, _ in tree.tensors() if _SPECTRAL.fullmatch(_name(path))]
+    if spectral:
+        yield (
+            f"{some(spectral, 3)}: the weight of spectral norm depends on its power iteration (save the "
+            "model after torch.nn.utils.parametrize.remove_parametrizations or remove_spectral_norm)"
+        )
 
 
 def _pairs(tree: Tree) -> Iterator[_Pair]:

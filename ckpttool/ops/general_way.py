@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ckpttool import dtypes
-from ckpttool.errors import MappingError, UsageError, choice, some
+from ckpttool.errors import UsageError, choice, some
 from ckpttool.formats.object_graph.roles import slot_path
 from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.optimizers import differences
@@ -23,7 +23,7 @@ from ckpttool.layouts.optimizers.tf1 import POWERS
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
 from ckpttool.layouts.writing import together
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, index, key
-from ckpttool.mapping import decorations, generic, inert
+from ckpttool.mapping import decorations, generic, inert, weight_norm
 from ckpttool.mapping.generic import Placed
 from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.modules import About, Name
@@ -31,6 +31,7 @@ from ckpttool.mapping.parts import Term
 from ckpttool.mapping.plan import Label, Plan, Settings, after, edges, resourced
 from ckpttool.mapping.report import Move, Moves
 from ckpttool.mapping.rules import KEEP, Rule, ToTensor, ToValue, chained, steps
+from ckpttool.ops import side_files
 from ckpttool.ops.restore import canonical_tree
 from ckpttool.ops.trained_parameters import State, torch_states, torch_tops
 from ckpttool.tree import Alias, Container, Tree
@@ -63,6 +64,7 @@ _CONFIGURED = frozenset(("learning_rate", "beta_1", "beta_2", "epsilon", "amsgra
 _SPARSE = (
     "of embeddings Keras updates the rows that a batch reads, PyTorch all rows (unless Embedding is sparse)"
 )
+_AVERAGE = "average"  # the kind of slot (formats/slot_names.py)
 _SECOND_BIAS = re.compile(r"bias_hh_(l\d+(?:_reverse)?)")
 
 
@@ -88,7 +90,8 @@ def to_tensorflow(
     taken = set(sources.values())
     left = tuple(path for path in tree if path not in taken)
     made = resourced(made, sources)
-    return replace(made, notes=(*notes, *made.notes), kept=(*made.kept, *left))
+    stored = tuple(weight_norm.notes(plain))
+    return replace(made, notes=(*notes, *made.notes, *stored), kept=(*made.kept, *left))
 
 
 def to_torch(
@@ -223,9 +226,8 @@ class _Networks:
         leaf = self.tree[path]
         if not isinstance(leaf, Leaf):
             return False
-        return (
-            leaf.size == max(leaf.shape, default=1) or "int" in leaf.dtype or leaf.dtype in ("bool", "string")
-        )
+        vector = leaf.size in (0, max(leaf.shape, default=1))
+        return vector or "int" in leaf.dtype or leaf.dtype in ("bool", "string")
 
     def _is_lone(self, path: Path) -> bool:
         """Whether a network has the tensor outside of layers, in one form everywhere."""
@@ -239,17 +241,7 @@ class _Networks:
             return
         if any(leaf.role == "replay" for _, leaf in self.tree.tensors()):
             return
-        if self.state:
-            raise MappingError(
-                "the checkpoint holds the state of an optimizer and no network",
-                hint="convert the file that holds the network as well",
-            )
-        tensors = [f"{self.tree.names[path]} {list(leaf.shape)}" for path, leaf in self.tree.tensors()]
-        raise MappingError(
-            "no tensor is of a layer of a known kind",
-            found=some(tensors, 3) or None,
-            hint="ckpttool inspect shows what is in it",
-        )
+        raise side_files.no_layers(self.tree)
 
     def _ordered(self, lone: Sequence[Path]) -> list[_Unit]:
         """Return the units in the order of the file; a module's own tensors come before its submodules'."""
@@ -470,6 +462,7 @@ class _ToTensorFlow:
         weights: list[Move] = []
         rules: dict[Path, list[Rule]] = {}
         targets: set[Path] = set()
+        firsts: dict[Path, Path] = {}
         twice: dict[Path, Path] = {}
         for source, name, rule in rows:
             if source not in trained:
@@ -483,8 +476,11 @@ class _ToTensorFlow:
                 continue
             known.append(alone)
             targets.add(paths[name])
+            firsts.setdefault(paths[name], source)
             weights.append(Move(self.canonical[source], paths[name], alone))
         title = display(top)
+        equal = frozenset(self._repeated(state, {source: firsts[at] for source, at in twice.items()}))
+        state = state._replace(moves=_without(state.moves, equal))
         told = self.told.of(state.name, title)
         variable = f"adam_{number}" if number else "adam"
 
@@ -499,11 +495,20 @@ class _ToTensorFlow:
             return replace(made, kept=extra, notes=(*made.notes, *said), told=own)
 
         plan = _state_plan(self.tree, state, self.canonical, write)
-        biases = [display(target) for target in dict.fromkeys(twice.values())]
+        left = {path for path in equal if path in (state.moves.of or {})}
+        open_ = {
+            source for slot, source in (state.moves.of or {}).items() if source in twice and slot not in left
+        }
+        biases = [display(twice[source]) for source in twice if source not in open_]
+        apart = [display(twice[source]) for source in open_]
         sums = (
-            f"{title}: PyTorch trains two biases and Keras their sum, {some(biases, 2)}, whose updates "
-            f"differ: --part {self._network(state)} converts the network alone, --allow-missing takes the "
-            "moments of bias_ih"
+            f"{title}: PyTorch trains two biases with equal moments and Keras their sum, {some(biases, 2)}, "
+            "which has these moments: from here it moves half as fast"
+        )
+        unequal = (
+            f"{title}: PyTorch trains two biases with moments of their own and Keras their sum, "
+            f"{some(apart, 2)}: --part {self._network(state)} converts the network alone, --allow-missing "
+            "takes the moments of bias_ih"
         )
         frozen = [self.tree.names[path] for path in state.weights if path not in trained]
         without = (
@@ -515,10 +520,25 @@ class _ToTensorFlow:
             notes=(
                 *plan.notes,
                 *((sums,) if biases else ()),
+                *((unequal,) if apart else ()),
                 *((without,) if frozen else ()),
                 *((f"{title}: {_SPARSE}",) if rows_read else ()),
             ),
         )
+
+    def _repeated(self, state: State, twins: Mapping[Path, Path]) -> Iterator[Path]:
+        """Go through the slots of second biases that equal those of the first.
+
+        The gradients of two biases that are added are the same: so are their moments, unless the optimizer
+        adds what differs, such as a decay of the weights.
+        """
+        slots = {(owner, path[-1]): path for path, owner in (state.moves.of or {}).items()}
+        for source, first in twins.items():
+            pairs = [
+                (path, slots.get((first, step))) for (owner, step), path in slots.items() if owner == source
+            ]
+            if all(other is not None and _is_equal(self.tree, path, other) for path, other in pairs):
+                yield from (path for path, _ in pairs)
 
     def _network(self, state: State) -> str:
         return display(state.weights[0][:-1]) or "the network"
@@ -564,14 +584,20 @@ class _ToTorch:
         self.around = frozenset(
             top for top in tops if any(top != other and other[:-1] == top for other in tops) and top
         )
-        self.tops = {top: own for top, own in tops.items() if top not in self.around}
+        # Averages of weights (use_ema, ExponentialMovingAverage), which no optimizer of PyTorch has.
+        self.averages = frozenset(path for path, leaf in tree.tensors() if leaf.slot == _AVERAGE)
+        self.tops = {
+            top: found
+            for top, own in tops.items()
+            if top not in self.around and (found := [path for path in own if path not in self.averages])
+        }
         placed = generic.placed_torch(tree, given)
         placed = placed._replace(done=tuple((a, b, _named(c)) for a, b, c in placed.done))
         sources = [path for _, done, _ in placed.done for path, _, _ in done.moves]
         self.root = self._is_root(sources)
         self.heads = frozenset(path[:1] for path in sources)
         # What optimizers without slots have: counts and settings, which belong to no parameter.
-        self.idle: set[Path] = {path for top in self.around for path in tops[top]}
+        self.idle: set[Path] = {path for top in self.around for path in tops[top]} | self.averages
         self.networks = _Networks(tree, placed, state, self._inside)
         self._order_units()
 
@@ -637,7 +663,7 @@ class _ToTorch:
             *plans,
         )
         used = {move.source for move in whole.moves} | set(whole.consumed)
-        rest = (*self.networks.outside, *self.idle)
+        rest = (*self.networks.outside, *(path for path in self.tree if path in self.idle))
         kept = [p for p in rest if p not in used and p not in self.networks.unmapped]
         return replace(whole, containers=containers, kept=(*whole.kept, *kept))
 
@@ -690,13 +716,10 @@ class _ToTorch:
                 trained[source] = None
         self.canonical = _canonical_paths({p: tuple(self.tree.names[p].split("/")) for p in trained})
         states: list[State] = []
-        notes = [
-            f"{display(top)} wraps the optimizer that is converted: PyTorch scales the loss elsewhere"
-            for top in sorted(self.around, key=display)
-        ]
+        notes = list(self._beside())
         for top, own in self.tops.items():
             title = display(top) or self.unnamed
-            notes += self._clipped(top, title)
+            notes += (*self._clipped(top, title), *self._scheduled(top, title))
             slots = [
                 leaf for path in own if isinstance(leaf := self.tree[path], Leaf) and leaf.role == "slot"
             ]
@@ -730,6 +753,13 @@ class _ToTorch:
                     )
         return states, notes
 
+    def _beside(self) -> Iterator[str]:
+        """Yield notes on what stands around optimizers."""
+        for top in sorted(self.around, key=display):
+            yield f"{display(top)} wraps the optimizer that is converted: PyTorch scales the loss elsewhere"
+        if self.averages:
+            yield f"{len(self.averages)} averages of weights are kept beside the target, which has none"
+
     def _prefix(self, top: Path) -> Name:
         if top:
             return tuple(display(top).split("/"))
@@ -758,6 +788,23 @@ class _ToTorch:
                     f"{title} has {name} = {state[name]}: PyTorch's optimizers do not clip gradients, "
                     "the program must do so before each step"
                 )
+
+    def _first_rate(self, top: Path) -> dict[str, float | bool | str | None]:
+        """Return the first learning rate of a schedule in the optimizer's configuration."""
+        held = self.tree.containers.get(top)
+        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        first = state.get("learning_rate_initial")
+        return {"learning_rate": first} if isinstance(first, float) else {}
+
+    def _scheduled(self, top: Path, title: str) -> Iterator[str]:
+        """Yield a note on a learning rate that a schedule of the program computes."""
+        held = self.tree.containers.get(top)
+        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        if isinstance(state.get("learning_rate"), str):
+            yield (
+                f"{title}: the schedule {state['learning_rate']} computes its learning rate: make PyTorch's "
+                "scheduler of it; the file has its first rate"
+            )
 
     def _configured(self, top: Path) -> dict[str, float | bool | str | None]:
         """Return the settings that the optimizer's configuration in the file holds."""
@@ -794,7 +841,7 @@ class _ToTorch:
                     ]
                     weights.append(Move(own, paths[twin], rule))
                     doubled.append(".".join(twin))
-        told = {**self._configured(state.top), **self.told.of(state.name)}
+        told = {**self._first_rate(state.top), **self._configured(state.top), **self.told.of(state.name)}
 
         def write(agent: Tree) -> Plan:
             self.told.require_free(state.name, agent)
@@ -804,14 +851,13 @@ class _ToTorch:
             return replace(made, notes=(*made.notes, *said))
 
         plan = _state_plan(self.tree, state, self.canonical, write, more)
-        slots = tuple(move.source for move in more if move.source not in trained)
         sums = (
-            f"{state.name}: PyTorch trains {some(doubled, 2)} beside bias_ih and Keras their sum, whose "
-            "updates differ: --allow-missing gives both the same moments"
+            f"{state.name}: PyTorch trains {some(doubled, 2)} beside bias_ih and Keras the sum of the two "
+            "biases: both get its moments, and from here the sum moves twice as fast"
         )
         rows_read = any(str(path[-1].value).lstrip("_") == "embeddings" for path in trained)
         notes = (*((sums,) if doubled else ()), *((f"{state.name}: {_SPARSE}",) if rows_read else ()))
-        return replace(plan, notes=(*plan.notes, *notes), partly=(*plan.partly, *slots))
+        return replace(plan, notes=(*plan.notes, *notes))
 
 
 class _ToObjects(_ToTorch):
@@ -924,6 +970,20 @@ def _trained_order(tree: Tree) -> dict[Path, int]:
         and (isinstance(path[-1].value, int) or _VARS.search(leaf.key))
     )
     return {path: at for at, path in enumerate(dict.fromkeys(owners))}
+
+
+def _is_equal(tree: Tree, one: Path, other: Path) -> bool:
+    leaves = tree[one], tree[other]
+    first, second = (leaf if isinstance(leaf, Leaf) else None for leaf in leaves)
+    if first is None or second is None or (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    return first.read() == second.read()
+
+
+def _without(moves: OptimizerMoves, slots: Collection[Path]) -> OptimizerMoves:
+    """Return the moves without those of slots that only repeat others."""
+    kept = tuple(move for move in moves.moves if move.source not in slots)
+    return replace(moves, moves=kept, consumed=moves.consumed | frozenset(slots))
 
 
 def _unknown(title: str, slots: Sequence[Leaf], bound: OptimizerMoves) -> str:

@@ -14,6 +14,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.layouts.canonical import NO_LAYOUT, OPTIMIZERS, Binding
 from ckpttool.layouts.policy_alone import policy_alone
+from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, ValueLeaf
 from ckpttool.mapping.report import Report
 from ckpttool.ops import knowledge, optimizer_facts
@@ -34,13 +35,16 @@ _LONGEST = 1000  # characters of a text in the sidecar
 def with_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Own) -> Own:
     """Return the source's sidecar with the facts of a lone policy that only the source's own code records.
 
-    The activations of a .keras file, TorchScript or a whole module are in no file of weights. They are
-    carried where all parameters are the policy's, and the target's policy has the same layers in order.
+    The activations of a .keras file, TorchScript or a whole module are in no file of weights, and neither
+    are those that the layout of an actor alone has. They are carried where all parameters are the policy's,
+    and the target's policy has the same layers in order.
     """
     with contextlib.suppress(CkpttoolError):
-        policy = policy_alone(checkpoint)
-        recorded = _RECORDED & policy.facts.said.keys() if policy is not None else frozenset()
-        if policy is None or not recorded:
+        policy = recognised(checkpoint)
+        by_layout = policy is not None
+        if policy is None:
+            policy = policy_alone(checkpoint)
+        if policy is None or not (by_layout or _RECORDED & policy.facts.said.keys()):
             return own
         bound = {move.source for move in policy.moves.moves} | policy.consumed
         names = checkpoint.tree.names
@@ -52,6 +56,7 @@ def with_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Own) -> O
         if again is None or not _is_same(tree, networks(target.tree, again)):
             return own
         read = knowledge.of_files(policy, tree)
+        recorded = _RECORDED if by_layout else _RECORDED & policy.facts.said.keys()
         # Statistics of observations are a fact of their own name in a sidecar.
         recorded = frozenset("obs_norm" if name == "norm" else name for name in recorded)
         facts = {name: getattr(read, name) for name in sorted(recorded)}

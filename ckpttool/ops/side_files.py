@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ckpttool import places
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, MappingError, TruncatedError
+from ckpttool.errors import CkpttoolError, MappingError, TruncatedError, some
 from ckpttool.formats.resolve import open_checkpoint, resolve
 from ckpttool.layouts import zoo
 from ckpttool.leaf import Leaf
@@ -30,6 +30,7 @@ _CLASSES = {
     "HerReplayBuffer": "a replay buffer",
     "RolloutBuffer": "a rollout buffer",
 }
+_PADDLE = "StructuredToParameterName@@"  # paddle/framework/io.py, `_build_saved_state_dict`
 _ABOVE = 4  # folders between a file and the checkpoint that it is a part of
 
 
@@ -52,11 +53,33 @@ def no_network(tree: Tree) -> str | None:
     return None
 
 
+def no_layers(tree: Tree) -> MappingError:
+    """Return the error for a tree none of whose tensors is of a layer of a known kind."""
+    what = no_network(tree)
+    weights = [(path, leaf) for path, leaf in tree.tensors() if leaf.role in ("parameter", "buffer")]
+    tensors = [f"{tree.names[path]} {list(leaf.shape)}" for path, leaf in weights or tree.tensors()]
+    if what is None and not weights:
+        what = "counters and other values"
+    return MappingError(
+        f"the checkpoint holds {what}, and no network" if what else "no tensor is of a layer of a known kind",
+        found=some(tensors, 3) or None,
+        hint="convert the file that holds the network; --to npz copies tensors as they are"
+        if what
+        else "--kind NAME=KIND tells what a layer is; --to npz copies tensors as they are",
+    )
+
+
 def refusal(checkpoint: Checkpoint, verb: str = "convert", rest: str = "") -> MappingError | None:
     """Return the error for a checkpoint without a network; None if it may hold one.
 
     The hint is the command with the checkpoint that the file belongs to, followed by `rest`.
     """
+    if any(path and path[0].value == _PADDLE for path in checkpoint.tree):
+        return MappingError(
+            "parameters of PaddlePaddle, whose Linear weights are [in, out], are not mapped",
+            file=checkpoint.path,
+            hint="--to npz copies the arrays as they are",
+        )
     what = no_network(checkpoint.tree)
     if what is None:
         return None

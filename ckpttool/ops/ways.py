@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, some
+from ckpttool.errors import CkpttoolError, MappingError, UnsupportedError, UsageError
 from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import canonical, objects, onnx_layers, variables
@@ -125,8 +124,17 @@ def _of_graph(checkpoint: Checkpoint, tree: Tree, request: Request, known: Sidec
 def _by_layout(
     checkpoint: Checkpoint, tree: Tree, request: Request, agent: Binding, known: Sidecar | None
 ) -> Way:
-    """Return the way of an agent: by its layout, or by its parts if those keep an optimizer that it loses."""
+    """Return the way of an agent: by its layout, or by its parts if those keep an optimizer that it loses.
+
+    One network alone is the root of a file of Keras, as it is of a program's `model.load_weights`.
+    """
     told = optimizer_facts.settings(known)
+    keras = request.kind.format == _WEIGHTS_FILE and not request.fold_normalizer
+    if request.layout is None and keras and _is_alone(tree, agent):
+        with contextlib.suppress(CkpttoolError):
+            general = _general(checkpoint, tree, request, told)
+            if not _problems(tree, general):
+                return Way(general, general=True)
     failed: CkpttoolError | None = None
     plan: Plan | None = None
     try:
@@ -135,16 +143,28 @@ def _by_layout(
     except (MappingError, UnsupportedError) as error:
         failed = error
     left = _problems(tree, plan, agent.consumed) if plan is not None else list(tree)
-    lost = any(path in left for path, leaf in tree.tensors() if leaf.role == "slot")
-    if lost and request.layout is None and not request.kind.agent and not request.fold_normalizer:
+    unplaced = frozenset(left)
+    open_ = [leaf for path, leaf in tree.tensors() if path in unplaced]
+    slots = any(leaf.role == "slot" for leaf in open_)
+    layers = any(leaf.role in ("parameter", "buffer") and len(leaf.shape) > 1 for leaf in open_)
+    able = request.layout is None and not request.kind.agent and not request.fold_normalizer
+    if (slots or layers) and able:
         with contextlib.suppress(CkpttoolError):
             general = _general(checkpoint, tree, request, told)
-            if len(_problems(tree, general)) < len(left):
-                said = f"converted by its parts: layout {agent.layout} has no place for the optimizer's state"
+            problems = _problems(tree, general)
+            if not problems or (slots and len(problems) < len(left)):
+                what = "the optimizer's state" if slots else "other networks"
+                said = f"converted by its parts: layout {agent.layout} has no place for {what}"
                 return Way(replace(general, notes=(said, *general.notes)), general=True)
     if failed is not None:
         raise failed
     return Way(plan, agent)
+
+
+def _is_alone(tree: Tree, agent: Binding) -> bool:
+    """Whether the tree is one network of an agent, in a dict of its own, and nothing else."""
+    tensors = [path for path, _ in tree.tensors()]
+    return len({part.component for part in agent.parts}) == 1 and len({path[:-1] for path in tensors}) == 1
 
 
 def _problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> list[Path | str]:
@@ -252,12 +272,5 @@ def _by_rules(
 def _by_kind(checkpoint: Checkpoint, tree: Tree, ours: str, given: Sequence[Choice]) -> Plan:
     plan = generic.to_tensorflow(tree, given) if ours == TENSORFLOW else generic.to_torch(tree, given)
     if not plan.moves and not plan.notes:
-        what = side_files.no_network(tree)
-        tensors = [f"{tree.names[path]} {list(leaf.shape)}" for path, leaf in tree.tensors()]
-        raise MappingError(
-            f"this holds {what}, and no network" if what else "no tensor is of a layer of a known kind",
-            file=checkpoint.path,
-            found=some(tensors, 3) or None,
-            hint=f"ckpttool inspect {shlex.quote(checkpoint.path)}",
-        )
+        raise side_files.no_layers(tree).located(file=checkpoint.path)
     return plan

@@ -164,7 +164,12 @@ CASES: tuple[Case, ...] = (
     ),
     _torch("averaged", "`model` beside `AveragedModel` (EMA)", several=True),
     # Optimizers.
-    _torch("adamw_groups", "AdamW with two groups of parameters", optimizer="adamw"),
+    _torch(
+        "adamw_groups",
+        "AdamW with two groups of parameters and two learning rates",
+        optimizer="adamw",
+        differs="learning_rate differs",
+    ),
     _torch("sgd_momentum", "SGD with momentum", optimizer="sgd"),
     _torch("sgd_plain", "SGD without momentum", optimizer="sgd_plain"),
     _torch("rmsprop", "RMSprop", optimizer="rmsprop"),

@@ -1,6 +1,6 @@
 """Measure how many real checkpoints convert to the other framework, and list why the others do not.
 
-usage: python tests/everyday/corpus_share.py [CORPUS] [--match TEXT] [--list]
+usage: python -m tests.everyday.corpus_share [CORPUS] [--match TEXT] [--list] [--record]
 
 Each checkpoint below CORPUS/tf goes to torch, each below CORPUS/torch to tf, without options. Files that make
 up one agent (PREFIX_actor, PREFIX_critic, ...) are converted together and one by one.
@@ -16,12 +16,14 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ckpttool.errors import CkpttoolError
 from ckpttool.ops.candidates import collect
 from ckpttool.ops.convert import convert
 
+RESULTS = Path(__file__).with_name("corpus.tsv")
 CORPUS = Path(__file__).parents[2].parent / "shared" / "corpus"
 TARGETS = {"tf": "torch", "torch": "tf"}
 _NUMBER = re.compile(r"\d+")
@@ -58,13 +60,19 @@ def attempt(path: str, to: str) -> Attempt:
         try:
             made = convert(path, os.path.join(folder, "out"), to=to, sync=False)
         except CkpttoolError as error:
-            return Attempt(path, to, f"{error.kind}: {error.message}", error.hint or "")
+            message = " ".join(error.message.split())
+            return Attempt(path, to, f"{error.kind}: {message}", error.hint or "")
     if made.written:
         return Attempt(path, to)
     if made.report.complete:
         return Attempt(path, to, "written networks differ")
     parts = [f"unmapped {name}" for name in made.report.unused[:3]]
     parts += [f"missing {name}" for name in made.report.missing[:3]]
+    # What the message says about the cause: an option, or a state that is not converted.
+    said = [
+        note for note in made.report.notes if "--" in note or "not converted" in note or "not mapped" in note
+    ]
+    parts += said[:1]
     return Attempt(path, to, "; ".join(parts))
 
 
@@ -76,21 +84,32 @@ def attempts(corpus: str, match: str = "") -> Iterator[Attempt]:
                 yield attempt(path, to)
 
 
+def _common(cause: str) -> str:
+    """Return a cause without the path of the checkpoint that a file belongs to."""
+    return cause.partition("; it belongs to ")[0]
+
+
 def main() -> int:
     """Print the share per framework, then the failures grouped by cause."""
     parser = argparse.ArgumentParser()
     parser.add_argument("corpus", nargs="?", default=str(CORPUS))
     parser.add_argument("--match", default="")
     parser.add_argument("--list", action="store_true", help="list what converts too")
+    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()
     tried = list(attempts(options.corpus, options.match))
+    if options.record:
+        lines = [
+            f"{each.target}\t{os.path.relpath(each.path, options.corpus)}\t{each.cause}" for each in tried
+        ]
+        RESULTS.write_text("\n".join([datetime.now(UTC).date().isoformat(), *lines]) + "\n", encoding="utf-8")
     for folder, to in TARGETS.items():
         mine = [each for each in tried if each.target == to]
         sys.stdout.write(f"{folder} -> {to}: {sum(not each.cause for each in mine)} of {len(mine)} convert\n")
     groups: dict[str, list[Attempt]] = defaultdict(list)
     for each in tried:
         if each.cause:
-            groups[f"{each.target} | {_NUMBER.sub('N', each.cause)}"].append(each)
+            groups[f"{each.target} | {_NUMBER.sub('N', _common(each.cause))}"].append(each)
     for cause, members in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
         sys.stdout.write(f"\n{len(members)} x {cause}\n")
         for each in members:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,9 +23,18 @@ _MOMENTUM = "saver_momentum"  # its optimizer is tf.compat.v1.train.MomentumOpti
 ELSEWHERE = ("target", "ema", "critic", "qf", "average")
 
 
-def judge(case: Case, column: str, path: str, reference: dict[str, np.ndarray]) -> None:
-    """Raise LoadingError or DifferenceError unless the result at the path is what the source was."""
-    {"tf": _checkpoint, "keras": _weights}[column](case, path, reference)
+def judge(case: Case, column: str, path: str, reference: dict[str, np.ndarray], lines: str) -> None:
+    """Raise LoadingError or DifferenceError unless the result at the path is what the source was.
+
+    It is loaded by the `lines` that the conversion printed.
+    """
+    if not lines:
+        raise LoadingError("no line that loads it was printed")
+    {"tf": _checkpoint, "keras": _weights}[column](case, path, reference, lines)
+
+
+def _execute(lines: str, names: dict[str, Any]) -> None:
+    exec(compile(lines, "<load>", "exec"), {"tf": tf, "keras": keras, "shutil": shutil, **names})
 
 
 def _epsilon(case: Case) -> float:
@@ -59,7 +70,10 @@ def _compare(case: Case, net: Any, tool: Any, reference: dict[str, np.ndarray]) 
 # --- tf.train.Checkpoint --------------------------------------------------------------------------------
 
 
-def _checkpoint(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
+def _checkpoint(case: Case, path: str, reference: dict[str, np.ndarray], lines: str) -> None:
+    if case.several:
+        # A program that has one of the networks, as the comment says.
+        lines = lines.replace(".assert_consumed()", ".assert_existing_objects_matched()")
     paths = _objects(path)
     reasons = []
     for where, net, children in _candidates(case, paths):
@@ -82,11 +96,8 @@ def _checkpoint(case: Case, path: str, reference: dict[str, np.ndarray]) -> None
                 tool = tf.compat.v1.train.MomentumOptimizer(1e-3, 0.9)
                 objects["optimizer"] = tool
         try:
-            root = _root(objects)
-            # `restore` counts saves, which files of `write` and `save_weights` do not.
-            status = root.restore(path) if "save_counter" in paths[""] else root.read(path)
-            status.assert_existing_objects_matched()
-        except (AssertionError, ValueError, tf.errors.OpError) as error:
+            _execute(lines, _program(objects, lines, several=case.several))
+        except Exception as error:  # noqa: BLE001  # TensorFlow raises whatever it meets
             reasons.append(" ".join(str(error).split())[:300])
             continue
         _compare(case, net, tool, reference)
@@ -147,14 +158,17 @@ def _plain(case: Case) -> tuple[str, ...]:
     return case.layers if all(n.isidentifier() for n in case.layers) else NAMES[case.net]
 
 
-def _root(objects: dict[str, Any]) -> Any:
-    """Return the checkpoint of a program that has these objects at these paths."""
-    if set(objects) == {""}:
-        return tf.train.Checkpoint(objects[""])
+def _program(objects: dict[str, Any], lines: str, *, several: bool) -> dict[str, Any]:
+    """Return the names of a program that has these objects at these paths, by the printed lines.
+
+    Of `several` networks those that the case does not have hold nothing.
+    """
     top: dict[str, Any] = {}
     root = objects.pop("", None)
     for path, value in objects.items():
         first, _, rest = path.partition("/")
+        if root is not None and path == "optimizer":
+            root.compile(value)
         if not rest:
             top[first] = value
             continue
@@ -165,19 +179,28 @@ def _root(objects: dict[str, Any]) -> Any:
                 setattr(holder, step, tf.Module())
             holder = getattr(holder, step)
         setattr(holder, last, value)
-    return tf.train.Checkpoint(root, **top) if root is not None else tf.train.Checkpoint(**top)
+    for name, value in re.findall(r"\b(\w+)=(\w+)\b", lines):
+        if several or name in top:
+            top[value] = top.get(name, tf.Module())
+    for name in re.findall(r"\b(\w+)=\[optimizer\]", lines):
+        top["optimizer"] = getattr(top.get(name), "0", tf.Module())
+    if root is None and "model" not in top:
+        root = tf.Module()
+        for name, value in top.items():
+            setattr(root, name, value)
+    return {"objects": dict(top), **({} if root is None else {"model": root}), **top}
 
 
 # --- .weights.h5 ----------------------------------------------------------------------------------------
 
 
-def _weights(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
+def _weights(case: Case, path: str, reference: dict[str, np.ndarray], lines: str) -> None:
     """Load into a subclassed model with the layers' names, or into a Sequential model of the same layers."""
     models = [lambda: nets.build(case.net, _plain(case), _epsilon(case), case.dtype)]
     if case.net in {"mlp", "gaussian", "cnn"}:
         models.append(lambda: nets.sequential(case.net, _epsilon(case)))
     if case.several:
-        _wrapped(case, path, reference)
+        _wrapped(case, path, reference, lines)
         return
     reasons = []
     for make in models:
@@ -187,7 +210,7 @@ def _weights(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
             net.compile(tool, "mse")
             tool.build(net.trainable_variables)
         try:
-            net.load_weights(path)
+            _execute(lines, {"model": net})
         except Exception as error:  # noqa: BLE001  # Keras raises whatever it meets
             reasons.append(" ".join(str(error).split())[:200])
             continue
@@ -207,9 +230,14 @@ class Wrapper(keras.Model):  # type: ignore[misc]
     """A user's agent: networks and their optimizers as attributes."""
 
 
-def _nested(case: Case) -> Any:
+class Part(keras.layers.Layer):  # type: ignore[misc]
+    """A part of a user's agent."""
+
+
+def _nested(case: Case, lines: str) -> Any:
     """Return an actor whose layers stand in `Sequential` models and beside them: `latent_pi.0`, `mu`."""
-    holder, order = Wrapper(), []
+    make = Part if "keras.layers.Layer" in lines else Wrapper
+    holder, order = make(), []
     parts: dict[str, list[Any]] = {}
     for name, layer in zip(case.layers, nets.layers(case.net, _epsilon(case)), strict=True):
         parent, _, last = name.rpartition(".")
@@ -220,7 +248,7 @@ def _nested(case: Case) -> Any:
         *above, last = name.split(".")
         owner = holder
         for step in above:
-            setattr(owner, step, Wrapper())
+            setattr(owner, step, make())
             owner = getattr(owner, step)
             owner.built = True
         setattr(owner, last, order[-1])
@@ -236,7 +264,7 @@ def _nested(case: Case) -> Any:
     return net
 
 
-def _wrapped(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
+def _wrapped(case: Case, path: str, reference: dict[str, np.ndarray], lines: str) -> None:
     """Load the first of several networks as an attribute of a user's agent, and its optimizer too."""
     with h5py.File(path) as file:
         groups: list[str] = []
@@ -260,7 +288,7 @@ def _wrapped(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
         agent.add_weight(shape=shape)
     net: Any
     if "." in case.layers[0]:
-        net = _nested(case)
+        net = _nested(case, lines)
         for shape in beside.get(chosen[0], ()):
             net.holder.add_weight(shape=shape)
         setattr(agent, chosen[0], net.holder)
@@ -276,7 +304,7 @@ def _wrapped(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
         setattr(agent, by_name(found, chosen[0])[0][0], tool)
     agent.built = True
     try:
-        agent.load_weights(path)
+        _execute(lines, {"model": agent})
     except Exception as error:  # Keras raises whatever it meets
         raise LoadingError(f"load_weights: {' '.join(str(error).split())[:200]}") from error
     _compare(case, net, tool, reference)

@@ -36,6 +36,8 @@ ENVIRONMENTS = {
     "tensorflow": {"EVERYDAY_KERAS": "keras"},
     "keras_2": {"EVERYDAY_KERAS": "tf_keras", "TF_USE_LEGACY_KERAS": "1"},
 }
+# What stands before the lines that a conversion prints.
+LOAD = "load: "
 # What a program that judges or makes files begins with.
 PROGRAM = """
 import json, sys
@@ -107,6 +109,11 @@ def target(case: Case, column: str, folder: Path) -> Path:
     return folder / f"to_{column}{SUFFIXES[column]}"
 
 
+def loading(made: Path) -> Path:
+    """Return where the lines that load a result are kept, as the conversion printed them."""
+    return made.with_name(f"{made.name}.load.py")
+
+
 def _command(case: Case, column: str, folder: Path) -> Cell:
     """Run the command of a cell, a second time with the options that its message names."""
     extra: tuple[str, ...] = ENVIRONMENT if column in {"onnx", "eval"} else ()
@@ -146,7 +153,11 @@ def _run(case: Case, column: str, folder: Path, options: Iterable[str]) -> Ran:
         return in_process("inspect", source, "--json")
     if column == "eval":
         return in_process("eval", source, "--episodes", 2, "--json", *options)
-    return in_process("convert", source, target(case, column, folder), "--to", column, "--force", *options)
+    made = target(case, column, folder)
+    ran = in_process("convert", source, made, "--to", column, "--force", *options)
+    lines = [line.removeprefix(LOAD) for line in ran.out.splitlines() if line.startswith(LOAD)]
+    loading(made).write_text("\n".join(lines), encoding="utf-8")
+    return ran
 
 
 def _sentence(ran: Ran) -> str:
@@ -215,7 +226,7 @@ def judge(referee: Any, asked: Sequence[tuple[str, str, str]]) -> None:
         with np.load(Path(path).parent / "reference.npz") as file:
             reference = dict(file)
         try:
-            referee(named[name], column, path, reference)
+            referee(named[name], column, path, reference, loading(Path(path)).read_text(encoding="utf-8"))
         except LoadingError as error:
             cell = Cell(name, column, "fails", f"written, but does not load: {_one_line(error)}")
         except DifferenceError as error:

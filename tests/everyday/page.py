@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
 from tests.everyday.cases import CASES, COLUMNS, Case
 from tests.everyday.matrix import Cell, recorded
@@ -14,9 +15,10 @@ Made by `python docs/generate.py` from `tests/everyday/`; do not edit it by hand
 {files} ordinary files, each made by its framework in a few lines, and what each command does with them.
 **{working} of {cells} cells work ({share:.1%})**; none is wrong.
 
-A conversion works if the target's framework loads the result strictly (`load_state_dict`,
-`assert_existing_objects_matched`, `load_weights`), computes the same outputs within {tolerance:g} of
-their size, and, where the file holds an optimizer, makes the same two updates from there. `inspect` works
+A conversion to torch, tf or keras works if the lines that it prints load the result strictly into the user's
+model (`load_state_dict`, `assert_existing_objects_matched`, `load_weights`), the model computes the same
+outputs within {tolerance:g} of their size, and, where the file holds an optimizer, makes the same two updates
+from there. `inspect` works
 if it finds every parameter, `onnx` if ONNX Runtime computes the same actions, and `eval` if the returns
 on Pendulum-v1 are those of the framework's own policy.
 
@@ -27,8 +29,9 @@ on Pendulum-v1 are those of the framework's own policy.
 | 1, 2, ... | does not work; the note says why |
 | - | does not apply: not a policy |
 
-PyTorch trains two biases of an LSTM, Keras their sum: the next updates differ by nature. There a note of the
-conversion must say so, and outputs are compared.
+PyTorch trains two biases of an LSTM, Keras their sum; PyTorch's groups have learning rates of their own,
+Keras's optimizer has one. The next updates differ by nature: a note of the conversion must say so, and
+outputs are compared.
 
 """
 GROUPS = (
@@ -61,7 +64,30 @@ def page() -> str:
     parts.append("## What does not work\n\n")
     parts += [f"{number}. {sentence}\n" for sentence, number in notes.items()]
     parts.append("" if notes else "Every cell works.\n")
-    return "".join(parts)
+    return "".join([*parts, *_corpus()])
+
+
+def _corpus() -> Iterator[str]:
+    """Yield the section on checkpoints of other people."""
+    from tests.everyday.corpus_share import RESULTS
+
+    if not RESULTS.exists():
+        return
+    date, *lines = RESULTS.read_text(encoding="utf-8").splitlines()
+    tried = [line.split("\t") for line in lines]
+    yield "\n## Checkpoints of other people\n\n"
+    yield f"Measured on {date} by `python -m tests.everyday.corpus_share`:\n\n"
+    for to, title in (("torch", "TensorFlow to PyTorch"), ("tf", "PyTorch to TensorFlow")):
+        mine = [cause for target, _, cause in tried if target == to]
+        yield f"- {title}: {sum(not cause for cause in mine)} of {len(mine)} convert without options.\n"
+    causes: dict[str, list[str]] = {}
+    for target, path, cause in tried:
+        if cause:
+            title = f"to {target}: {re.sub(r'[0-9]+', 'N', cause)}"
+            causes.setdefault(title.replace("|", "\\|").replace("<", "&lt;"), []).append(path)
+    yield "\nThe others, by cause:\n\n| files | cause | e.g. |\n|---|---|---|\n"
+    for cause, paths in sorted(causes.items(), key=lambda item: (-len(item[1]), item[0])):
+        yield f"| {len(paths)} | {cause[:330]} | `{paths[0]}` |\n"
 
 
 def _mark(case: Case, column: str, cells: Mapping[tuple[str, str], Cell], notes: dict[str, int]) -> str:

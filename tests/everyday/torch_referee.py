@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -19,41 +20,60 @@ _FEW = 5  # layers whose orders are all tried
 ELSEWHERE = ("target", "ema", "critic", "qf", "average")
 
 
-def judge(case: Case, column: str, path: str, reference: dict[str, np.ndarray]) -> None:
-    """Raise LoadingError or DifferenceError unless the result at the path is what the source was."""
-    {"torch": _torch, "safetensors": _safetensors, "npz": _npz, "onnx": _onnx}[column](case, path, reference)
+def judge(case: Case, column: str, path: str, reference: dict[str, np.ndarray], lines: str) -> None:
+    """Raise LoadingError or DifferenceError unless the result at the path is what the source was.
+
+    A PyTorch file is loaded by the `lines` that the conversion printed.
+    """
+    if column == "torch":
+        _torch(case, reference, lines)
+    else:
+        {"safetensors": _safetensors, "npz": _npz, "onnx": _onnx}[column](case, path, reference)
 
 
-def _torch(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
+class _Loaded:
+    """An object of a user's program that has not been made: keeps what a line loads into it."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+        self.strict = True
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        """Keep the state for an object with these names."""
+        self.state, self.strict = dict(state), strict
+
+
+class _Program(dict[str, Any]):
+    """The names of a user's program: each that a line uses is an object of it."""
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        self[name] = _Loaded()
+        return self[name]
+
+
+def _torch(case: Case, reference: dict[str, np.ndarray], lines: str) -> None:
+    """Fill a user's model and optimizer by the printed lines."""
+    if not lines:
+        raise LoadingError("no line that loads it was printed")
+    program = _Program(torch=torch)
     try:
-        loaded = torch.load(path, weights_only=True)
+        exec(compile(lines, "<load>", "exec"), {}, program)
     except Exception as error:
-        if case.side != "torch":
-            raise LoadingError(f"torch.load: {str(error)[:200]}") from error
-        # The source needs it as well: it is copied with the objects that it holds.
-        loaded = torch.load(path, weights_only=False)
-    if isinstance(loaded, nn.Module):
-        loaded = loaded.state_dict()
-    net, where = _network(case, list(_dicts(loaded)))
+        raise LoadingError(f"the printed lines: {type(error).__name__}: {str(error)[:200]}") from error
+    loaded = {name: value for name, value in program.items() if isinstance(value, _Loaded)}
+    whole = [(name, value) for name, value in program.items() if isinstance(value, nn.Module)]
+    tools = [(name, each.state) for name, each in loaded.items() if "param_groups" in each.state]
+    models = [(name, each.state) for name, each in loaded.items() if "param_groups" not in each.state]
+    net, where = _network(case, [*models, *((name, module.state_dict()) for name, module in whole)])
+    if where.partition("/")[0] in loaded and not loaded[where.partition("/")[0]].strict:
+        raise LoadingError("the printed lines load the network with strict=False")
     compare_outputs(nets.outputs(net, case.net), reference["outputs"])
     if "continued" in reference:
-        states = [(p, d) for p, d in _dicts(loaded) if {"state", "param_groups"} <= set(d)]
-        tool = _optimizer(case, net, by_name(states, where))
+        tool = _optimizer(case, net, by_name(tools, where))
         if not case.differs:
             compare_steps(nets.continued(net, case.net, tool), reference)
-
-
-def _dicts(value: Any, path: str = "") -> Iterator[tuple[str, dict[Any, Any]]]:
-    """Yield every dict with its path."""
-    if isinstance(value, dict):
-        yield path, value
-        value = list(value.items())
-    elif isinstance(value, list | tuple):
-        value = list(enumerate(value))
-    else:
-        return
-    for key, inner in value:
-        yield from _dicts(inner, f"{path}/{key}".strip("/"))
 
 
 def _network(case: Case, dicts: Sequence[tuple[str, dict[Any, Any]]]) -> tuple[nn.Module, str]:

@@ -196,7 +196,9 @@ class _Places:
                 stem = self._class(path, below)
                 if stem is None:
                     raise UnsupportedError(
-                        "the tree does not say which Keras layer this is", path=display(path)
+                        "a .weights.h5 file names what a list holds by its class, and the source has none",
+                        path=display(path),
+                        hint="--to tf keeps the numbers of lists",
                     )
                 number = counts.get(stem, 0)
                 counts[stem] = number + 1

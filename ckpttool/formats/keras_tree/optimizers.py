@@ -90,7 +90,7 @@ def leaves(
     found: dict[Path, Leaf] = {}
     if config.cls == "LossScaleOptimizer" and len(datasets) >= len(_SCALED):
         return _scaled(datasets, at), True
-    order = rounds(config.cls, config.settings)
+    order = _order(datasets, config, trained)
     for number, kinds in ((n, _fit(datasets[n:], order, trained)) for n in starts(datasets)):
         if kinds is None:
             continue
@@ -110,6 +110,32 @@ def leaves(
         last = dataset.path.rpartition("/")[2] or str(number)
         found[*at, attr("vars"), attr(last)] = _leaf(dataset, "slot" if dataset.shape else "other")
     return found, start == len(datasets)
+
+
+def _order(
+    datasets: Sequence[Dataset], config: Config, trained: Sequence[Trained] | None
+) -> tuple[Round, ...] | None:
+    """Return the kinds of slots, round after round.
+
+    A file of weights has no settings: of Adam's, which add rounds, those count whose shapes alone fit.
+    """
+    if config.settings or config.cls not in ("Adam", "AdamW"):
+        return rounds(config.cls, config.settings)
+    able = [rounds(config.cls, settings) for settings in _ADAMS]
+    fits = [
+        order
+        for order in able
+        if any(_fit(datasets[n:], order, trained) is not None for n in starts(datasets))
+    ]
+    return fits[0] if len(fits) == 1 else able[0]
+
+
+_ADAMS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"amsgrad": True},
+    {"use_ema": True},
+    {"amsgrad": True, "use_ema": True},
+)
 
 
 def _scaled(datasets: Sequence[Dataset], at: Path) -> dict[Path, Leaf]:

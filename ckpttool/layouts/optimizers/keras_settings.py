@@ -33,8 +33,9 @@ class Arguments:
     def kept(self) -> Iterator[tuple[str, Path]]:
         """Go through the settings that are arguments of Keras's class or of its layers and no variables.
 
-        The learning rate is both: the variable has it rounded to float32. What changes the updates and has
-        no counterpart in Keras is not among them, and stays unmapped.
+        The learning rate is both: the variable has it rounded to float32. Of several groups Keras has the
+        settings of the first. What changes the updates and has no counterpart in Keras is not among them, and
+        stays unmapped.
         """
         for name, path in self.known.flat():
             setting = str(path[1].value)
@@ -42,7 +43,7 @@ class Arguments:
             how = setting in (*HOW, *PLACES) or is_state(setting)
             harmless = setting in _HARMLESS and value == _HARMLESS[setting]
             arguments = (*self.family.constructed, *self.variables, "learning_rate", _DECOUPLED)
-            argument = len(path) == 2 and setting in arguments
+            argument = setting in arguments
             if how or harmless or argument or (setting == _DECAY and self._decays):
                 yield name, path
 
@@ -79,8 +80,8 @@ class Arguments:
             if len(values) > 1:
                 yield (
                     f"{known.name}: {name} differs between the groups of PyTorch's optimizer "
-                    f"({' and '.join(values)}), and Keras's optimizer has one for all: --allow-missing takes "
-                    f"{values[0]}, and updates differ; --part of the network converts it alone"
+                    f"({' and '.join(values)}), and Keras's optimizer has one for all: {values[0]} is "
+                    "taken, and updates differ; the sidecar keeps all"
                 )
         if BUFFER in known.slots and known.number("learning_rate") and not known.idle():
             yield f"{known.name}: momentum is multiplied by the learning rate, and rounded"
