@@ -49,9 +49,11 @@ types: $(VENV)/.installed
 tests: $(VENV)/.installed
 	$(BIN)/pytest -n auto
 
-# What takes minutes and changes with few commits: all cells of docs/everyday.md against the recorded ones.
+# What takes minutes and changes with few commits: all cells of docs/everyday.md against the recorded ones, and
+# every kind of layer with every hyper-parameter in both frameworks.
 nightly: $(VENV)/.installed
 	$(BIN)/python -m tests.everyday --check
+	$(BIN)/python -m tests.layer_grid
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
