@@ -23,8 +23,8 @@ _SIGMOID = (
 )
 NOTES: dict[str, str] = {
     "convolution": (
-        "convolutions: for SAME and strides above 1 Keras pads the end more, unlike padding=k//2; a transposed "
-        "one crops so too"
+        "convolutions: for SAME and strides above 1 Keras pads the end more, unlike padding=k//2; a "
+        "transposed one crops so too"
     ),
     "batch_norm": f"batch norms: {_EPSILON}; Keras's momentum m is PyTorch's 1 - m",
     "layer_norm": f"layer and group norms: {_EPSILON}",
