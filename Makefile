@@ -49,11 +49,12 @@ types: $(VENV)/.installed
 tests: $(VENV)/.installed
 	$(BIN)/pytest -n auto
 
-# What takes minutes and changes with few commits: all cells of docs/everyday.md against the recorded ones, and the
-# agents of the RL libraries that are installed.
+# What takes minutes and changes with few commits: all cells of docs/everyday.md against the recorded ones, the
+# agents of the RL libraries that are installed, and every kind of layer with every hyper-parameter in both frameworks.
 nightly: $(VENV)/.installed
 	$(BIN)/python -m tests.everyday --check
 	$(BIN)/python -m tests.agent_truth
+	$(BIN)/python -m tests.layer_grid
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

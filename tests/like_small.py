@@ -57,3 +57,83 @@ class TiedPair(nn.Module):
         super().__init__()
         self.one, self.two = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
         self.two.weight = self.one.weight
+
+
+class Attention(nn.Module):
+    """PyTorch's attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attn(x, x, x)[0]
+
+
+class _Own(nn.Module):
+    def attended(self, *given: torch.Tensor) -> torch.Tensor:
+        q, k, v = (one.reshape(*one.shape[:2], 2, 4).transpose(1, 2) for one in given)
+        made = nn.functional.scaled_dot_product_attention(q, k, v)
+        return made.transpose(1, 2).flatten(2)
+
+
+class _SeparateLayers(_Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out_proj(self.attended(self.q_proj(x), self.k_proj(x), self.v_proj(x)))
+
+
+class _FusedLayers(_Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(self.attended(*self.qkv(x).split(8, -1)))
+
+
+class AttentionSeparate(nn.Module):
+    """The same of four layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = _SeparateLayers()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attn(x)
+
+
+class AttentionFused(nn.Module):
+    """The same of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = _FusedLayers()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attn(x)
+
+
+class ChannelsDense(nn.Module):
+    """A dense layer over the last axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x)
+
+
+class ChannelsConvolution(nn.Module):
+    """The same as a convolution of one place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv1d(8, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.transpose(1, 2)).transpose(1, 2)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, UnsupportedError
-from ckpttool.formats import keras_zip
+from ckpttool.formats import keras_h5, keras_zip
+from ckpttool.formats.probe import Probe
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import attr, display
 from ckpttool.ops.digest import digest_of
@@ -206,3 +207,18 @@ def test_a_fuzz_of_archives(tmp_path: Path) -> None:
             assert digest_of(open_checkpoint(str(path))).sha256 == right
         except CkpttoolError as error:
             assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
+
+
+def test_a_member_where_a_user_block_would_end_makes_no_second_format(tmp_path: Path) -> None:
+    path = tmp_path / "x.keras"
+    # The member's data begin at 512 bytes, where HDF5 would look behind a user block.
+    name = "model.weights.h5"
+    filler = 512 - 2 * 30 - len("a") - len(name)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", bytes(filler))
+        archive.writestr(name, keras_h5.MAGIC + bytes(100))
+        archive.writestr("config.json", "{}")
+        archive.writestr("metadata.json", "{}")
+    assert path.read_bytes()[512:].startswith(keras_h5.MAGIC)
+    assert keras_h5.claims(Probe(str(path))) is None
+    assert keras_zip.claims(Probe(str(path))) is not None

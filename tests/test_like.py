@@ -581,3 +581,66 @@ def test_rules_fill_a_model_by_the_names_of_its_tensors(tmp_path: Path) -> None:
     with pytest.raises(MappingError) as caught:
         fill(source, f"{target}2", "torch", "like_small:Pair", rules=rule_file.load(str(rules)))
     assert caught.value.path == "middle.weight"
+
+
+# One layer on one side, several or another on the other.
+
+
+ATTENTIONS = ("Attention", "AttentionSeparate", "AttentionFused")
+FORMS_OF_ONE = [
+    *((one, other) for one in ATTENTIONS for other in ATTENTIONS if one != other),
+    ("ChannelsDense", "ChannelsConvolution"),
+    ("ChannelsConvolution", "ChannelsDense"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), FORMS_OF_ONE)
+def test_a_layer_fills_the_other_form_of_it(one: str, other: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    source, target = getattr(like_small, one)().eval(), getattr(like_small, other)().eval()
+    torch.save(source.state_dict(), tmp_path / "source.pt")
+    done = fill(str(tmp_path / "source.pt"), str(tmp_path / "out.pt"), "torch", f"like_small:{other}")
+    assert done.sha256, (done.report.unused, done.report.missing, done.report.notes)
+    target.load_state_dict(torch.load(tmp_path / "out.pt", weights_only=True))
+    given = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        assert torch.allclose(source(given), target(given), atol=WITHIN)
+
+
+def test_an_attention_of_own_layers_goes_to_keras_where_the_kind_is_given(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    from ckpttool.formats.resolve import open_checkpoint
+    from ckpttool.ops.convert import convert
+
+    found = {}
+    for name in ATTENTIONS:
+        model = like_small.Attention()
+        torch.save(model.state_dict(), tmp_path / "first.pt")
+        if name != "Attention":
+            fill(str(tmp_path / "first.pt"), str(tmp_path / f"{name}.pt"), "torch", f"like_small:{name}")
+        source = "first.pt" if name == "Attention" else f"{name}.pt"
+        pair = []
+        for given in ("first.pt", source):
+            target = str(tmp_path / f"{name}_{len(pair)}-1")
+            done = convert(
+                str(tmp_path / given), target, to="tf", kinds=["attn=attention:2"], sync=False, verify=False
+            )
+            assert done.report.complete, (done.report.unused, done.report.notes)
+            tree = open_checkpoint(target).tree
+            pair.append(
+                {
+                    tree.names[path]: bytes(leaf.read())
+                    for path, leaf in tree.tensors()
+                    if "attn" in tree.names[path]
+                }
+            )
+        found[name] = pair
+    for first, other in found.values():
+        assert first == other
+        assert len(first) == 8

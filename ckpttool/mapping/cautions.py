@@ -22,18 +22,21 @@ _SIGMOID = (
     "PyTorch's gates are sigmoids, and Keras's hard_sigmoid (the default of old versions) is another function"
 )
 NOTES: dict[str, str] = {
-    "convolution": "convolutions: for SAME and strides above 1 Keras pads the end more, unlike padding=k//2",
+    "convolution": (
+        "convolutions: for SAME and strides above 1 Keras pads the end more, unlike padding=k//2; a "
+        "transposed one crops so too"
+    ),
     "batch_norm": f"batch norms: {_EPSILON}; Keras's momentum m is PyTorch's 1 - m",
     "layer_norm": f"layer and group norms: {_EPSILON}",
     "rms_norm": "RMS norms: epsilon is 1e-6 in Keras, in PyTorch that of the element type",
     "lstm": f"LSTMs: {_SIGMOID}",
-    "gru": f"GRUs: {_SIGMOID}",
+    "gru": f"GRUs: PyTorch's is Keras's with reset_after=True; {_SIGMOID}",
     "simple_rnn": "simple RNNs: the activation is tanh unless the program says relu",
     "attention": "attentions: PyTorch's module must be told the number of heads",
 }
 # What the file may say of it, by the settings' names in either framework.
 _SETTINGS: dict[str, tuple[str, ...]] = {
-    "convolution": ("padding", "strides", "stride", "data_format"),
+    "convolution": ("padding", "padding_mode", "output_padding", "strides", "stride", "data_format"),
     "batch_norm": ("epsilon", "eps", "momentum"),
     "layer_norm": ("epsilon", "eps"),
     "rms_norm": ("epsilon", "eps"),

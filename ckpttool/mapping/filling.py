@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
 from ckpttool.mapping.flattened import Reordering, reordering, unknown
-from ckpttool.mapping.kinds import Kind
+from ckpttool.mapping.kinds import POINTWISE, Kind, asked
 from ckpttool.mapping.layers import Choice, Layer, converted, layers
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
 from ckpttool.mapping.plan import Plan, build
@@ -49,8 +49,7 @@ def fill(
     """
     target, places = skeleton.named()
     foreign = framework != skeleton.framework
-    theirs = side(tree, layers(tree, framework, choices, classes=foreign), in_order=in_order)
-    ours = side(target, skeleton.layers(target, classes=foreign))
+    theirs, ours = _sides(tree, framework, choices, target, skeleton, foreign=foreign, in_order=in_order)
     calls = {part.name: part for part in skeleton.parts}
     wanting = [
         one._replace(call=part.call, after=part.after)
@@ -101,6 +100,72 @@ def fill(
         (*misfits, *unfit.values()),
         made.evidence,
     )
+
+
+def _sides(
+    tree: Tree,
+    framework: str,
+    choices: Sequence[Choice],
+    target: Tree,
+    skeleton: Skeleton,
+    *,
+    foreign: bool,
+    in_order: bool,
+) -> tuple[Side, Side]:
+    """Return the candidates of both sides, each in the form that the other has where a kind has several.
+
+    An attention may be one layer or several linear ones, a separable convolution two, a convolution of one
+    place a dense layer.
+    """
+    mine = layers(tree, framework, choices, classes=foreign)
+    wanted = skeleton.layers(target, classes=foreign)
+    names, others = _kind_names(mine), _kind_names(wanted)
+    if more := (others - names) & _SEVERAL:
+        mine = layers(tree, framework, choices, classes=foreign, composed=more)
+    if more := (names - others) & _SEVERAL:
+        wanted = skeleton.layers(target, classes=foreign, composed=more)
+    if more := _SEVERAL - names - others:
+        # Neither has one layer for it: two ways to make it of several, if they are not the same.
+        both = (
+            layers(tree, framework, choices, classes=foreign, composed=more),
+            skeleton.layers(target, classes=foreign, composed=more),
+        )
+        one, other = (_forms(found, more) for found in both)
+        mine, wanted = both if one and other and one != other else (mine, wanted)
+    theirs, ours = side(tree, mine, in_order=in_order), side(target, wanted)
+    said = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
+    mine, wanted = _pointwise(theirs, said[1]), _pointwise(ours, said[0])
+    return (
+        theirs if mine == theirs.layers else side(tree, mine, in_order=in_order),
+        ours if wanted == ours.layers else side(target, wanted),
+    )
+
+
+_SEVERAL = frozenset(("attention", "separable"))
+
+
+def _kind_names(found: Sequence[Layer]) -> frozenset[str]:
+    return frozenset(kind.name for layer in found for kind in layer.kinds)
+
+
+def _forms(found: Sequence[Layer], names: Collection[str]) -> frozenset[frozenset[str]]:
+    """Return the tensors' names of the layers of these kinds, each set of names once."""
+    return frozenset(frozenset(layer.tensors) for layer in found if _kind_names([layer]) <= frozenset(names))
+
+
+def _pointwise(one: Side, other: Collection[object]) -> tuple[Layer, ...]:
+    """Return a side's layers, convolutions of one place as dense ones too if the other side has none such."""
+    made = []
+    for layer, candidate in zip(one.layers, one.candidates, strict=False):
+        if _kind_names([layer]) <= {"convolution"} and not candidate.signatures & frozenset(other):
+            dense = [
+                kind
+                for kind in asked(layer.group(one.tree), layer.kinds[0].framework)
+                if kind.form == POINTWISE
+            ]
+            layer = layer._replace(kinds=(*layer.kinds, *dense))
+        made.append(layer)
+    return tuple(made)
 
 
 def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFile, **how: Any) -> Filling:

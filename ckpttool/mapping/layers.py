@@ -6,7 +6,7 @@ guessed from shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -85,12 +85,14 @@ def layers(
     described: Mapping[Path, About] | None = None,
     *,
     classes: bool = True,
+    composed: Iterable[str] = (),
 ) -> tuple[Layer, ...]:
     """Return the layers of a framework's tree in its order; tensors of no known kind are in none.
 
-    `described` has for tensors of whole modules what the file says of their module. Without `classes`, a
-    class that is no known layer does not keep tensors from being taken for one: between two models of one
-    framework nothing depends on it.
+    `composed` are kinds of several modules that are recognised without being asked for. `described` has for
+    tensors of whole modules what the file says of their module. Without `classes`, a class that is no known
+    layer does not keep tensors from being taken for one: between two models of one framework nothing
+    depends on it.
 
     Raise UsageError for a choice that fits no layer, or a kind that a layer cannot be.
     """
@@ -99,6 +101,7 @@ def layers(
         for name in {choice.kind for choice in given}
         if name is not None
     }
+    asked |= dict.fromkeys(composed, lambda _: True)
     found = []
     used: set[int] = set()
     for module in modules.modules(tree, framework, asked, described):
@@ -197,10 +200,10 @@ def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], fr
             for kind in kinds.KINDS
             if kind.framework == framework and kind.option == choice.kind and kind.fits(group)
         ) or tuple(
-            # A bias may leave a dense layer one orientation, and that not the usual one.
+            # Another form of the kind, where shapes leave no usual one.
             kind
-            for kind in kinds.candidates(group, framework)
-            if kind.name == choice.kind
+            for kind in kinds.KINDS
+            if kind.framework == framework and kind.name == choice.kind and kind.fits(group)
         )
         if not fitting:
             able = dict.fromkeys(kind.option for kind in layer.kinds)
@@ -294,5 +297,13 @@ def spelled(tree: Tree, layer: Layer, kind: Kind, framework: str) -> Kind:
             return each
     for each in able:
         if each.writing is not None:
+            return each
+    for each in kinds.KINDS:
+        # A norm over several axes, which only its class tells from a dense layer.
+        if (
+            (each.framework, each.name) == (framework, kind.name)
+            and each.is_selected
+            and each.form == kinds.AXES
+        ):
             return each
     raise MappingError(f"{framework} has no such {kind.name}", path=layer.title)

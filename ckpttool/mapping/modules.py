@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.leaf import Leaf, Path, display
 from ckpttool.mapping.kinds import COMPOSED, IN_OUT, OUT_IN, Kind, oriented
+from ckpttool.mapping.kinds import asked as asked_for
 from ckpttool.tree import Tree
 
 Name = tuple[str, ...]
@@ -245,6 +246,8 @@ def narrowed(
     named = _of_class(kinds, group, about)
     if named is not None:
         return named
+    # What several modules make together has no class that would matter.
+    classes = classes and not any("/" in name for name in group if not name.startswith("vars/"))
     why = _unknown_class(kinds, group, about) if classes else None
     if why is not None:
         return tuple(replace(kind, refused=why) if kind.refused is None else kind for kind in kinds)
@@ -264,6 +267,9 @@ def _of_class(kinds: tuple[Kind, ...], group: Mapping[str, Leaf], about: About) 
     if about.cls == "EinsumDense":
         return _einsum(group, about) or None
     named = tuple(kind for kind in kinds if kind.name in _CLASSES[about.cls])
+    named = named or tuple(
+        kind for kind in asked_for(group, kinds[0].framework) if kind.name in _CLASSES[about.cls]
+    )
     if not named:
         return None
     if (groups := about.settings.get("groups")) is not None and named[0].framework == "torch":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,13 +57,14 @@ class Skeleton:
                 places[(*above, attr(name))] = place
         return Tree(leaves, containers=containers), places
 
-    def layers(self, tree: Tree, *, classes: bool = True) -> tuple[Layer, ...]:
+    def layers(self, tree: Tree, *, classes: bool = True, composed: Iterable[str] = ()) -> tuple[Layer, ...]:
         """Return the layers of `named`'s tree with all that the model's classes tell of them.
 
-        See layers.layers for `classes`.
+        See layers.layers for `classes` and `composed`.
         """
         parts = {part.name: part for part in self.parts}
-        return tuple(_told(layer, tree, parts) for layer in layers(tree, self.framework, classes=classes))
+        found = layers(tree, self.framework, classes=classes, composed=composed)
+        return tuple(_told(layer, tree, parts) for layer in found)
 
 
 def _told(layer: Layer, tree: Tree, parts: Mapping[Name, Part]) -> Layer:

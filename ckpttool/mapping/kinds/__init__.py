@@ -12,14 +12,17 @@ from functools import cache
 
 from ckpttool.leaf import Leaf
 from ckpttool.mapping.kinds import attention, convolutions, dense, norms, recurrent, tf1_cells
-from ckpttool.mapping.kinds.dense import IN_OUT, OUT_IN
+from ckpttool.mapping.kinds.dense import IN_OUT, OUT_IN, POINTWISE
 from ckpttool.mapping.kinds.kind import UNTOLD, Group, Kind, Row, Told, Way, Weight
+from ckpttool.mapping.kinds.norms import AXES
 
 __all__ = [
+    "AXES",
     "COMPOSED",
     "IN_OUT",
     "KINDS",
     "OUT_IN",
+    "POINTWISE",
     "SPELLING",
     "UNTOLD",
     "Group",
@@ -28,6 +31,7 @@ __all__ = [
     "Told",
     "Way",
     "Weight",
+    "asked",
     "candidates",
     "oriented",
     "recognise",
@@ -42,7 +46,7 @@ KINDS: tuple[Kind, ...] = (
     *attention.KINDS,
 )
 # Those whose tensors stand in several modules below one.
-COMPOSED: tuple[Kind, ...] = tuple(kind for kind in KINDS if any("/" in w.name for w in kind.weights))
+COMPOSED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind.is_composed)
 
 # How a kind is spelled when it is written; the first row of a framework that fits.
 SPELLING: dict[tuple[str, str], Kind] = {}
@@ -72,10 +76,17 @@ def candidates(group: Mapping[str, Leaf], framework: str, module: str = "") -> t
     """
     able = [kind for kind in _by_names().get((framework, frozenset(group)), ()) if kind.fits(group)]
     # The orientation of a matrix that is not usual is taken where the length of the bias leaves no other.
-    usual = [kind for kind in able if not (kind.asked and kind.form)]
-    fitting = usual or (able if any(len(leaf.shape) == 1 for leaf in group.values()) else [])
+    usual = [kind for kind in able if not kind.is_selected]
+    biased = len(group) > 1 and any(len(leaf.shape) == 1 for leaf in group.values())
+    fitting = usual or (able if biased else [])
     named = [kind for kind in fitting if kind.modules is not None and re.fullmatch(kind.modules, module)]
     return tuple(named or (kind for kind in fitting if kind.modules is None))
+
+
+def asked(group: Mapping[str, Leaf], framework: str) -> tuple[Kind, ...]:
+    """Return the kinds that these tensors can be only where an option or a class selects them."""
+    able = _by_names().get((framework, frozenset(group)), ())
+    return tuple(kind for kind in able if kind.is_selected and kind.fits(group))
 
 
 def oriented(group: Mapping[str, Leaf], framework: str) -> tuple[Kind, ...]:

@@ -13,7 +13,7 @@ from math import prod
 from ckpttool.errors import MappingError
 from ckpttool.mapping.kinds.kind import Group, Kind, Row, Told, Way, Weight, require
 from ckpttool.mapping.parts import Take
-from ckpttool.mapping.rules import TRANSPOSE, Reshape, Rule, chained
+from ckpttool.mapping.rules import KEEP, TRANSPOSE, Reshape, Rule, chained
 from ckpttool.source import Shape
 
 PROJECTIONS = ("query", "key", "value")
@@ -151,4 +151,102 @@ TORCH = Kind(
     reading=_read_torch,
     writing=_write_torch,
 )
-KINDS: tuple[Kind, ...] = (KERAS, TORCH)
+
+
+def _separate(names: tuple[str, str, str, str]) -> Kind:
+    """Return an attention of four linear layers with these names, as programs of PyTorch build their own."""
+    pairs = list(zip(_ALL, names, strict=True))
+    return Kind(
+        "attention",
+        "torch",
+        tuple(
+            weight
+            for name, child in pairs
+            for weight in (
+                Weight(f"{child}/weight", f"{name}_kernel", 2, TRANSPOSE),
+                Weight(f"{child}/bias", f"{name}_bias", 1, optional=True),
+            )
+        ),
+        "separate",
+        asked=True,
+    )
+
+
+def _fused(joined: str, out: str, *, in_out: bool) -> Kind:  # noqa: C901  # its reading, its writing
+    """Return an attention of two linear layers, of which the first gives query, key and value in this order.
+
+    Where heads interleave (GPT-NeoX's `query_key_value`) the rows have another order, which is none of these.
+    """
+    axis, turned = (1, KEEP) if in_out else (0, TRANSPOSE)
+
+    def read(group: Group, told: Told) -> Way:  # noqa: ARG001  # as every reading
+        width = group[f"{joined}/weight"].shape[axis] // 3
+        rows = []
+        for number, name in enumerate(PROJECTIONS):
+            start, end = number * width, (number + 1) * width
+            cut = Take(axis, start, end, 3 * width)
+            rows.append(Row(f"{joined}/weight", f"{name}_kernel", chained(cut, turned)))
+            if f"{joined}/bias" in group:
+                rows.append(Row(f"{joined}/bias", f"{name}_bias", Take(0, start, end, 3 * width)))
+        rows.append(Row(f"{out}/weight", "output_kernel", turned))
+        if f"{out}/bias" in group:
+            rows.append(Row(f"{out}/bias", "output_bias"))
+        return Way(tuple(rows), assumed=(_BLOCKS,))
+
+    def write(canonical: Group, told: Told) -> Way:  # noqa: ARG001  # as every writing
+        require(TORCH, canonical, [f"{name}_kernel" for name in _ALL])
+        widths = {canonical[f"{name}_kernel"].shape for name in PROJECTIONS}
+        if len(widths) != 1:
+            raise MappingError(
+                "one layer for query, key and value takes one width",
+                found=", ".join(str(list(shape)) for shape in sorted(widths)),
+            )
+        width = canonical["query_kernel"].shape[1]
+        rows = []
+        for number, name in enumerate(PROJECTIONS):
+            start, end = number * width, (number + 1) * width
+            place = Take(axis, start, end, 3 * width).inverse(canonical["query_kernel"])
+            rows.append(Row(f"{joined}/weight", f"{name}_kernel", chained(turned, place)))
+            if f"{name}_bias" in canonical:
+                place = Take(0, start, end, 3 * width).inverse(canonical[f"{name}_bias"])
+                rows.append(Row(f"{joined}/bias", f"{name}_bias", place))
+        rows.append(Row(f"{out}/weight", "output_kernel", turned))
+        if "output_bias" in canonical:
+            rows.append(Row(f"{out}/bias", "output_bias"))
+        return Way(tuple(rows), assumed=(_BLOCKS,))
+
+    def fits(group: Group) -> bool:
+        shape = group[f"{joined}/weight"].shape
+        wide, out_shape = shape[axis], group[f"{out}/weight"].shape
+        bias = group.get(f"{joined}/bias")
+        inner = out_shape[0 if in_out else 1]
+        return wide == 3 * inner and (bias is None or bias.shape == (wide,))
+
+    weights = tuple(
+        Weight(f"{child}/{name}", "", rank, optional=rank == 1)
+        for child in (joined, out)
+        for name, rank in (("weight", 2), ("bias", 1))
+    )
+    form = "fused_in_out" if in_out else "fused"
+    return Kind("attention", "torch", weights, form, fits, read, write, asked=True)
+
+
+_BLOCKS = "one layer gives an attention's query, key and value as three blocks in this order"
+_NAMES = (
+    *(("q_proj", "k_proj", "v_proj", out) for out in ("out_proj", "o_proj", "proj", "out")),
+    *(("q", "k", "v", out) for out in ("o", "out", "proj", "output", "out_proj")),
+    *(("query", "key", "value", out) for out in ("output", "out", "proj", "out_proj", "dense")),
+    *(("wq", "wk", "wv", "wo"), ("w_q", "w_k", "w_v", "w_o"), ("W_q", "W_k", "W_v", "W_o")),
+    *(("to_q", "to_k", "to_v", "to_out"), ("q_lin", "k_lin", "v_lin", "out_lin")),
+    *(("fc_q", "fc_k", "fc_v", "fc_o"), ("linear_q", "linear_k", "linear_v", "linear_out")),
+)
+# Sources: timm/layers/attention.py (qkv, proj); GPT-2 in Transformers (Conv1D) and nanoGPT (c_attn, c_proj).
+KINDS: tuple[Kind, ...] = (
+    KERAS,
+    TORCH,
+    *map(_separate, _NAMES),
+    _fused("qkv", "proj", in_out=False),
+    _fused("qkv", "out_proj", in_out=False),
+    _fused("c_attn", "c_proj", in_out=False),
+    _fused("c_attn", "c_proj", in_out=True),
+)

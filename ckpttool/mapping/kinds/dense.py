@@ -73,6 +73,38 @@ def _turned(name: str, framework: str, form: str, also: Callable[[Group], bool])
     return Kind("dense", framework, weights, form, also, asked=True)
 
 
+def _pointwise(name: str, framework: str, rank: int) -> Kind:
+    """Return a convolution whose window is one place: a dense layer over the channels."""
+    ones = (1,) * (rank - 2)
+
+    def matrix(shape: Shape) -> Shape:
+        return shape[:2] if framework == "torch" else shape[-2:]
+
+    turned: Rule = TRANSPOSE if framework == "torch" else KEEP
+
+    def read(group: Group, told: Told) -> Way:  # noqa: ARG001  # as every reading
+        rows = (Row(name, "kernel", chained(Reshape(matrix(group[name].shape)), turned)), Row("bias", "bias"))
+        return Way(tuple(row for row in rows if row.stored in group))
+
+    def write(canonical: Group, told: Told) -> Way:  # noqa: ARG001  # as every writing
+        inputs, outputs = canonical["kernel"].shape
+        shape = (outputs, inputs, *ones) if framework == "torch" else (*ones, inputs, outputs)
+        rows = (Row(name, "kernel", chained(turned, Reshape(shape))), Row("bias", "bias"))
+        return Way(tuple(row for row in rows if row.canonical in canonical))
+
+    def fits(group: Group) -> bool:
+        shape = group[name].shape
+        spatial = shape[2:] if framework == "torch" else shape[:-2]
+        outputs = shape[0] if framework == "torch" else shape[-1]
+        return spatial == ones and ("bias" not in group or group["bias"].shape == (outputs,))
+
+    return Kind(
+        "dense", framework, (Weight(name, "kernel", rank), _BIAS), POINTWISE, fits, read, write, asked=True
+    )
+
+
+POINTWISE = "pointwise"
+_MATRICES = (("weight", "torch"), ("kernel", "tensorflow"))
 _BIAS = Weight("bias", "bias", 1, optional=True)
 # Matrices of a program's own layers: [in, out] in PyTorch (x @ W, as GPT-2's Conv1D), [out, in] in Keras.
 IN_OUT, OUT_IN = "in_out", "out_in"
@@ -147,6 +179,7 @@ KINDS: tuple[Kind, ...] = (
         _KERNEL_BIASED,
     ),
     DENSE_TORCH,
+    *(_pointwise(name, framework, rank) for name, framework in _MATRICES for rank in (3, 4)),
     _turned("weight", "torch", IN_OUT, _KERNEL_BIASED),
     _turned("kernel", "tensorflow", OUT_IN, _WEIGHT_BIASED),
     *_COMPUTED,

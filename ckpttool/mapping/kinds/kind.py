@@ -119,7 +119,17 @@ class Kind:
     @property
     def option(self) -> str:
         """The name in `--kind`: a kind that is only taken when it is asked for is named with its form."""
-        return f"{self.name}_{self.form}" if self.asked and self.form else self.name
+        return f"{self.name}_{self.form}" if self.is_selected else self.name
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether one module's tensors are of this kind only where an option or the file selects it."""
+        return self.asked and bool(self.form) and not self.is_composed
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether the tensors stand in several modules below one."""
+        return any("/" in weight.name for weight in self.weights)
 
     @property
     def namings(self) -> Iterator[frozenset[str]]:

@@ -137,6 +137,7 @@ def _has_both(group: Group) -> bool:
     return "weight" in group and "bias" in group
 
 
+AXES = "axes"
 KINDS: tuple[Kind, ...] = (
     Kind("layer_norm", "tensorflow", _norm_weights("gamma", "beta")),
     Kind("layer_norm", "tensorflow", (Weight("scale", "scale", 1), Weight("offset", "offset", 1)), "sonnet"),
@@ -148,6 +149,10 @@ KINDS: tuple[Kind, ...] = (
     BATCH_TORCH,
     Kind("rms_norm", "tensorflow", (Weight("scale", "scale", 1),)),
     Kind("rms_norm", "torch", (Weight("weight", "scale", 1),)),
+    # Over several axes, a matrix that nothing but the class tells from a dense layer's.
+    Kind("rms_norm", "tensorflow", (Weight("scale", "scale", 2),)),
+    Kind("rms_norm", "torch", (Weight("weight", "scale", 2),), AXES, asked=True),
+    Kind("layer_norm", "torch", (Weight("weight", "scale", 2),), AXES, asked=True),
     *(
         Kind(
             "prelu",
