@@ -131,6 +131,25 @@ def test_statistics_go_with_an_export(tmp_path: Path) -> None:
     restored.same(session.run(None, {"obs": restored.observations()})[0], wanted(normal()))
 
 
+@pytest.mark.parametrize(
+    ("case", "to"),
+    [
+        ("beside a lone policy", "keras"),
+        ("beside a lone policy", "tf"),
+        ("beside a lone policy", "torch"),
+        ("in the module", "tf"),
+        ("in the module", "torch"),
+        ("arrays", "keras"),
+        ("arrays", "torch"),
+    ],
+)
+def test_statistics_go_with_a_conversion(case: str, to: str, tmp_path: Path) -> None:
+    content, seen = STATISTICS[case]
+    path, target = saved(tmp_path / "agent.pt", content), str(tmp_path / "b")
+    assert convert(path, target, to=to).written
+    restored.same(acts(target), wanted(seen))
+
+
 def test_given_statistics_win_and_the_contradiction_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", agent(obs_rms={"mean": MEAN + 9, "var": VAR}))
     stated = {"mean": MEAN.tolist(), "var": VAR.tolist()}

@@ -35,6 +35,7 @@ FACTS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", 
 
 _TEXT = "args.txt"
 _ROUNDED = 1e-5
+_WEIGHTS = "read from the weights"
 NO_STATISTICS = "read from the source: it has none"
 # What layouts call statistics that observations were normalised with (Facts.lacks).
 _OF_STATISTICS = re.compile("statistics|normalised|observation scaler|limits of observations")
@@ -146,7 +147,7 @@ def contradicted(told: Sidecar | None, read: Sidecar) -> dict[str, Entry]:
         if name in ("env", "epsilon") or values[0] is None or own[0] is None or not origin:
             continue
         said = str(told.provenance.get(name, "")) if told is not None else ""
-        if origin.startswith("assumed") or said.startswith("assumed") or _agree(name, values, own):
+        if origin.startswith("assumed") or said.startswith("assumed") or _agree(name, values, own, origin):
             continue
         value = f"{_in_words(name, values)} in the sidecar; the checkpoint holds {_in_words(name, own)}"
         hint = "remove the sidecar, or convert the source again"
@@ -154,7 +155,7 @@ def contradicted(told: Sidecar | None, read: Sidecar) -> dict[str, Entry]:
     return found
 
 
-def _agree(name: str, ones: Sequence[Any], others: Sequence[Any]) -> bool:
+def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -> bool:
     """Return whether two statements of a fact mean the same, within the rounding of float32."""
     import numpy as np
 
@@ -166,11 +167,19 @@ def _agree(name: str, ones: Sequence[Any], others: Sequence[Any]) -> bool:
         longer = [list(each) * most if len(each) == 1 else list(each) for each in (one, other)]
         return longer[0] == longer[1]
     if name == "action_low":
-        pairs = list(zip(ones, others, strict=True))
-    else:
-        spreads = [np.sqrt(np.asarray(n["var"]) + float(n.get("epsilon", 1e-8))) for n in (one, other)]
-        limits = [[n.get("clip") or 0.0] for n in (one, other)]
-        pairs = [(one["mean"], other["mean"]), (spreads[0], spreads[1]), (limits[0], limits[1])]
+        return _close(list(zip(ones, others, strict=True)))
+    rows = [(one[row], other[row]) for row in ("mean", "var")]
+    if origin == _WEIGHTS and _close(rows):
+        return True  # two tensors, of which no file holds the formula
+    spreads = [np.sqrt(np.asarray(n["var"]) + float(n.get("epsilon", 1e-8))) for n in (one, other)]
+    limits = [[n.get("clip") or 0.0] for n in (one, other)]
+    same_limits = origin == _WEIGHTS or limits[0] == limits[1]
+    return same_limits and _close([rows[0], (spreads[0], spreads[1])])
+
+
+def _close(pairs: Sequence[tuple[Any, Any]]) -> bool:
+    import numpy as np
+
     return all(
         np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=_ROUNDED, atol=_ROUNDED) for a, b in pairs
     )
@@ -306,7 +315,7 @@ def _origin(name: str, facts: Facts, habit: str) -> str:
     # What no habit can give was read from the weights.
     if name == "env":
         return f"read from {facts.said.get('wrappers', 'the settings')}"
-    return habit if name in ("head", "activations", "epsilon") else "read from the weights"
+    return habit if name in ("head", "activations", "epsilon") else _WEIGHTS
 
 
 def _env(facts: Facts, norm: Mapping[str, Any] | None) -> dict[str, Any] | None:

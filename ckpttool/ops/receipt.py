@@ -12,7 +12,7 @@ from typing import Any
 from ckpttool import documents
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
-from ckpttool.layouts.canonical import NO_LAYOUT, OPTIMIZERS, Binding
+from ckpttool.layouts.canonical import NO_LAYOUT, NORMALIZER, OPTIMIZERS, Binding
 from ckpttool.layouts.policy_alone import policy_alone
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, ValueLeaf
@@ -68,11 +68,12 @@ def with_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Own) -> O
 
 
 def _is_same(one: Tree, other: Tree) -> bool:
-    """Return whether two canonical agents have the same numbers at the same places."""
+    """Return whether two canonical agents have the same numbers at the same places, statistics apart."""
     import numpy as np
 
     leaves, others = (
-        {p: leaf for p, leaf in tree.items() if isinstance(leaf, Leaf)} for tree in (one, other)
+        {p: leaf for p, leaf in tree.items() if isinstance(leaf, Leaf) and p[0].value != NORMALIZER}
+        for tree in (one, other)
     )
     return leaves.keys() == others.keys() and all(
         leaf.shape == others[path].shape
