@@ -95,8 +95,14 @@ def test_a_module_loads_what_its_export_holds(name: str, version: int, folding: 
     type(model).load_state_dict(model, found, strict="batches" not in "".join(model.state_dict()))
 
 
-@pytest.mark.parametrize("suffix", [".weights.h5", ".npz", ".safetensors"])
-@pytest.mark.parametrize("name", ["mlp", "square", "norms", "gru", "image"])
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [
+        *((name, ".weights.h5") for name in ("mlp", "square", "norms", "gru", "image")),
+        ("gru", ".npz"),
+        ("mlp", ".safetensors"),
+    ],
+)
 def test_other_targets_get_what_the_state_dict_gives_them(name: str, suffix: str, tmp_path: Path) -> None:
     torch.manual_seed(2)
     model, given = CASES[name]

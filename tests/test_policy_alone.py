@@ -424,6 +424,84 @@ def test_torchscript_that_is_no_chain_is_not_played_as_one(tmp_path: Path) -> No
         played(tmp_path / "a.pt", GIVEN)
 
 
+class Remembering(nn.Module):
+    """A recurrent policy as rsl_rl exports it: its state is a buffer that each call overwrites."""
+
+    def __init__(self, kind: str = "lstm", *, layers: int = 1, start: float = 0.0) -> None:
+        super().__init__()
+        self.memory = (nn.LSTM if kind == "lstm" else nn.GRU)(3, 8, layers)
+        self.actor = nn.Sequential(nn.Linear(8, 4), nn.ELU(), nn.Linear(4, 1))
+        self.register_buffer("hidden_state", torch.full((layers, 1, 8), start))
+        self.register_buffer("cell_state", torch.zeros(layers, 1, 8))
+
+
+class WithLstm(Remembering):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, (h, c) = self.memory(x.unsqueeze(0), (self.hidden_state, self.cell_state))
+        self.hidden_state[:] = h
+        self.cell_state[:] = c
+        return self.actor(out.squeeze(0))
+
+
+class WithGru(Remembering):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, h = self.memory(x.unsqueeze(0), self.hidden_state)
+        self.hidden_state[:] = h
+        return self.actor(out.squeeze(0))
+
+
+class Forgetful(Remembering):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, (h, _) = self.memory(x.unsqueeze(0), (self.hidden_state, self.cell_state))
+        self.hidden_state[:] = h
+        return self.actor(out.squeeze(0))
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_a_recurrent_torchscript_carries_its_state(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = (WithLstm if name == "lstm" else WithGru)(name).eval()
+    path = tmp_path / "policy.pt"
+    torch.jit.script(model).save(str(path))
+    agent = restore(str(path))
+    place = place_of(agent, TASK, Protocol())
+    with place.make(1) as vector:
+        policy = reference.build(enter(agent, place, Protocol(), vector.spec).network)
+    state: tuple[np.ndarray, ...] = ()
+    for row in observations(6)[:, None]:
+        found, state = policy.step(row, state)
+        with torch.no_grad():
+            close(found, model(torch.from_numpy(row)).numpy())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [WithLstm(layers=2), WithLstm(start=0.5), Forgetful()],
+    ids=["two-layers", "another-start", "a-state-that-is-not-kept"],
+)
+def test_a_recurrent_torchscript_that_does_else_is_refused_by_name(model: nn.Module, tmp_path: Path) -> None:
+    torch.jit.script(model).save(str(tmp_path / "policy.pt"))
+    with pytest.raises(UnsupportedError) as caught:
+        restore(str(tmp_path / "policy.pt"))
+    assert "LSTM" in (caught.value.found or "")
+
+
+@pytest.mark.parametrize("how", ["script", "trace"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)),
+        nn.Sequential(nn.Linear(3, 8, bias=False), nn.ReLU(), nn.Linear(8, 1, bias=False)),
+    ],
+    ids=["flatten", "no-bias"],
+)
+def test_torchscript_flattens_and_has_layers_without_bias(model: nn.Module, how: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.pt"
+    made = torch.jit.script(model) if how == "script" else torch.jit.trace(model, torch.zeros(1, 3))
+    made.save(str(path))
+    close(played(path)[0], wanted(model))
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -266,6 +266,12 @@ def verify(
         typer.Option("--train-step", help="Also train both on, and compare how far the weights moved."),
     ] = False,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many updates for --train-step.")] = 100,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Compare every entry as well: optimizers, counters, facts, settings, receipt."
+        ),
+    ] = False,
     layout: LayoutOption = None,
     env: Env = None,
     activation: ActivationOption = None,
@@ -290,6 +296,7 @@ def verify(
             layout=layout,
             facts=agent_facts(activation, head, bounds, obs_norm, importable(env)),
             python=python,
+            whole=whole,
             progress=moving,
         )
     if as_json:

@@ -171,9 +171,11 @@ class Facts(NamedTuple):
 
     `head` is what turns the last layer into an action (see agents.components), `hidden` the activation
     after every hidden layer (`activations` where they differ, in their order), `epsilon` that of its layer
-    norms. Bounds are per action; `env` is an environment's id. `said` names, for every fact that a file
-    tells, where: "data/action_space"; the others are habits. `lacks` says in a few words each what no file
-    tells and an evaluation must be given ("the action bounds").
+    norms. Bounds are per action; `env` is an environment's id, `env_arguments` what it was made with, and
+    `wrappers` the names and arguments of what training wrapped it in, the first one innermost. `stacked` is
+    the number of normalised observations that the policy takes at once. `said` names, for every fact that a
+    file tells, where: "data/action_space"; the others are habits. `lacks` says in a few words each what no
+    file tells and an evaluation must be given ("the action bounds").
     """
 
     head: str
@@ -184,6 +186,9 @@ class Facts(NamedTuple):
     action_high: tuple[float, ...] | None = None
     norm: Norm | None = None
     env: str | None = None
+    env_arguments: Mapping[str, Any] = MappingProxyType({})
+    wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    stacked: int = 1
     said: Mapping[str, str] = MappingProxyType({})
     lacks: tuple[str, ...] = ()
 

@@ -38,6 +38,13 @@ class Weights(NamedTuple):
     framework: str | None = None
 
 
+class Cell(NamedTuple):
+    """A recurrent layer by its module's path, with the paths of the buffers that keep its states."""
+
+    module: Path
+    states: tuple[Path, ...]
+
+
 class ChainFacts(NamedTuple):
     """What the steps are in the terms of a policy; None for what they leave open.
 

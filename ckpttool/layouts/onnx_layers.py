@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
@@ -23,7 +23,7 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf, key
 from ckpttool.mapping.kinds import Told
 from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.parts import Blocks, taken
-from ckpttool.mapping.plan import Label, Plan
+from ckpttool.mapping.plan import Label, Plan, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, Reshape, Rule, chained
 from ckpttool.tree import Container, Tree
@@ -126,6 +126,13 @@ def to_state_dict(checkpoint: Checkpoint) -> Layers:
         kept=rest.kept,
     )
     return Layers(plan, tuple(choice for choice in choices if choice.kind or choice.told.flatten is not None))
+
+
+def as_state_dict(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the state_dict that a model's layers are, as the checkpoint of a model."""
+    plan = to_state_dict(checkpoint).plan
+    notes = (*checkpoint.notes, *plan.assumed, *plan.notes)
+    return replace(checkpoint, format="pytorch", tree=build(checkpoint.tree, plan), notes=notes)
 
 
 def _choice(layer: _Layer, name: tuple[str, ...], flattened: Mapping[Path, tuple[int, ...]]) -> Choice:

@@ -22,7 +22,15 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError, some
 from ckpttool.formats import keras_tree
 from ckpttool.formats.probe import Format
-from ckpttool.layouts import canonical, graph_steps, model_steps, onnx_steps, script_steps, statistics
+from ckpttool.layouts import (
+    canonical,
+    graph_steps,
+    memory,
+    model_steps,
+    onnx_steps,
+    script_steps,
+    statistics,
+)
 from ckpttool.layouts.canonical import (
     LOG_STD,
     NO_LAYOUT,
@@ -33,7 +41,8 @@ from ckpttool.layouts.canonical import (
     PartLayer,
     Program,
 )
-from ckpttool.layouts.model_steps import Step, Weights
+from ckpttool.layouts.fronts import Front, Stream
+from ckpttool.layouts.model_steps import Cell, Step, Weights
 from ckpttool.layouts.modules import Entry, Module
 from ckpttool.layouts.whole_module import Whole, whole
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr
@@ -772,6 +781,11 @@ def _of_steps(
 
 def _of_followed(steps: Sequence[Step], tree: Tree, file: str, framework: str, origin: str) -> Binding:
     """Return the binding of a model whose code or graph was followed to its layers' tensors."""
+    if steps and isinstance(steps[0].value, Cell):
+        front, states = _remembering(steps[0], tree, file)
+        rest = _of_followed(steps[1:], tree, file, framework, origin)
+        used = rest.consumed | states
+        return replace(rest, fronts={"actor": front}, unplaced={"actor": tuple(front.covers)}, consumed=used)
     listed: list[Step] = []
     layers: list[Module] = []
     for number, step in enumerate(steps):
@@ -830,6 +844,26 @@ def _without_tanh(program: Program) -> tuple[Program, str]:
     if last is None or last.value.get("name") != "tanh" or number != len(program.operations) - 1:
         return program, "identity"
     return program._replace(operations=program.operations[:-1], output=last.inputs[0]), "unit_tanh"
+
+
+def _remembering(step: Step, tree: Tree, file: str) -> tuple[Front, frozenset[Path]]:
+    """Return the recurrent layer that a policy begins with, and the buffers of its states."""
+    cell = cast(Cell, step.value)
+    tensors = {
+        tree.names[path]: path
+        for path, leaf in tree.tensors()
+        if path[:-1] == cell.module and str(path[-1].value).startswith(("weight_", "bias_"))
+    }
+    found = memory.cells(tree, "actor", tensors, "torch")
+    kernel = next((tree[path] for name, path in tensors.items() if name.endswith("weight_ih_l0")), None)
+    if found is None or not isinstance(kernel, Leaf) or found[0] != (step.kind,):
+        raise UnsupportedError(
+            "the recurrent layer has tensors that are not known", file=file, found=some([*tensors], 6)
+        )
+    kinds, moves = found
+    stream = Stream("obs", (kernel.shape[1],))
+    covers = frozenset(("/".join(str(each.value) for each in cell.module),))
+    return Front((stream,), kinds, moves=tuple(moves), covers=covers), frozenset(cell.states)
 
 
 _ROLES = {"dense": ("kernel", "bias"), "layer_norm": ("scale", "offset")}

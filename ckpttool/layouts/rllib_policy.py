@@ -56,7 +56,18 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     if binding is None or not any(part.acts for part in binding.parts):
         return None
     facts = _statistics(_bounds(_settings(binding.facts, said, policy), said, policy), said, policy)
-    return _without_settings(replace(binding, facts=facts), tree)
+    return _without_settings(_own_activations(replace(binding, facts=facts), said, policy), tree)
+
+
+def _own_activations(binding: Binding, said: Said, policy: str) -> Binding:
+    """Refuse Q-functions whose activation is another one than the policy's: an agent has one for both."""
+    for config in ("algorithm_state/config", f"{policy}/policy_spec/config"):
+        names = ("q_model_config/fcnet_activation", "critic_hidden_activation")
+        theirs = next((name for each in names if (name := _text(said, f"{config}/{each}"))), None)
+        if binding.facts.head == "affine" and theirs not in (None, binding.facts.hidden):
+            reason = f"hidden layers with {theirs}, where the policy has {binding.facts.hidden}"
+            return binding.refused("critic", reason)
+    return binding
 
 
 def _table(weights: str, said: Said) -> Table | None:
@@ -93,6 +104,8 @@ def _settings(facts: Facts, said: Said, policy: str) -> Facts:
             facts = facts.read(config, env=env)
         model = "policy_model_config" if facts.head == "affine" else "model"
         activation = _text(said, f"{config}/{model}/fcnet_activation")
+        # DDPG's and TD3's (rllib/algorithms/ddpg/ddpg.py).
+        activation = activation or _text(said, f"{config}/actor_hidden_activation")
         if activation is not None and "hidden" not in facts.said:
             facts = facts.read(config, hidden=activation)
     return facts if facts.env is not None else facts.lacking("the environment")

@@ -13,7 +13,7 @@ from ckpttool import ledger as ledgers
 from ckpttool import plugins, sidecar, urls
 from ckpttool.behind import Lane
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UnsupportedError, UsageError
+from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Path
@@ -242,7 +242,11 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         # The receipt, written last, tells the source's digest: it is taken of what is read on the way.
         heard = Overheard(checkpoint, aside) if own.sha256 is None and not how.dry_run else None
         checkpoint = checkpoint if heard is None else heard.checkpoint
-        way = route(checkpoint, request, own.sidecar)
+        try:
+            way = route(checkpoint, request, own.sidecar)
+        except CkpttoolError:
+            side_files.require_shards(checkpoint.tree)
+            raise
         side_files.require_shards(way.source)
         way = replace(way, report=replace(way.report, notes=(*said, *way.report.notes)))
         if how.dry_run or not (way.report.complete or how.allow_missing):
@@ -344,7 +348,7 @@ def _written(
         own = digested()
         if way.binding is None and request.part is None:
             own = receipt.with_policy_facts(checkpoint, found, own)
-        made = receipt.receipt(checkpoint, way, own, written, back, request.part)
+        made = receipt.receipt(checkpoint, way, own, written, back, request.part, request.options)
         if request.fold_normalizer:
             said = {**made.provenance, "obs_norm": "given: folded into the first layers"}
             made = replace(made, obs_norm=None, provenance=said)

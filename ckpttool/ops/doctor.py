@@ -17,7 +17,7 @@ from ckpttool.ledger import Entries, Entry
 from ckpttool.ops import evaluate, knowledge
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.findings import Finding, command, data_alone, unjudged
+from ckpttool.ops.findings import Finding, command, data_alone, unjudged, weightless
 from ckpttool.ops.load_into import opened
 from ckpttool.ops.model_findings import of_model
 from ckpttool.ops.progress import Progress, silent
@@ -122,6 +122,8 @@ def _at_rest(
     checkpoint: Checkpoint, binding: Binding | None, numbers: Stats, notes: list[str]
 ) -> Iterator[Finding]:
     yield from _loading(checkpoint, notes)
+    # A pickle of plain values may be anybody's settings.
+    yield from weightless(checkpoint, values=checkpoint.format != "pickle")
     yield from _numbers(numbers)
     yield from _orphans(checkpoint, binding)
 

@@ -32,7 +32,9 @@ class Protocol:
 
     `num_envs` None means as many as there are episodes, up to 16. `engine` is what steps the environments,
     `noise` the deviation of exploration noise in half action ranges, None for the deterministic policy.
-    `adapter` is one of agents.envs.ADAPTERS, None for what the policy's size decides.
+    `adapter` is one of agents.envs.ADAPTERS, None for what the policy's size decides. `wrappers` are the
+    training's environment wrappers, as `TimeLimit:max_episode_steps=100`, the first one innermost; None for
+    those that the agent's own files name.
     """
 
     episodes: int = 10
@@ -45,6 +47,12 @@ class Protocol:
     engine: str = "auto"
     noise: float | None = None
     adapter: str | None = None
+    wrappers: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Hold the wrappers as a tuple, which a document in JSON does not."""
+        if self.wrappers is not None:
+            object.__setattr__(self, "wrappers", tuple(self.wrappers))
 
     @property
     def at_once(self) -> int:
@@ -103,6 +111,7 @@ class Evaluation:
                 "backend": self.protocol.backend,
                 "engine": played.engine,
                 "adapter": self.protocol.adapter,
+                "wrappers": None if self.protocol.wrappers is None else list(self.protocol.wrappers),
                 "network": self.protocol.network,
                 "dtype": self.protocol.dtype,
             },

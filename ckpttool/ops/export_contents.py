@@ -33,8 +33,8 @@ def report(agent: Agent, part: Part, facts: Sidecar, assumed: tuple[str, ...]) -
         if part.program is None and rule == FOLDED and not _counts(move.target, agent, part, facts):
             continue
         before, after = tree[move.source], agent.tree.get(move.target)
-        shapes = [each.shape if isinstance(each, Leaf) else () for each in (before, after)]
-        lines.append(Mapped(tree.names[move.source], display(move.target), rule, *shapes))
+        shape_in, shape_out = (each.shape if isinstance(each, Leaf) else () for each in (before, after))
+        lines.append(Mapped(tree.names[move.source], display(move.target), rule, shape_in, shape_out))
         used.add(move.source)
     left = dict.fromkeys(
         str(move.target[0].value) for move in agent.binding.moves.moves if move.source not in used

@@ -13,7 +13,7 @@ from ckpttool.errors import EnvironmentMismatchError, UsageError
 from ckpttool.layouts.canonical import Part
 from ckpttool.ledger import Entries
 from ckpttool.ops import knowledge
-from ckpttool.ops.evaluate import bounds_of
+from ckpttool.ops.evaluate import bounds_of, environment_hint
 from ckpttool.ops.restore import Agent
 from ckpttool.ops.wiring import Bounds, require_even_bounds, sizes, wire
 from ckpttool.sidecar import Sidecar
@@ -56,7 +56,7 @@ def _spec(agent: Agent, asked: str | None) -> EnvSpec:
         raise UsageError(
             "the checkpoint tells neither the action bounds nor the environment they are of",
             file=agent.checkpoint.path,
-            hint="; ".join(("--env ID, such as --env Pendulum-v1", *agent.notes)),
+            hint=environment_hint(agent, None, *sizes(agent)),
         )
     # gymnasium imports the module before a colon: a file may not ask for that.
     with envs.make(asked or str(known), trusted=asked is not None) as made:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ckpttool import documents, ledger, places, plugins
 from ckpttool.agents.components import widths
+from ckpttool.agents.envs import WrapperSpec, wrappers
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import FormatError, MappingError, some
 from ckpttool.formats import settings, text_proto, yaml_settings
@@ -37,6 +38,14 @@ _ROUNDED = 1e-5
 NO_STATISTICS = "read from the source: it has none"
 # What layouts call statistics that observations were normalised with (Facts.lacks).
 _OF_STATISTICS = re.compile("statistics|normalised|observation scaler|limits of observations")
+
+# By the fact that was given, what no longer lacks.
+_LACKED = {
+    "action_low": re.compile(f"^{ACTION_BOUNDS}$"),
+    "obs_norm": _OF_STATISTICS,
+    "activations": re.compile("activations"),
+    "head": re.compile("last layer|max_action|bounds the mean|action map"),
+}
 
 
 def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, tuple[str, ...]]:
@@ -65,11 +74,9 @@ def lacking(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
         return binding.facts.lacks
     if not told.target_sha256:
         # Given facts alone are no sidecar: each tells of itself.
-        bounds, norm = told.action_low is not None, told.obs_norm is not None
+        given = [pattern for name, pattern in _LACKED.items() if getattr(told, name) is not None]
         return tuple(
-            what
-            for what in binding.facts.lacks
-            if not (bounds and what == ACTION_BOUNDS) and not (norm and _OF_STATISTICS.search(what))
+            what for what in binding.facts.lacks if not any(pattern.search(what) for pattern in given)
         )
     known = told.obs_norm is not None or "obs_norm" in told.provenance
     return () if known else tuple(filter(_OF_STATISTICS.search, binding.facts.lacks))
@@ -99,7 +106,29 @@ def ledger_of(
     """
     unknown = (_unknown(what) for what in lacking(binding, own) if bounds or what != ACTION_BOUNDS)
     left = evidence.unused(checkpoint, binding, known, sizes)
-    return ledger.merged(_used(known, binding), binding.ledger, left, unknown)
+    origin = str(known.provenance.get("env", "")).removeprefix("read from ")
+    where = binding.facts.said.get("wrappers", origin)
+    named = wrapper_entries(wrappers_of(known), where)
+    return ledger.merged(_used(known, binding), named, binding.ledger, left, unknown)
+
+
+def wrappers_of(known: Sidecar) -> tuple[WrapperSpec, ...]:
+    """Return the wrappers of training that the agent's files or its sidecar name."""
+    named = (known.env or {}).get("wrappers") or ()
+    return tuple(WrapperSpec(each["name"], each.get("arguments", {})) for each in named)
+
+
+def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Entry]:
+    """Yield an entry for each wrapper that is played, changes rewards, or is not known."""
+    for each in found:
+        shown = f"{each.title}{wrappers.shown(each.arguments)}"
+        if not wrappers.known(each):
+            hint = "--wrapper none plays without it, if it changes neither observations nor actions"
+            yield Entry("cannot be known", "wrapper", f"what wrapper {each.name} does", where, "", True, hint)
+        elif each.title in wrappers.REWARDS:
+            yield Entry("not used", "wrapper", f"{shown}: returns are sums of unchanged rewards", where)
+        elif each.title not in wrappers.HARMLESS:
+            yield Entry("used", "wrapper", shown, where)
 
 
 def contradicted(told: Sidecar | None, read: Sidecar) -> dict[str, Entry]:
@@ -208,7 +237,10 @@ _UNKNOWN: Mapping[re.Pattern[str], Topic] = {
 # What was certainly part of the computation in training.
 _CERTAIN = re.compile(
     "that training used|that DDPG normalised|training's wrapper|^the (action|observation) scaler"
-    "|Dict observation are normalised|^the observation statistics$|^statistics of observations$"
+    "|Dict observation are normalised|^the observation statistics( of NormalizeObservation)?$"
+    "|^statistics of observations$"
+    # What the users of a library choose, and no file records: a default is one of several choices.
+    "|^the activations|bounds the mean|max_action|makes of its last layer"
 )
 
 
@@ -256,8 +288,11 @@ def of_files(binding: Binding, agent: Tree) -> Sidecar:
         else None,
         **_bounds(facts, agent, policy),
         "obs_norm": _norm(facts.norm or _normalizer(agent)),
-        "env": {"id": facts.env} if facts.env is not None else None,
     }
+    found["env"] = _env(facts, found["obs_norm"])
+    if facts.stacked > 1 and found["obs_norm"] is not None:
+        # Statistics are those of one observation, and the policy takes several that were normalised.
+        found["obs_norm"] |= {name: found["obs_norm"][name] * facts.stacked for name in ("mean", "var")}
     provenance = {name: _origin(name, facts, habit) for name, value in found.items() if value is not None}
     return Sidecar("", **found, provenance=provenance)
 
@@ -269,7 +304,21 @@ def _origin(name: str, facts: Facts, habit: str) -> str:
     if fact in facts.said:
         return f"read from {facts.said[fact]}"
     # What no habit can give was read from the weights.
+    if name == "env":
+        return f"read from {facts.said.get('wrappers', 'the settings')}"
     return habit if name in ("head", "activations", "epsilon") else "read from the weights"
+
+
+def _env(facts: Facts, norm: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the environment as a sidecar holds it: its id, its arguments and its wrappers."""
+    wrappers = [{"name": name, "arguments": dict(arguments)} for name, arguments in facts.wrappers]
+    if facts.stacked > 1:
+        # rl_zoo3/utils.py, create_test_env: stacked after VecNormalize, so that what is missing is the mean.
+        padding = {} if norm is None else {"padding": norm["mean"]}
+        wrappers.append({"name": "VecFrameStack", "arguments": {"n_stack": facts.stacked, **padding}})
+    found = {"id": facts.env, "arguments": dict(facts.env_arguments), "wrappers": wrappers}
+    found = {name: value for name, value in found.items() if value}
+    return found or None
 
 
 def _bounds(facts: Facts, agent: Tree, policy: Part | None) -> dict[str, list[float] | None]:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError, some
-from ckpttool.layouts import variables
+from ckpttool.formats import onnx
+from ckpttool.layouts import onnx_layers, variables
 from ckpttool.layouts.canonical import RUN, Binding
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import display
@@ -22,6 +23,7 @@ from ckpttool.mapping.report import Moves, Report
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.skeleton import Skeleton
 from ckpttool.ops import part as parts
+from ckpttool.ops import side_files
 from ckpttool.ops.plain_names import AS_IT_IS, Prepared, Wanted, prepared
 from ckpttool.ops.restore import canonical_tree
 from ckpttool.ops.route import mapped
@@ -103,7 +105,10 @@ def model_source(
     `source` states whose orientation its arrays have ("torch" or "tf"). Raise UsageError where nothing lies
     below it, or names cannot be restored, MappingError where the orientation is not clear.
     """
+    if checkpoint.format == onnx.NAME:
+        checkpoint = onnx_layers.as_state_dict(checkpoint)
     tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
+    side_files.require_shards(tree)
     ready = prepared(checkpoint.tree, tree, part, wanted, known)
     ready = ready._replace(lost=(*lost, *ready.lost))
     framework = _framework(checkpoint, ready.tree, source)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from ckpttool import documents
@@ -26,6 +27,7 @@ from ckpttool.tree import Tree
 
 # Facts of a policy that a model's own configuration or code records, and its weights do not.
 _RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "norm"))
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LONGEST = 1000  # characters of a text in the sidecar
 
 
@@ -75,9 +77,18 @@ def _is_same(one: Tree, other: Tree) -> bool:
 
 
 def receipt(
-    checkpoint: Checkpoint, way: Route, own: Own, written: Digest, undone: Undo, part: str | None = None
+    checkpoint: Checkpoint,
+    way: Route,
+    own: Own,
+    written: Digest,
+    undone: Undo,
+    part: str | None = None,
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Sidecar:
-    """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried."""
+    """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried.
+
+    `options` are those of the conversion, from which `verify --all` plans it again.
+    """
     binding, report = way.binding, way.report
     base = own.sidecar or Sidecar("")
     if binding is not None:
@@ -92,7 +103,10 @@ def receipt(
         base,
         provenance={**base.provenance, **way.said},
         target_sha256=written.sha256,
-        source=origin(checkpoint, binding, own.sha256, **_more(own, binding, part)),
+        source={
+            **origin(checkpoint, binding, own.sha256, **_more(own, binding, part)),
+            **({"options": dict(options)} if options else {}),
+        },
         rules=rules(report),
         assumed=report.assumed,
         objects=way.objects,

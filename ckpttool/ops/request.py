@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.rule_file import RuleFile
+from ckpttool.ops import layer_options
 from ckpttool.ops.optimizer_options import NOTHING_STATED, Stated
 from ckpttool.ops.plain_names import AS_IT_IS, Wanted
 from ckpttool.ops.targets import TargetKind
@@ -55,6 +56,22 @@ class Request(NamedTuple):
     def plain(self) -> bool:
         """Say whether nothing is said of how to map it."""
         return not (self.layout or self.rules or any(self.stated) or self.given)
+
+    @property
+    def options(self) -> dict[str, str | bool | list[str]]:
+        """The options that decide what the target holds, for the receipt; `part` and the statements apart."""
+        kinds, flatten = layer_options.texts(self.given)
+        found = {
+            "layout": self.layout,
+            "weights": self.weights,
+            "kind": kinds,
+            "flatten": flatten,
+            "strip": self.wanted.strip,
+            "restore": self.wanted.restore,
+            "fold_weight_norm": self.wanted.fold,
+            "fold_normalizer": self.fold_normalizer,
+        }
+        return {name: value for name, value in found.items() if value}
 
     @property
     def by_name(self) -> bool:

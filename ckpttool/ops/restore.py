@@ -108,6 +108,7 @@ def restore(
     one. Raise UsageError when there is neither.
     """
     checkpoint = open_checkpoint(path)
+    side_files.require_shards(checkpoint.tree)
     binding = playable_binding(checkpoint, layout, network)
     if binding is None:
         raise no_agent(checkpoint)
@@ -125,7 +126,8 @@ def playable_binding(
 
 
 def no_agent(checkpoint: Checkpoint) -> CkpttoolError:
-    """Return the error that a checkpoint holds no agent that a layout knows."""
+    """Return the error that a checkpoint holds no agent that a layout knows; raise that of a lost shard."""
+    side_files.require_shards(checkpoint.tree)
     return side_files.refusal(checkpoint, "eval") or UsageError(
         "no layout recognises an agent in this checkpoint",
         file=checkpoint.path,
@@ -150,6 +152,12 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     binding = binding.entered(*wrong.values())
     own = _without(own, [name for name, entry in wrong.items() if entry.decides])
     if facts:
+        if "activations" in facts.known and any(part.program is not None for part in binding.parts):
+            raise UsageError(
+                "the activations are those of the model's graph, and none is given",
+                file=checkpoint.path,
+                hint="leave out --activation",
+            )
         facts = facts.sized(*policy_sizes(binding, tree))
         held = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
         used = (*used, f"given: {facts.described()}", *facts.contradictions(held))

@@ -34,7 +34,7 @@ def claims(probe: Probe) -> str | None:
 
     A suffix alone is enough where the first byte begins a field of a model.
     """
-    if probe.kind != "file" or not probe.size:
+    if probe.kind != "file" or not probe.head:
         return None
     tag = probe.head[0]
     begins = tag & 7 in (protobuf.VARINT, protobuf.BYTES) and tag >> 3 in _TEXTS | _NUMBERS | {_GRAPH}
