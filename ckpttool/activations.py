@@ -57,8 +57,9 @@ class Order(NamedTuple):
         return {"parts": [list(part) for part in self.parts], "index": None if same else list(self.positions)}
 
 
-# The order of what could not be followed.
+# The order of what could not be followed, and that of what holds no image, however long it is.
 UNKNOWN = Order((), ())
+NO_IMAGE = Order(((1, 1),), (0,))
 
 
 def from_document(document: Any) -> Optional[Order]:  # noqa: UP045

@@ -33,11 +33,13 @@ class _Images(NamedTuple):
 
 
 def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:
-    """Return by title why a dense layer cannot be converted before somebody says what it takes.
+    """Return by title why a layer cannot be converted before somebody says what it takes or makes.
 
-    That is so right after a convolution with fewer channels than the layer has inputs; for one that takes a
-    multiple of the channels and not what the layer before it gives (a second head); and for one that stands
-    before every convolution, where files list layers by name, if no dense layer gives what it takes.
+    That is so for what follows a convolution and takes more than its channels: a dense or recurrent layer, or
+    a norm; for a dense layer that takes a multiple of the channels and not what the layer before it gives (a
+    second head); and for one that stands before every convolution, where files list layers by name, if no
+    dense layer gives what it takes. It is so, too, for a dense layer that gives more than the channels of a
+    convolution that follows it.
     """
     refused: dict[str, str] = {}
     images: _Images | None = None
@@ -50,36 +52,120 @@ def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:
         if names & _CONVOLUTIONS:
             images, gives = _images(tree, layer), 0
             every[images] = None
-        elif names == {"batch_norm"} and images is not None and not gives:
-            images = _normed(images, _width(tree, layer, "mean"))
+        elif names & _NORMS and images is not None and not gives:
+            width = _norm_width(tree, layer)
+            images = _normed(images, width) if names == {"batch_norm"} else images
+            if width not in images.either and _is_untold(layer) and _is_more(width, images.channels):
+                refused[layer.title] = _reason(layer, width, images, "is a norm of")
         elif names == {"dense"}:
             if not every:
                 waiting.append(layer)
             elif images is not None and _is_odd(tree, layer, images, gives):
-                refused[layer.title] = _reason(tree, layer, images)
+                refused[layer.title] = _reason(layer, _inputs(tree, layer), images)
             gives = _width(tree, layer, "kernel")
             outputs.add(gives)
+        elif names <= _RECURRENT:
+            if images is not None and not gives and _is_untold(layer):
+                inputs = _inputs(tree, layer)
+                if _is_more(inputs, images.channels):
+                    refused[layer.title] = _reason(layer, inputs, images)
+            images, gives = None, 0
         elif not names <= _BETWEEN:
-            # What a recurrent layer or an attention gives is no image.
+            # What an attention gives is no image.
             images, gives = None, 0
     for layer in waiting:
         if layer.title not in refused and _inputs(tree, layer) not in outputs:
             refused |= _before(tree, layer, every)
-    return refused
+    return {**_unflattened(tree, found), **refused}
+
+
+_NORMS = _BETWEEN | {"batch_norm"}
+_RECURRENT = frozenset(("lstm", "gru", "simple_rnn"))
+# A convolution over as many channels as an image of a camera has takes no dense layer's output by its order.
+_COLOURS = 4
+
+
+def _is_untold(layer: Layer) -> bool:
+    return layer.told.flatten is None and layer.told.takes is None
+
+
+def _is_more(count: int, channels: int) -> bool:
+    return 1 < channels < count and count % channels == 0
 
 
 def _before(tree: Tree, layer: Layer, every: Iterable[_Images]) -> dict[str, str]:
     for images in every:
         if images.channels > 1 and _is_odd(tree, layer, images, -1):
-            return {layer.title: _reason(tree, layer, images)}
+            return {layer.title: _reason(layer, _inputs(tree, layer), images)}
     return {}
+
+
+def _unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
+    """Return why dense layers and norms whose outputs a convolution may take as an image are refused."""
+    refused: dict[str, str] = {}
+    takes = {
+        _inputs(tree, layer) for layer in found if {k.name for k in layer.kinds} <= {"dense", *_RECURRENT}
+    }
+    titles = [layer.title for layer in found]
+    # A file that lists layers by name does not say what follows what.
+    sorted_names = titles == sorted(titles)
+    behind: list[tuple[Layer, int]] = []
+    later: list[tuple[Layer, int]] = []
+    for layer in found:
+        names = {kind.name for kind in layer.kinds}
+        if names == {"dense"}:
+            width = _width(tree, layer, "kernel")
+            behind = [(layer, width)]
+            later += [(layer, width)] if width not in takes else []
+        elif names & _NORMS and behind and _norm_width(tree, layer) == behind[0][1]:
+            behind.append((layer, behind[0][1]))
+        elif names & _CONVOLUTIONS:
+            inputs = _channels(tree, layer)
+            waiting = [*behind, *(later if sorted_names else [])]
+            for dense, width in waiting:
+                far = dense.name[:1] != layer.name[:1] and len(dense.name) > 1 and max(inputs) <= _COLOURS
+                untold = (
+                    dense.told.makes is None
+                    if "kernel" in dense.tensors or "weight" in dense.tensors
+                    else True
+                )
+                wide = sorted(each for each in inputs if _is_more(width, each))
+                if not far and untold and wide and not (behind and wide[-1] == width):
+                    refused[dense.title] = _made(dense, width, wide, layer)
+            behind = []
+        else:
+            behind = []
+    return refused
+
+
+def _made(layer: Layer, width: int, channels: list[int], convolution: Layer) -> str:
+    """Return why what a layer makes is open, with an option for every number of channels that fits."""
+    dense = {kind.name for kind in layer.kinds} == {"dense"}
+    option = "--unflatten" if dense else "--flatten"
+    able = [f"{option} '{layer.title}={width // each},{each}'" for each in channels]
+    return (
+        f"{layer.title} gives {width:,} numbers, which {convolution.title} may take as an image of "
+        f"{' or '.join(f'{each:,}' for each in channels)} channels: places and channels, which the two order "
+        f"differently ({' or '.join(able)}), or not ({option} '{layer.title}=no')"
+    )
+
+
+def _channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
+    """Return how many channels a convolution may take: one without a bias may be a transposed one."""
+    found = canonical(tree, layer, layer.kinds[0])
+    kernel = found["pointwise_kernel" if "pointwise_kernel" in found else "kernel"].shape
+    either = tuple(dict.fromkeys(kernel[-2:]))
+    bias = found["bias"].shape[0] if "bias" in found else None
+    if bias in either and len(either) > 1 and layer.kinds[0].name == "convolution":
+        return tuple(each for each in either if each != bias)
+    return either
 
 
 def _is_odd(tree: Tree, layer: Layer, images: _Images, gives: int) -> bool:
     """Say whether a dense layer takes more than the channels, and not what was given before it, if known."""
     inputs = _inputs(tree, layer)
     more = 0 < images.channels < inputs != gives and (not gives or inputs % images.channels == 0)
-    return more and layer.told.flatten is None and layer.told.takes is None
+    return more and _is_untold(layer)
 
 
 def _inputs(tree: Tree, layer: Layer) -> int:
@@ -88,6 +174,11 @@ def _inputs(tree: Tree, layer: Layer) -> int:
 
 def _width(tree: Tree, layer: Layer, name: str) -> int:
     return canonical(tree, layer, layer.kinds[0])[name].shape[-1]
+
+
+def _norm_width(tree: Tree, layer: Layer) -> int:
+    shapes = [leaf.shape for leaf in canonical(tree, layer, layer.kinds[0]).values()]
+    return shapes[0][0] if shapes and len(shapes[0]) == 1 else 0
 
 
 def _images(tree: Tree, layer: Layer) -> _Images:
@@ -109,14 +200,21 @@ def _normed(images: _Images, width: int) -> _Images:
     return images._replace(channels=width) if width in images.either else images
 
 
-def _reason(tree: Tree, layer: Layer, images: _Images) -> str:
-    inputs, (channels, axes, _) = _inputs(tree, layer), images
-    side = round((inputs / channels) ** (1 / axes))
-    sides = [str(side)] * axes if side**axes * channels == inputs else list("DHW"[-axes:])
+def _reason(layer: Layer, count: int, images: _Images, verb: str = "takes") -> str:
+    channels, axes, _ = images
+    start = f"{layer.title} {verb} {count:,} numbers after a convolution of {channels:,} channels: "
+    if count % channels:
+        return (
+            f"{start}an image and other numbers, or none (--flatten '{layer.title}=no'); write the parts in "
+            f"their order, such as {count // channels},{channels}+{count % channels}, or fill your own model "
+            f"with --like and --input-shape"
+        )
+    side = round((count / channels) ** (1 / axes))
+    # The order of places is the same on both sides: only their number counts.
+    places = [side] * axes if side**axes * channels == count else [count // channels]
     return (
-        f"{layer.title} takes {inputs:,} numbers after a convolution of {channels:,} channels: of a "
-        f"flattened image, which the two order differently (--flatten "
-        f"'{layer.title}={','.join((*sides, str(channels)))}'), or not (--flatten '{layer.title}=no')"
+        f"{start}of a flattened image, which the two order differently (--flatten "
+        f"'{layer.title}={','.join(map(str, (*places, channels)))}'), or not (--flatten '{layer.title}=no')"
     )
 
 
@@ -224,7 +322,8 @@ class _Side:
             assert ours is not None  # noqa: S101 - one is known
             return self._assumed(ours, 0), ours, self._sentence(ours, 0)
         if ours is None:
-            return theirs, self._assumed(theirs, 1), self._sentence(theirs, 1)
+            said = () if self.stated else self._sentence(theirs, 1)
+            return theirs, self._assumed(theirs, 1), said
         if theirs.is_plain and ours.is_plain:
             return None
         if theirs.parts != ours.parts:

@@ -100,6 +100,7 @@ def convert(
     optimizer: Sequence[str] = (),
     kinds: Sequence[str] = (),
     flatten: Sequence[str] = (),
+    unflatten: Sequence[str] = (),
     network: str | None = None,
     env: str | None = None,
     facts: AgentFacts = NO_FACTS,
@@ -118,8 +119,8 @@ def convert(
     alone, "raw" for the trained ones without them. First, `strip` takes out of names what wrappers
     put into them, `restore` puts it back as the source's sidecar says, `fold_weight_norm` makes one weight of
     a direction and a length. `l2` and `optimizer` say what no file does of optimizers
-    (ops/optimizer_options.py), `kinds` and `flatten` what none does of layers (ops/layer_options.py). `rules`
-    is a TOML file of the user's own rules. Nothing is written when something is unmapped (unless
+    (ops/optimizer_options.py), `kinds`, `flatten` and `unflatten` what none does of layers
+    (ops/layer_options.py). `rules` is a TOML file of the user's own rules. Nothing is written when something is unmapped (unless
     `allow_missing`) or on `dry_run`. The target is written beside, read back, compared and then renamed;
     the same conversion gives the same bytes. To onnx goes one network, the policy unless `network` names
     another. `facts` and `env`, the environment, are what no file holds of an agent: they go into the
@@ -135,7 +136,14 @@ def convert(
         _require_none("is not for onnx", weights=weights)
         _require_none("is not for onnx", part=part, strip=strip, restore=restore, map=rules, like=like)
         _require_none("is not for onnx", fold_weight_norm=fold_weight_norm, l2=l2, optimizer=optimizer)
-        _require_none("is not for onnx", kind=kinds, flatten=flatten, match=match, no_verify=not verify)
+        _require_none(
+            "is not for onnx",
+            kind=kinds,
+            flatten=flatten,
+            unflatten=unflatten,
+            match=match,
+            no_verify=not verify,
+        )
         title = network or "actor"
         made = export(
             source,
@@ -157,7 +165,7 @@ def convert(
         _require_none("is not for --like", layout=layout, restore=restore, map=rules)
         _require_none("is not for --like", **{name: [1] for name in given_facts.known})
         _require_none("is not for --like", l2=l2, optimizer=optimizer)
-        wanted, said = Wanted(strip, False, fold_weight_norm), choices(kinds, flatten)
+        wanted, said = Wanted(strip, False, fold_weight_norm), choices(kinds, flatten, unflatten)
         model = models.How(
             part, wanted, said, models.pairs(match), allow_missing, dry_run, force, sync, verify
         )
@@ -171,7 +179,7 @@ def convert(
         Wanted(strip, restore, fold_weight_norm),
         rule_set,
         Stated(tuple(l2), tuple(optimizer)),
-        choices(kinds, flatten),
+        choices(kinds, flatten, unflatten),
         weights,
     )
     how = _How(allow_missing, dry_run, force, sync, verify, progress, target, to, given_facts)

@@ -142,6 +142,7 @@ class _Try:
         self.options: list[str] = []
         self.match: list[tuple[str, str]] = []
         self.flatten: list[str] = []
+        self.unflatten: list[str] = []
         self.kinds: list[str] = []
         self.shapes: tuple[tuple[int, ...], ...] = ()
         self.assumed: tuple[str, ...] = ()
@@ -224,12 +225,15 @@ class _Try:
                 layout="none",
                 kinds=self.kinds,
                 flatten=self.flatten,
+                unflatten=self.unflatten,
                 match=(),
                 force=True,
             )
         else:
             wanted = _like(self.target, self.name, self.shapes, self._style)
-            how = like.How(choices=choices(self.kinds, self.flatten), pairs=tuple(self.match), force=True)
+            how = like.How(
+                choices=choices(self.kinds, self.flatten, self.unflatten), pairs=tuple(self.match), force=True
+            )
             done = like.like(str(self.file), str(target), form, wanted, how)
         report = done.report
         self.assumed = tuple(report.assumed)
@@ -258,12 +262,15 @@ class _Try:
         pair = re.search(r"match=\{'([^']+)': '([^']+)'\}", text)
         if pair:
             self._add(self.match, (pair[1], pair[2]), f"match {pair[1]}={pair[2]}")
-        for title in dict.fromkeys(re.findall(r"--flatten '([^'=]+)=", text)):
-            said = re.findall(rf"--flatten '({re.escape(title)}=[^']+)'", text)
-            images = [each for each in said if not each.endswith("=no")]
-            wanted = images[0] if self._flattens() and images else f"{title}=no"
-            if wanted in said:
-                self._add(self.flatten, wanted, f"--flatten {wanted}")
+        for option, held in (("--flatten", self.flatten), ("--unflatten", self.unflatten)):
+            for title in dict.fromkeys(re.findall(rf"{option} '([^'=]+)=", text)):
+                said = re.findall(rf"{option} '({re.escape(title)}=[^']+)'", text)
+                if any(each.startswith(f"{title}=") for each in held):
+                    continue
+                images = [each for each in said if not each.endswith("=no")]
+                wanted = images[0] if self._flattens() and images else f"{title}=no"
+                if wanted in said:
+                    self._add(held, wanted, f"{option} {wanted}")
         for kind in re.findall(r"--kind '([^']+)'", text)[:1]:
             heads = kind.replace("attention:8", "attention:2")
             self._add(self.kinds, heads, f"--kind {heads}")
