@@ -6,7 +6,7 @@ does not say what was flattened. Sources: keras/src/layers/reshaping/flatten.py,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
@@ -47,10 +47,13 @@ def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:
     gives = 0
     waiting: list[Layer] = []
     outputs: set[int] = set()
+    # Whether nothing took what the last convolution gives.
+    pending = False
+    by_name = _is_by_name(found)
     for layer in found:
         names = {kind.name for kind in layer.kinds}
         if names & _CONVOLUTIONS:
-            images, gives = _images(tree, layer), 0
+            images, gives, pending = _images(tree, layer), 0, True
             every[images] = None
         elif names & _NORMS and images is not None and not gives:
             width = _norm_width(tree, layer)
@@ -60,8 +63,15 @@ def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:
         elif names == {"dense"}:
             if not every:
                 waiting.append(layer)
-            elif images is not None and _is_odd(tree, layer, images, gives):
-                refused[layer.title] = _reason(layer, _inputs(tree, layer), images)
+            elif images is not None:
+                inputs = _inputs(tree, layer)
+                known = outputs | {each.channels for each in every}
+                open_ = pending and _is_untold(layer) and _is_more(inputs, images.channels)
+                if open_ or _is_odd(tree, layer, images, inputs if inputs in known else 0):
+                    others = tuple(every) if by_name else ()
+                    refused[layer.title] = _reason(layer, inputs, images, others=others)
+                pending = pending and layer.title not in refused and not _takes_image(layer)
+                pending = pending and inputs != images.channels
             gives = _width(tree, layer, "kernel")
             outputs.add(gives)
         elif names <= _RECURRENT:
@@ -76,13 +86,47 @@ def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:
     for layer in waiting:
         if layer.title not in refused and _inputs(tree, layer) not in outputs:
             refused |= _before(tree, layer, every)
-    return {**_unflattened(tree, found), **refused}
+    refused = {**_unflattened(tree, found), **refused}
+    return {**_norms_between(tree, found, refused), **refused}
+
+
+def _is_by_name(found: Sequence[Layer]) -> bool:
+    """Say whether a file may list layers by name, which does not say what follows what."""
+    titles = [layer.title for layer in found]
+    return titles == sorted(titles)
+
+
+def _takes_image(layer: Layer) -> bool:
+    takes = layer.told.takes
+    return bool(layer.told.flatten) or (takes is not None and not takes.is_plain)
+
+
+def _norms_between(tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, str]) -> dict[str, str]:
+    """Return why norms as wide as a flattened image of a layer, wherever they are listed, are refused."""
+    widths: dict[int, str] = {}
+    for layer in found:
+        if {kind.name for kind in layer.kinds} != {"dense"}:
+            continue
+        makes = layer.told.makes
+        if _takes_image(layer) or (layer.title in refused and _is_untold(layer)):
+            widths[_inputs(tree, layer)] = layer.title
+        if makes is not None and not makes.is_plain:
+            widths[_width(tree, layer, "kernel")] = layer.title
+    norms = [layer for layer in found if {k.name for k in layer.kinds} <= _NORMS and _is_untold(layer)]
+    return {
+        layer.title: f"{layer.title} is as wide as the flattened image of {widths[width]}: places and channels "
+        f"of that (--flatten '{layer.title}=places,channels'), or not (--flatten '{layer.title}=no')"
+        for layer in norms
+        if (width := _norm_width(tree, layer)) in widths
+    }
 
 
 _NORMS = _BETWEEN | {"batch_norm"}
 _RECURRENT = frozenset(("lstm", "gru", "simple_rnn"))
 # A convolution over as many channels as an image of a camera has takes no dense layer's output by its order.
 _COLOURS = 4
+# Images with one side are rarely longer.
+_SMALL_SIDE = 7
 
 
 def _is_untold(layer: Layer) -> bool:
@@ -104,11 +148,12 @@ def _unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
     """Return why dense layers and norms whose outputs a convolution may take as an image are refused."""
     refused: dict[str, str] = {}
     takes = {
-        _inputs(tree, layer) for layer in found if {k.name for k in layer.kinds} <= {"dense", *_RECURRENT}
+        _inputs(tree, layer)
+        for layer in found
+        if {k.name for k in layer.kinds} <= {"dense", *_RECURRENT} and not _takes_image(layer)
     }
-    titles = [layer.title for layer in found]
-    # A file that lists layers by name does not say what follows what.
-    sorted_names = titles == sorted(titles)
+    by_name = _is_by_name(found)
+    produced = {channels for layer in found for channels in _outputs(tree, layer)}
     behind: list[tuple[Layer, int]] = []
     later: list[tuple[Layer, int]] = []
     for layer in found:
@@ -121,21 +166,31 @@ def _unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
             behind.append((layer, behind[0][1]))
         elif names & _CONVOLUTIONS:
             inputs = _channels(tree, layer)
-            waiting = [*behind, *(later if sorted_names else [])]
-            for dense, width in waiting:
-                far = dense.name[:1] != layer.name[:1] and len(dense.name) > 1 and max(inputs) <= _COLOURS
-                untold = (
-                    dense.told.makes is None
-                    if "kernel" in dense.tensors or "weight" in dense.tensors
-                    else True
-                )
+            for dense, width in (*behind, *(later if by_name else ())):
                 wide = sorted(each for each in inputs if _is_more(width, each))
-                if not far and untold and wide and not (behind and wide[-1] == width):
-                    refused[dense.title] = _made(dense, width, wide, layer)
+                wide = wide if (dense, width) in behind else [each for each in wide if each not in produced]
+                far = len(dense.name) > 1 and dense.name[:1] != layer.name[:1] and max(inputs) <= _COLOURS
+                if wide and not far and _is_open(dense):
+                    refused.setdefault(dense.title, _made(dense, width, wide, layer))
             behind = []
         else:
             behind = []
     return refused
+
+
+def _is_open(layer: Layer) -> bool:
+    """Say whether nobody told what a dense layer makes, or what a norm takes."""
+    if {kind.name for kind in layer.kinds} == {"dense"}:
+        return layer.told.makes is None
+    return layer.told.takes is None
+
+
+def _outputs(tree: Tree, layer: Layer) -> tuple[int, ...]:
+    """Return how many channels a convolution gives, if its bias tells."""
+    if not {kind.name for kind in layer.kinds} & _CONVOLUTIONS:
+        return ()
+    found = canonical(tree, layer, layer.kinds[0])
+    return (found["bias"].shape[0],) if "bias" in found else ()
 
 
 def _made(layer: Layer, width: int, channels: list[int], convolution: Layer) -> str:
@@ -200,13 +255,24 @@ def _normed(images: _Images, width: int) -> _Images:
     return images._replace(channels=width) if width in images.either else images
 
 
-def _reason(layer: Layer, count: int, images: _Images, verb: str = "takes") -> str:
+def _reason(
+    layer: Layer, count: int, images: _Images, verb: str = "takes", others: tuple[_Images, ...] = ()
+) -> str:
     channels, axes, _ = images
+    able = sorted({each.channels for each in others if _is_more(count, each.channels)})
+    if len(able) > 1:
+        options = " or ".join(f"--flatten '{layer.title}={count // each},{each}'" for each in able)
+        return (
+            f"{layer.title} {verb} {count:,} numbers: of a flattened image of one of the convolutions, which the "
+            f"two order differently ({options}), or not (--flatten '{layer.title}=no')"
+        )
     start = f"{layer.title} {verb} {count:,} numbers after a convolution of {channels:,} channels: "
-    if count % channels:
+    count_of_places = count // channels
+    prime = axes > 1 and all(count_of_places % n for n in range(2, count_of_places))
+    if count % channels or (prime and count_of_places > _SMALL_SIDE):
         return (
             f"{start}an image and other numbers, or none (--flatten '{layer.title}=no'); write the parts in "
-            f"their order, such as {count // channels},{channels}+{count % channels}, or fill your own model "
+            f"their order, places,channels+numbers, or fill your own model "
             f"with --like and --input-shape"
         )
     side = round((count / channels) ** (1 / axes))
@@ -214,7 +280,8 @@ def _reason(layer: Layer, count: int, images: _Images, verb: str = "takes") -> s
     places = [side] * axes if side**axes * channels == count else [count // channels]
     return (
         f"{start}of a flattened image, which the two order differently (--flatten "
-        f"'{layer.title}={','.join(map(str, (*places, channels)))}'), or not (--flatten '{layer.title}=no')"
+        f"'{layer.title}={','.join(map(str, (*places, channels)))}'), or not (--flatten '{layer.title}=no'); "
+        f"numbers beside an image are written as places,channels+numbers"
     )
 
 

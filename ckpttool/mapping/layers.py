@@ -133,6 +133,8 @@ def _order(settings: Mapping[str, Any], side: str) -> Order | None:
 def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], framework: str) -> Layer:
     for choice in said:
         told, dense = layer.told, "dense" in {kind.name for kind in layer.kinds}
+        if choice.told.flatten is not None or choice.told.takes is not None:
+            _require_features(layer)
         takes, makes = (_in_own_order(each, framework) for each in (choice.told.takes, choice.told.makes))
         if choice.told.flatten and not dense:
             shape = choice.told.flatten
@@ -164,6 +166,16 @@ def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], fr
             )
         layer = layer._replace(kinds=fitting[:1])
     return layer
+
+
+def _require_features(layer: Layer) -> None:
+    if not {kind.name for kind in layer.kinds} & _FEATURES:
+        raise UsageError(
+            "only a dense or recurrent layer or a norm takes a flattened image", path=layer.title
+        )
+
+
+_FEATURES = frozenset(("dense", "lstm", "gru", "simple_rnn", "batch_norm", "layer_norm", "rms_norm", "prelu"))
 
 
 def _in_own_order(order: Order | None, framework: str) -> Order | None:

@@ -11,6 +11,7 @@ import contextlib
 import fnmatch
 import io
 import json
+import math
 import re
 import shutil
 import sys
@@ -26,6 +27,7 @@ import numpy as np
 
 from tests import warm
 from tests.conftest import ROOT
+from tests.model_pairs import programs as orders
 from tests.model_pairs.programs import PROGRAMS, Program, program
 
 RESULTS = Path(__file__).with_name("results.tsv")
@@ -267,9 +269,12 @@ class _Try:
                 said = re.findall(rf"{option} '({re.escape(title)}=[^']+)'", text)
                 if any(each.startswith(f"{title}=") for each in held):
                     continue
-                images = [each for each in said if not each.endswith("=no")]
-                wanted = images[0] if self._flattens() and images else f"{title}=no"
-                if wanted in said:
+                # A user knows what stands before and behind a layer.
+                known = orders.parts(self.made, title, makes=option == "--unflatten")
+                wanted = next((each for each in said if _parts(each) == known), None)
+                if wanted is None and known != "no" and "places,channels" in text:
+                    wanted = f"{title}={known}"
+                if wanted is not None:
                     self._add(held, wanted, f"{option} {wanted}")
         for kind in re.findall(r"--kind '([^']+)'", text)[:1]:
             heads = kind.replace("attention:8", "attention:2")
@@ -281,10 +286,14 @@ class _Try:
             held.append(value)
             self.options.append(option)
 
-    def _flattens(self) -> bool:
-        """Say what a user knows: whether images are flattened, in each framework's own order."""
-        moving = [line for line in self.made.lines if line.op in ("flatten", "image")]
-        return bool(moving) and self.made.natural
+
+def _parts(text: str) -> str:
+    """Return what an option says as places,channels: the sides of an image multiplied."""
+    found = []
+    for part in text.rpartition("=")[2].split("+"):
+        *sides, channels = part.split(",")
+        found.append(",".join(filter(None, (str(math.prod(map(int, sides))) if sides else "", channels))))
+    return "+".join(found)
 
 
 def _compare(found: np.ndarray, wanted: np.ndarray) -> None:
