@@ -28,7 +28,26 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
             hint="--input-shape 17 or --input-shape 4,84,84 tells what it is called with",
         )
     if not (shapes or lazy):
+        # A configuration tells of images whose channels stand last.
+        for each in _guesses(guessed):
+            try:
+                return _followed(model, each)
+            except UsageError:
+                continue
         return {}
+    return _followed(model, shapes or guessed)
+
+
+def _guesses(guessed: list[list[int]]) -> list[list[list[int]]]:
+    if not guessed:
+        return []
+    first = [[shape[-1], *shape[:-1]] if len(shape) > 2 else shape for shape in guessed]
+    rows = [[*shape[1:], shape[0]] if len(shape) == 2 else shape for shape in first]
+    frames = [[s[0], s[-1], *s[1:-1]] if len(s) > 3 else s for s in guessed]
+    return [first, rows, frames, guessed]
+
+
+def _followed(model: Any, shapes: list[list[int]]) -> dict[int, dict[str, Any]]:
     calls, trace = Calls(), TorchTrace()
     hooks = [
         module.register_forward_hook(lambda module, given, made: _note(calls, trace, module, given, made))
@@ -36,7 +55,7 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
     ]
     trained = [(module, module.training) for module in model.modules()]
     try:
-        _call(model.eval(), shapes or guessed, calls, trace)
+        _call(model.eval(), shapes, calls, trace)
     finally:
         for hook in hooks:
             hook.remove()

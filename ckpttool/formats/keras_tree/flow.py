@@ -70,6 +70,7 @@ class Flow:
 
     takes: dict[tuple[str, ...], list[Axis | None]] = field(default_factory=dict)
     makes: dict[tuple[str, ...], list[Axis]] = field(default_factory=dict)
+    inputs: list[Value] = field(default_factory=list)
     _taken: dict[int, Mapping[Digit, int]] = field(default_factory=dict)
     _joined: list[tuple[Axis, Axis]] = field(default_factory=list)
     _origins: int = 0
@@ -151,6 +152,8 @@ class Flow:
             return self.model(layer, given, (*above, layer.name or ""))[0]
         started = _input(self, settings.get("batch_shape") or settings.get("batch_input_shape"))
         if cls == "InputLayer":
+            if not above and started is not None:
+                self.inputs.append(started)
             return started
         values = [each for each in given if each is not None] or ([started] if started is not None else [])
         name = (*above, layer.name or "")
@@ -416,6 +419,7 @@ def told(model: Config) -> dict[tuple[str, ...], dict[str, Any]]:
     try:
         flow.model(model, [], ())
         found: dict[tuple[str, ...], dict[str, Any]] = {}
+        shapes = ";".join(",".join(map(str, value.shape)) for value in flow.inputs)
         for name, side, order in flow.orders():
             if side == "makes" and order.is_plain and order != UNKNOWN:
                 continue
@@ -427,6 +431,8 @@ def told(model: Config) -> dict[tuple[str, ...], dict[str, Any]]:
             if not order.is_plain or form == "other":
                 words = {"tensorflow": "channels last", "torch": "channels first"}
                 found[name][f"{side}_order"] = words.get(form, form)
+        for facts in found.values():
+            facts["model_inputs"] = shapes
     except (RecursionError, ValueError, TypeError, ZeroDivisionError, OverflowError):
         return {}
     return found
