@@ -32,7 +32,7 @@ class _Images(NamedTuple):
     either: tuple[int, ...]
 
 
-def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:
+def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:  # noqa: C901 - one walk
     """Return by title why a layer cannot be converted before somebody says what it takes or makes.
 
     That is so for what follows a convolution and takes more than its channels: a dense or recurrent layer, or
@@ -114,8 +114,8 @@ def _norms_between(tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, s
             widths[_width(tree, layer, "kernel")] = layer.title
     norms = [layer for layer in found if {k.name for k in layer.kinds} <= _NORMS and _is_untold(layer)]
     return {
-        layer.title: f"{layer.title} is as wide as the flattened image of {widths[width]}: places and channels "
-        f"of that (--flatten '{layer.title}=places,channels'), or not (--flatten '{layer.title}=no')"
+        layer.title: f"{layer.title} is as wide as the flattened image of {widths[width]}: places and "
+        f"channels of that (--flatten '{layer.title}=places,channels'), or not (--flatten '{layer.title}=no')"
         for layer in norms
         if (width := _norm_width(tree, layer)) in widths
     }
@@ -232,7 +232,10 @@ def _width(tree: Tree, layer: Layer, name: str) -> int:
 
 
 def _norm_width(tree: Tree, layer: Layer) -> int:
-    shapes = [leaf.shape for leaf in canonical(tree, layer, layer.kinds[0]).values()]
+    try:
+        shapes = [leaf.shape for leaf in canonical(tree, layer, layer.kinds[0]).values()]
+    except MappingError:
+        return 0  # refused for what it is
     return shapes[0][0] if shapes and len(shapes[0]) == 1 else 0
 
 
@@ -263,8 +266,8 @@ def _reason(
     if len(able) > 1:
         options = " or ".join(f"--flatten '{layer.title}={count // each},{each}'" for each in able)
         return (
-            f"{layer.title} {verb} {count:,} numbers: of a flattened image of one of the convolutions, which the "
-            f"two order differently ({options}), or not (--flatten '{layer.title}=no')"
+            f"{layer.title} {verb} {count:,} numbers: of a flattened image of one of the convolutions, which "
+            f"the two order differently ({options}), or not (--flatten '{layer.title}=no')"
         )
     start = f"{layer.title} {verb} {count:,} numbers after a convolution of {channels:,} channels: "
     count_of_places = count // channels
@@ -292,8 +295,10 @@ _NORM = {name: {"takes": 0} for name in ("scale", "offset", "mean", "variance")}
 _FEATURES: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "dense": {"kernel": {"takes": 0, "makes": 1}, "bias": {"makes": 0}},
     "embedding": {"embeddings": {"makes": 1}},
-    **dict.fromkeys(("lstm", "gru", "simple_rnn"), {"kernel": {"takes": 0}}),
-    **dict.fromkeys(("batch_norm", "layer_norm", "rms_norm"), _NORM),
+    **{name: {"kernel": {"takes": 0}} for name in ("lstm", "gru", "simple_rnn")},
+    "batch_norm": _NORM,
+    "layer_norm": _NORM,
+    "rms_norm": _NORM,
     "prelu": {"alpha": {"takes": 0}},
 }
 _LAST, _FIRST = "last", "first"
@@ -413,8 +418,8 @@ class _Side:
             return ()
         what = "takes" if self.side == "takes" else "makes"
         return (
-            f"{self.layer.title} {what} {_spelled(known)} flattened in {_OWN[self.frameworks[side]]} own order "
-            f"in the {('source', 'target')[side]}",
+            f"{self.layer.title} {what} {_spelled(known)} flattened in {_OWN[self.frameworks[side]]} own "
+            f"order in the {('source', 'target')[side]}",
         )
 
     def _error(self, why: str) -> MappingError:

@@ -71,7 +71,7 @@ class ModelSource(NamedTuple):
         )
 
     def guessed(self) -> tuple[Shape, ...]:
-        """Return the shapes of the inputs as a configuration tells them, or the first layer if it is dense."""
+        """Return the shapes of inputs as a configuration tells them, or a dense first layer."""
         for container in self.tree.containers.values():
             said = container.state.get("model_inputs") if isinstance(container.state, dict) else None
             if isinstance(said, str) and _INPUTS.fullmatch(said):

@@ -238,7 +238,7 @@ def save(name: str, folder: Path) -> None:
             ]
             archive = keras.export.ExportArchive()
             archive.track(net)
-            archive.add_endpoint("serve", lambda *x: net(list(x) if len(x) > 1 else x[0]), specs)
+            archive.add_endpoint("serve", lambda *x, net=net: net(list(x) if len(x) > 1 else x[0]), specs)
             archive.write_out(str(folder / "saved_model"), verbose=False)
         tf.train.Checkpoint(net).write(str(folder / f"{at}checkpoint"))
         np.savez(folder / f"{at}outputs.npz", *outputs(net, program(name)))
