@@ -121,7 +121,8 @@ def convert(
     a direction and a length. `l2` and `optimizer` say what no file does of optimizers
     (ops/optimizer_options.py), `kinds`, `flatten` and `unflatten` what none does of layers
     (ops/layer_options.py). `rules` is a TOML file of the user's own rules. Nothing is written when something
-    is unmapped (unless `allow_missing`) or on `dry_run`. The target is written beside, read back, compared and then renamed;
+    is unmapped (unless `allow_missing`) or on `dry_run`. The target is written beside, read back,
+    compared and then renamed;
     the same conversion gives the same bytes. To onnx goes one network, the policy unless `network` names
     another. `facts` and `env`, the environment, are what no file holds of an agent: they go into the
     sidecar. `like` names the user's own model, which is the target then, and `match` pairs layers or
