@@ -14,7 +14,7 @@ from ckpttool.mapping.spelling import parsed
 from ckpttool.ops.layer_options import choices
 from tests.model_pairs import harness, programs
 
-SAMPLE = ("cnn2d_side", "cnn2d_first", "decoder_bn", "frames_last")
+SAMPLE = ("cnn2d_side", "cnn2d_first", "decoder_bn")
 
 
 @pytest.mark.torch
