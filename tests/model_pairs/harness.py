@@ -78,7 +78,7 @@ class Cell:
     sentence: str = ""
 
 
-# --- In a process with one framework -------------------------------------------------------------------------
+# --- In a process with one framework --------------------------------------------------------------------
 
 
 def side(framework: str) -> Any:
@@ -176,7 +176,7 @@ class _Try:
         text = " ".join(sentence.replace(str(self.file.parent), "").split())
         return Cell(self.name, self.source, self.way, state, tuple(self.options), text[:400])
 
-    # --- Conversion -----------------------------------------------------------------------------------------
+    # --- Conversion -------------------------------------------------------------------------------------
 
     def _convert(self) -> None:
         from ckpttool.errors import CkpttoolError
@@ -250,7 +250,7 @@ class _Try:
         except Exception as error:  # noqa: BLE001  # whatever the framework raises
             raise _UnloadableError(str(error)[:300]) from None
 
-    # --- Hints ------------------------------------------------------------------------------------------------
+    # --- Hints ------------------------------------------------------------------------------------------
 
     def _follow(self, text: str) -> bool:
         """Take the option that a refusal names; say whether there was a new one."""
@@ -316,7 +316,7 @@ def _like(target: str, name: str, shapes: Sequence[tuple[int, ...]], style: str)
     return Like("tests.model_pairs.keras_side:build", arguments, tuple(shapes))
 
 
-# --- The whole -------------------------------------------------------------------------------------------------
+# --- The whole ------------------------------------------------------------------------------------------
 
 
 def run(
@@ -377,7 +377,8 @@ def summary(cells: Sequence[Cell]) -> str:
     sure = [cell for cell in cells if is_determined(cell, program(cell.program))]
     good = sum(cell.state in ("right", "assumed") for cell in sure)
     total = Counter(cell.state for cell in cells)
-    last = f"{len(cells)} conversions: {dict(total)}; right {good / max(1, len(sure)):.1%} of {len(sure)} determined"
+    share = good / max(1, len(sure))
+    last = f"{len(cells)} conversions: {dict(total)}; right {share:.1%} of {len(sure)} determined"
     return "\n".join((head, *rows, last))
 
 
@@ -408,7 +409,8 @@ def main() -> None:
     for cell in cells:
         if cell.state not in ("right", "assumed"):
             print(  # noqa: T201
-                f"{cell.program:26} {cell.source:11} {cell.way:5} {cell.state:8} {' '.join(cell.options)} {cell.sentence[:300]}"
+                f"{cell.program:26} {cell.source:11} {cell.way:5} {cell.state:8} {' '.join(cell.options)} "
+                f"{cell.sentence[:300]}"
             )
     print(summary(cells))  # noqa: T201
     if options.record:

@@ -63,7 +63,7 @@ class Program:
         self.lines.append(Line(out, op, tuple(ins), name, args))
         return out
 
-    # --- Layers -----------------------------------------------------------------------------------------------
+    # --- Layers -----------------------------------------------------------------------------------------
 
     def conv(self, x: Value, filters: int, name: str, kernel: int = 3, stride: int = 1, **args: Any) -> Value:
         size = tuple((extent - kernel) // stride + 1 for extent in x.shape[1:])
@@ -110,7 +110,7 @@ class Program:
         out = self.value("sequence", *x.shape, units)
         return self.step("embed", [x], out, name, words=self.words)
 
-    # --- What moves numbers -----------------------------------------------------------------------------------
+    # --- What moves numbers -----------------------------------------------------------------------------
 
     def pool(self, x: Value) -> Value:
         size = tuple(extent // 2 for extent in x.shape[1:])
@@ -174,7 +174,7 @@ def program(name: str) -> Program:
     return PROGRAMS[name]()
 
 
-# --- Convolutions, then dense layers ----------------------------------------------------------------------
+# --- Convolutions, then dense layers --------------------------------------------------------------------
 
 
 def _cnn(
@@ -266,7 +266,7 @@ _put("frames_last", lambda p: _recurrent(p, order="last"))
 _put("rows_lstm", _rows)
 
 
-# --- Decoders ---------------------------------------------------------------------------------------------
+# --- Decoders -------------------------------------------------------------------------------------------
 
 
 def _decoder(
@@ -368,7 +368,7 @@ for _made in (
     _put(_made.__name__.lstrip("_"), _made)
 
 
-# --- No image is flattened --------------------------------------------------------------------------------
+# --- No image is flattened ------------------------------------------------------------------------------
 
 
 def _mlp(p: Program, widths: Sequence[int] = (7, 5, 3), norm: str = "") -> Program:
