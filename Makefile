@@ -49,9 +49,11 @@ types: $(VENV)/.installed
 tests: $(VENV)/.installed
 	$(BIN)/pytest -n auto
 
-# What takes minutes and changes with few commits: all cells of docs/everyday.md against the recorded ones.
+# What takes minutes and changes with few commits: all cells of docs/everyday.md against the recorded ones, and the
+# agents of the RL libraries that are installed.
 nightly: $(VENV)/.installed
 	$(BIN)/python -m tests.everyday --check
+	$(BIN)/python -m tests.agent_truth
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

@@ -100,6 +100,16 @@ def alike(one: str, other: str) -> bool:
     return one == other or _sort(one) == _sort(other) is not None
 
 
+def widens(one: str, other: str) -> bool:
+    """Say whether the second type holds every number of the first one exactly."""
+    if one == other:
+        return True
+    if {one, other} <= {"float16", "bfloat16", "float32", "float64"}:
+        return BY_NAME[one].itemsize < BY_NAME[other].itemsize
+    sorts = [next((s for s in ("uint", "int") if name.startswith(s)), None) for name in (one, other)]
+    return sorts[0] == sorts[1] is not None and BY_NAME[one].itemsize < BY_NAME[other].itemsize
+
+
 def _sort(name: str) -> str | None:
     return next((sort for sort in ("float", "complex", "int") if name.lstrip("bu").startswith(sort)), None)
 

@@ -75,6 +75,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("d3rlpy", "ckpttool.formats.d3rlpy"),
         Plugin("safetensors", "ckpttool.formats.safetensors"),
         Plugin("npz", "ckpttool.formats.npz"),
+        Plugin("onnx", "ckpttool.formats.onnx"),
         Plugin("sharded", "ckpttool.formats.sharded"),
         Plugin("pickle", "ckpttool.formats.pickle_file"),
     ),

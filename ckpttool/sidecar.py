@@ -27,11 +27,12 @@ _LARGEST = 3.4e38
 class Sidecar:
     """Facts about an agent, each with its provenance: "read from ...", "given" or "assumed".
 
-    `env` holds `id` and `gymnasium`; `action_low` and `action_high` are per dimension; `head` is what
-    turns the policy's last layer into an action; `activations` follow the hidden layers; `obs_norm`
-    holds `mean`, `var`, `epsilon`, `clip`; `epsilon` holds `layer_norm` and `adam` where they are known;
-    `optimizers` holds settings by optimizer that the checkpoint's format does not; `objects` the objects
-    whose variables the checkpoint knows by name alone (layouts/objects.py); `stripped` what was removed from
+    `env` holds `id`, `gymnasium`, the `arguments` that it was made with and the `wrappers` of training;
+    `action_low` and `action_high` are per dimension; `head` is what turns the policy's last layer into an
+    action; `activations` follow the hidden layers; `obs_norm` holds `mean`, `var`, `epsilon`, `clip`;
+    `epsilon` holds `layer_norm` and `adam` where they are known; `optimizers` holds settings by optimizer
+    that the checkpoint's format does not; `objects` the objects whose variables the checkpoint knows by name
+    alone (layouts/objects.py); `stripped` what was removed from
     names (mapping/decorations.py); `parity` how each network compared when it was
     written (ops/proof.py); `residue` what the target could not hold, `undo` what the
     source was like (ops/undo.py).
@@ -168,7 +169,32 @@ def _is_objects(value: object) -> bool:
 
 
 def _is_env(value: object) -> bool:
-    return isinstance(value, dict) and all(v is None or isinstance(v, str) for v in value.values())
+    if not isinstance(value, dict):
+        return False
+    return all(
+        _is_plain_mapping(each)
+        if name == "arguments"
+        else _is_wrappers(each)
+        if name == "wrappers"
+        else each is None or isinstance(each, str)
+        for name, each in value.items()
+    )
+
+
+def _is_wrappers(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict)
+        and isinstance(each.get("name"), str)
+        and _is_plain_mapping(each.get("arguments", {}))
+        for each in value
+    )
+
+
+def _is_plain_mapping(value: object) -> bool:
+    def plain(each: object) -> bool:
+        return each is None or isinstance(each, bool | str) or _is_number(each) or _is_numbers(each)
+
+    return isinstance(value, dict) and all(map(plain, value.values()))
 
 
 def _is_norm(value: object) -> bool:

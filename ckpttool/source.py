@@ -336,6 +336,16 @@ def _verify_once(span: Span) -> None:
         span.read()
 
 
+class MissingShard(NamedTuple):
+    """A tensor, or a part of one, whose shard is not there."""
+
+    path: str
+
+    def read(self) -> bytes:
+        """Raise TruncatedError."""
+        raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)
+
+
 class Inline(NamedTuple):
     """Bytes that are small enough to keep."""
 

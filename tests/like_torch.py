@@ -209,3 +209,5 @@ TWINS = {
 }
 # Those whose dense layer takes a flattened image: the shape that shows it.
 SHAPES = {"conv_net": ((8, 10, 3),), "old_conv_net": ((8, 10, 3),)}
+# Those whose numbers and words leave equal layers to the order of their calls.
+SHAPES |= {"transformer": ((9,),), "u_net": ((32, 32, 3),)}

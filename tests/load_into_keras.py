@@ -68,7 +68,7 @@ def filled(folder: Path) -> dict[str, Any]:
         by = sorted({match.by for match in done.matched})
         found[name] = [done.filled, done.complete, by, bool(np.array_equal(first.numpy(), kernel))]
     agent = Agent(model("l1", "l2", "l3"))
-    done = ckpttool.load_into(agent, TF, part="policy")
+    done = ckpttool.load_into(agent, TF, part="policy", strict=False)
     same = np.array_equal(
         agent.actor.layers[0].kernel.numpy(), ckpttool.open(TF)["policy/actor/l1/kernel"].numpy()
     )

@@ -21,6 +21,11 @@ from ckpttool.tree import Tree
 LOW, HIGH = (-2.0, -1.0), (2.0, 3.0)
 
 
+def unknown(agent: Agent) -> list[str]:
+    """Return what the agent's ledger lists as unknown."""
+    return [entry.value for entry in agent.ledger if entry.use == "cannot be known"]
+
+
 def observations(width: int = 3) -> np.ndarray:
     """Zeros, ordinary and large observations, float32 [120, width]."""
     generator = np.random.default_rng(0)

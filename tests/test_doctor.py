@@ -16,14 +16,14 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import display
+from ckpttool.leaf import display, key
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
 from ckpttool.ops.doctor import Diagnosis, _orphans, diagnose
 from ckpttool.ops.restore import restore as agent_of_file
 from ckpttool.ops.save import save
 from ckpttool.sidecar import Sidecar
-from ckpttool.tree import Tree
+from ckpttool.tree import Container, Tree
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.pickles import ACTING
 from tests.test_evaluate import fujimoto_set
@@ -167,9 +167,6 @@ def test_one_of_a_kind_is_told_in_the_singular(tensors: int, command: str, said:
     assert said in in_process(command, tmp_path / "x.npz", *more).out
 
 
-STATISTICS = "nothing tells the observation statistics that training used (config.yml says normalize)"
-
-
 @pytest.mark.parametrize(
     ("told", "found"),
     [
@@ -186,15 +183,45 @@ def test_a_sidecar_that_knows_no_statistics_hides_no_finding(
     path = sb3.td3_agent(tmp_path / "agent.zip")
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "config.yml").write_text("policy: MlpPolicy\nnormalize: true\n")
-    beside = Sidecar(digest(str(path)).sha256, action_low=[-1.0], action_high=[1.0], **told)
+    bounds: dict[str, Any] = {"action_low": list(sb3.LOW), "action_high": list(sb3.HIGH)}
+    beside = Sidecar(digest(str(path)).sha256, **bounds, **told)
     Path(f"{path}.ckpttool.json").write_bytes(beside.encode())
-    assert (STATISTICS in [each.sentence for each in diagnose(str(path)).findings]) == found
+    diagnosis = diagnose(str(path))
+    assert any(entry.open for entry in diagnosis.ledger) == found == bool(diagnosis.findings)
 
 
 def test_a_receipt_says_of_statistics_what_the_source_did(tmp_path: Path) -> None:
     target, untold = tmp_path / "x.zip", tmp_path / "untold.zip"
     for source, told in ((TORCH_SAMPLE, True), (untold, False)):
         assert convert(str(source), str(target), to="sb2", allow_missing=True, force=True).written
-        notes = agent_of_file(str(target)).notes
-        assert any("whether training normalised" in note for note in notes) != told
+        ledger = agent_of_file(str(target)).ledger
+        unknown = [e for e in ledger if e.what == "observation statistics" and e.use == "cannot be known"]
+        assert bool(unknown) != told
         shutil.copy(target, untold)
+
+
+@pytest.mark.parametrize("command", ["doctor", "check"])
+def test_a_checkpoint_without_weights_is_a_finding(tmp_path: Path, command: str) -> None:
+    h5py = pytest.importorskip("h5py")
+    h5py.File(tmp_path / "critic.h5", "w").close()
+    (tmp_path / "empty").mkdir()
+    save(Tree({}, {}, {(): Container("dict")}), str(tmp_path / "empty" / "a.pt"))
+    save(torch_tree({"l.weight": np.zeros((0, 3), np.float32)}), str(tmp_path / "none.safetensors"))
+    for name in ("critic.h5", "empty/a.pt", "none.safetensors"):
+        ran = in_process(command, tmp_path / name, "--json")
+        assert ran.status == 1, name
+        document = ran.json()
+        found = document["findings"] if command == "doctor" else document["checkpoints"][0]["findings"]
+        assert "model" in {each["topic"] for each in found}
+
+
+def test_an_empty_network_beside_a_full_one_is_a_finding(tmp_path: Path) -> None:
+    weight = leaf(np.ones((3, 4), np.float32), "l1.weight")
+    tree = Tree(
+        {(key("critic"), key("l1.weight")): weight},
+        {},
+        {(): Container("dict"), (key("actor"),): Container("dict"), (key("critic"),): Container("dict")},
+    )
+    save(tree, str(tmp_path / "x.pt"))
+    found = [each for each in diagnose(str(tmp_path / "x.pt")).findings if each.topic == "model"]
+    assert [each.sentence.split()[0] for each in found] == ["actor"]

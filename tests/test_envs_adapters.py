@@ -69,10 +69,15 @@ def test_the_policy_sees_what_the_other_version_shows(
 ) -> None:
     expected = observations(make(referee, kwargs=kwargs, engine="gymnasium"))
     assert expected.shape[2] == size
-    adapted = make(played, obs_dim=size)
+    positions = kwargs == PLACED
+    adapted = make(played, obs_dim=size, adapter="current_positions" if positions else None)
     assert adapted.spec.obs_dim == size
     assert adapted.spec.id == played
-    assert f"the policy takes {size} observations: {played}" in adapted.notes[0]
+    # A size alone is an assumption, and an adapter that was asked for is none.
+    assert len(adapted.spec.assumed) == (0 if positions else 1)
+    assert any(
+        f"the policy takes {size} observations" in each for each in (*adapted.spec.assumed, *adapted.notes)
+    )
     np.testing.assert_allclose(observations(adapted), expected, rtol=1e-6, atol=1e-6)
 
 
@@ -99,8 +104,8 @@ def test_equal_sizes_are_left_alone() -> None:
 
 def test_what_costs_is_said() -> None:
     with make("Ant-v4", obs_dim=111) as vector:
-        assert "use_contact_forces=True; contact forces cost" in vector.notes[0]
-        assert "zero_contact_forces" in vector.notes[0]
+        assert "use_contact_forces=True; contact forces cost" in vector.spec.assumed[0]
+        assert "zero_contact_forces" in vector.spec.assumed[0]
 
 
 def test_what_cannot_be_adapted_is_as_it_was() -> None:
@@ -110,11 +115,41 @@ def test_what_cannot_be_adapted_is_as_it_was() -> None:
         assert vector.spec.obs_dim == 3
 
 
+@pytest.mark.parametrize(
+    ("env_id", "size"), [("Walker2d-v5", 18), ("Hopper-v5", 12), ("Ant-v4", 29), ("Swimmer-v5", 10)]
+)
+def test_positions_are_not_shown_because_of_a_size(env_id: str, size: int) -> None:
+    with make(env_id, obs_dim=size) as vector:
+        assert vector.spec.obs_dim != size
+        assert not vector.spec.arguments.get("exclude_current_positions_from_observation")
+
+
+@pytest.mark.parametrize(
+    ("trained", "adapts"),
+    [("Ant-v3", True), ("Ant-v2", True), (None, True), ("Ant-v5", False), ("AntBulletEnv-v0", False)],
+)
+def test_the_version_of_training_decides_whether_a_size_is_that_of_a_version(
+    trained: str | None, adapts: bool
+) -> None:
+    with make("Ant-v5", obs_dim=111, evidence=envs.Evidence(trained)) as vector:
+        assert (vector.spec.obs_dim == 111) == adapts
+
+
+def test_a_wrapper_of_another_size_leaves_no_size_alone_to_decide() -> None:
+    wrapper = [envs.WrapperSpec("sb3_contrib.common.wrappers.TimeFeatureWrapper", {})]
+    with make("Ant-v5", obs_dim=112, wrappers=wrapper) as vector:
+        assert vector.spec.obs_dim == 106
+    with make("Ant-v5", obs_dim=112, wrappers=wrapper, evidence=envs.Evidence("Ant-v3")) as vector:
+        assert vector.spec.obs_dim == 112
+        assert vector.spec.assumed
+
+
 class TestRefusals:
     def test_an_unknown_adapter(self) -> None:
         with pytest.raises(UsageError, match="no adapter is called 'zero'") as refused:
             make("Ant-v5", adapter="zero")
-        assert refused.value.hint == "there is zero_contact_forces"
+        assert refused.value.hint is not None
+        assert "zero_contact_forces" in refused.value.hint
 
     @pytest.mark.parametrize(
         ("env_id", "size", "offered"),
@@ -161,3 +196,27 @@ def test_the_known_sizes_are_those_of_the_environments(env_id: str, sizes: tuple
         pytest.skip("Box2D is not installed")
     with envs.make(env_id) as vector:
         assert (vector.spec.obs_dim, vector.spec.action_dim) == sizes
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes", "found"),
+    [
+        ("models/TD3_HalfCheetah-v3_0_actor", (17, 6), ("HalfCheetah-v5",)),
+        ("runs/Walker2d-v2/actor.pth", (17, 6), ("Walker2d-v5",)),
+        ("x_actor", (17, 6), ("HalfCheetah-v5", "Walker2d-v5")),
+        ("TD3_LunarLanderContinuous-v2_0_solved_actor.pth", (8, 2), ("LunarLanderContinuous-v3",)),
+        ("BipedalWalker-v2/ONE/actor.pth", (24, 4), ("BipedalWalker-v3",)),
+        ("Ant-v2/actor", (111, 8), ("Ant-v5",)),
+        ("Ant-v4/actor", (27, 8), ("Ant-v4",)),
+        ("Pendulum_v1_td3/policy.pth", (3, 1), ("Pendulum-v1",)),
+        # A name whose sizes do not fit is no evidence.
+        ("Pendulum-v1/actor", (17, 6), ("HalfCheetah-v5", "Walker2d-v5")),
+        ("Pendulum-v1/actor", (6, 5), ()),
+        ("MyRobot-v0/actor", (6, 5), ("MyRobot-v0",)),
+        ("resnet-v2/actor", (6, 5), ()),
+    ],
+)
+def test_candidates_are_those_that_the_name_and_the_sizes_support(
+    words: str, sizes: tuple[int, int], found: tuple[str, ...]
+) -> None:
+    assert drift.candidates(words, *sizes) == found

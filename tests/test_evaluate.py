@@ -126,6 +126,7 @@ def test_the_document(tmp_path: Path) -> None:
         "backend": "numpy",
         "engine": "pendulum.batch",
         "adapter": None,
+        "wrappers": None,
         "network": "actor",
         "dtype": "float32",
     }

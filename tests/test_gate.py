@@ -38,6 +38,7 @@ from ckpttool.source import File
 from ckpttool.wire import asked, pickle_reader
 from tests.bundle_writer import field
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process
+from tests.hostile import crafted_onnx
 from tests.pickles import ACTING
 from tests.sarif_schema import SCHEMA
 
@@ -160,7 +161,7 @@ def metadata(config: Any) -> bytes:
 
 
 def good(folder: Path) -> dict[str, str]:
-    """Put ten checkpoints of different formats there; return their paths."""
+    """Put eleven checkpoints of different formats there; return their paths."""
     copied = {
         "agent.pt": TORCH_SAMPLE,
         "legacy.pth": SEEDS / "torch_legacy" / "model.pt",
@@ -176,7 +177,8 @@ def good(folder: Path) -> dict[str, str]:
     for source in (SEEDS / "bundle").iterdir():
         shutil.copy(source, folder / source.name)
     shutil.copytree(SEEDS / "saved_model", folder / "served")
-    return {name: name for name in (*copied, "ckpt-1", "served")}
+    (folder / "net.onnx").write_bytes(crafted_onnx.agent())
+    return {name: name for name in (*copied, "ckpt-1", "served", "net.onnx")}
 
 
 def bad_files() -> dict[str, bytes]:
@@ -251,7 +253,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], set[
         "data.csv": b"1,2\n",
         "photo.jpg": b"\xff\xd8\xff\xe0" + bytes(100),
         "fingerprint.pb": field(1, 5),
-        "net.onnx": field(1, 8) + field(2, "tf2onnx") + field(3, "1.8.4") + field(7, b"graph"),
         "sources.zip": zipped({"a.py": b"import os\n", "b.txt": b"copyright\n"}),
         ".git/objects/ab/cd": zlib.compress(PROTOCOL_0),
     }
@@ -277,7 +278,7 @@ def test_a_folder_of_good_and_bad_files(made: tuple[Path, set[str], set[str]]) -
     assert outcome(found, folder) == (fine, bad)
     assert not found.clean
     skipped = {os.path.relpath(name, folder) for name in found.skipped}
-    assert {"README.md", "notes.p", "net.onnx", ".git", "sources.zip", "fingerprint.pb"} <= skipped
+    assert {"README.md", "notes.p", ".git", "sources.zip", "fingerprint.pb"} <= skipped
     assert len(found.checkpoints) == len({each.path for each in found.checkpoints})
 
 

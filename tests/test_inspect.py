@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -432,3 +433,19 @@ def test_names_sort_by_their_numbers_of_however_many_digits() -> None:
     in_order = ["a", "l01", "l1", "l2", "l10", "l10a", "l" + "9" * 5000, "l1" + "0" * 5000]
     shuffled = in_order[::-1]
     assert sorted(shuffled, key=natural) == in_order
+
+
+def test_very_many_values_are_counted_and_shown_by_all(tmp_path: Path) -> None:
+    entries: dict[str, Any] = {f"config/k{number}": number for number in range(3000)}
+    for number in range(150):
+        entries |= {f"lists/l{number}/{at}": at for at in range(10)}
+    entries |= {f"layers/l{number}.weight": np.ones(2, np.float32) for number in range(150)}
+    path = tmp_path / "many.pt"
+    save(torch_tree(entries), str(path))
+    short, whole = (in_process("inspect", path, *words).out.splitlines() for words in ((), ("--all",)))
+    assert len(whole) > 4650
+    assert len(short) < 1500
+    assert any("2,980 more" in line for line in short)
+    assert any("520 values" in line for line in short)
+    assert sum("float32[2]" in line for line in short) == 150
+    assert len(in_process("inspect", path, "--json").json()["values"]) == 4500

@@ -76,10 +76,10 @@ def test_the_actors_output_is_the_action(kind: str, tmp_path: Path) -> None:
     for place in (path, path.removesuffix(".h5f"), path.replace(".h5f", "_actor.h5f")):
         same(restored.actions(place), last)
         assert without_a_way(place) == []
-        assert restore(place).notes == (
-            "nothing tells the activations",
-            "nothing tells what the model makes of its last layer",
-        )
+        assert restored.unknown(restore(place)) == [
+            "the activations",
+            "what the model makes of its last layer",
+        ]
     found = {part.title: [layer.kind for layer in part.layers] for part in recognised(path).parts}
     assert found == {"actor": ["dense"] * 3, "critic/q1": ["dense"] * 3}
 

@@ -14,7 +14,18 @@ from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import display
 from ckpttool.ops.restore import canonical_tree, restore
 from ckpttool.tree import Tree
-from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
+from tests.restored import (
+    HIGH,
+    LOW,
+    actions,
+    chosen,
+    observations,
+    q_values,
+    recognised,
+    same,
+    unknown,
+    without_a_way,
+)
 from tests.tensorflow_agents import Arrays, layers, run, tensorflow_tree
 from tests.test_layouts import LayoutContract
 
@@ -74,7 +85,7 @@ def test_actions_and_values_are_its_networks(tmp_path: Path) -> None:
     ):
         same(q_values(path, title), run(arrays, stack(name), seen))
     assert without_a_way(path) == []
-    assert restore(path).notes == ("nothing tells the activations",)
+    assert unknown(restore(path)) == ["the activations"]
 
 
 def test_the_deviation_is_the_second_half() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import pickle
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ckpttool import ledger
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import rllib
 from ckpttool.layouts.recognise import recognise
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
+from ckpttool.ops.restore import restore
 from ckpttool.tree import Tree
-from tests.restored import actions, bound, played, recognised, same
+from tests.restored import HIGH, LOW, actions, bound, observations, played, recognised, same
 from tests.test_layouts import LayoutContract, torch_tree
 from tests.trees import torch_dense
 
@@ -143,3 +148,69 @@ def test_arrays_of_a_folder_become_the_same_agent(tmp_path: Path) -> None:
     convert(folder, direct)
     convert(str(tmp_path / "a.npz"), through)
     assert digest(direct).sha256 == digest(through).sha256
+
+
+def serialized(array: np.ndarray) -> str:
+    """Return an array as rllib/utils/serialization.py has it (`_serialize_ndarray`)."""
+    np.save(buffer := io.BytesIO(), array)
+    return base64.b64encode(zlib.compress(buffer.getvalue())).decode()
+
+
+def connected(folder: str, name: str, state: object = None) -> None:
+    """Add a connector between environment and module, as ConnectorPipelineV2 saves one."""
+    (inner := Path(folder, "env_runner", "env_to_module_connector", name)).mkdir(parents=True)
+    (inner / "class_and_ctor_args.pkl").write_bytes(pickle.dumps({"class": name}, 4))
+    if state is not None:
+        (inner / "state.pkl").write_bytes(pickle.dumps(state, 4))
+
+
+def running(rows: np.ndarray, *, clip: float | None = 10.0, parts: int = 1) -> dict[None, object]:
+    stat = {
+        "num_pushes": len(rows),
+        "mean_array": serialized(rows.mean(0)),
+        "sum_sq_diff_array": serialized(((rows - rows.mean(0)) ** 2).sum(0)),
+    }
+    flags = {"de_mean_to_zero": True, "de_std_to_one": True, "clip_by_value": clip}
+    return {None: {"shape": np.array([OBS]), **flags, "running_stats": [stat] * parts}}
+
+
+@pytest.mark.parametrize("clip", [10.0, 1.0, None])
+def test_observations_pass_the_filter_of_the_connectors(tmp_path: Path, clip: float | None) -> None:
+    bare, filtered = folder_of(tmp_path / "bare", sac()), folder_of(tmp_path, sac())
+    connected(bare, "NumpyToTensor")
+    rows = np.random.default_rng(2).normal(3, 2, (50, OBS))
+    connected(filtered, "MeanStdFilter", running(rows, clip=clip))
+    plain, agent = restore(bare), restore(filtered)
+    seen = (observations(OBS) - rows.mean(0)) / (rows.std(0, ddof=1) + 1e-8)
+    seen = seen if clip is None else np.clip(seen, -clip, clip)
+    same(actions(filtered), played(sac(), seen.astype("f4"), LOW, HIGH))
+    assert not ledger.decides(agent.ledger)
+    assert [e.value for e in plain.ledger if e.use == "not used"] == []
+
+
+@pytest.mark.parametrize("parts", [0, 2])
+def test_a_filter_that_cannot_be_applied_decides(tmp_path: Path, parts: int) -> None:
+    folder = folder_of(tmp_path, ppo())
+    connected(folder, "MeanStdFilter", running(np.ones((5, OBS)), parts=parts) if parts else None)
+    assert ledger.decides(restore(folder).ledger)
+
+
+def test_a_connector_of_ones_own_decides(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, ppo())
+    connected(folder, "001_MyScaler")
+    (entry,) = (each for each in restore(folder).ledger if each.use == "not used")
+    assert (entry.what, entry.decides) == ("wrapper", True)
+
+
+@pytest.mark.parametrize(
+    ("stated", "wanted"), [("elu", ("silu", "silu", "elu")), (None, ("silu", "silu", "relu"))]
+)
+def test_the_head_has_an_activation_of_its_own(
+    tmp_path: Path, stated: str | None, wanted: tuple[str, ...]
+) -> None:
+    layers = {**mlp("pi_encoder", OBS), "pi.net.mlp.0": (HIDDEN, HIDDEN), "pi.net.mlp.2": (HIDDEN, 2 * ACT)}
+    folder = folder_of(tmp_path, torch_tree(module(layers)))
+    config = {"fcnet_activation": "silu", **({} if stated is None else {"head_fcnet_activation": stated})}
+    file = Path(folder, *MODULE.split("/"), "class_and_ctor_args.pkl")
+    file.write_bytes(pickle.dumps({"kwargs": {"model_config": config}}, 4))
+    assert restore(folder).binding.facts.activations == wanted

@@ -214,3 +214,10 @@ def test_two_policies_are_no_single_agent() -> None:
     tree = sac()
     other = {name.replace("default_policy", "other"): np.zeros(1, "f4") for name in tree.names.values()}
     assert recognise(Tree({**tree.leaves, **torch_tree(other).leaves}), "folder") is None
+
+
+@pytest.mark.parametrize(("theirs", "refused"), [("relu", False), ("tanh", True)])
+def test_critics_with_another_activation_are_not_run(theirs: str, refused: bool) -> None:
+    binding = bound(sac(**{"q_model_config/fcnet_activation": theirs}))
+    assert bool(binding.unplaced.get("critic")) == refused
+    assert not binding.unplaced.get("actor")

@@ -16,6 +16,7 @@ from ckpttool.leaf import Leaf, display
 from ckpttool.mapping.plan import build
 from ckpttool.ops.restore import canonical_tree, restore
 from ckpttool.tree import Alias, Tree
+from tests import warm
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.tensorflow_agents import Arrays, aliased, layers, optimized, run, tensorflow_tree, written
 from tests.test_layouts import LayoutContract
@@ -106,6 +107,25 @@ def test_the_mean_is_the_first_half(tmp_path: Path) -> None:
         assert np.array_equal(weight.array(), kernel[:, half])
         assert np.array_equal(moment.array(), np.arange(48, dtype="f4").reshape(12, 4)[:, half])
     assert "temperature/log_alpha" in agent
+
+
+@pytest.mark.parametrize("outputs", [5, 991])
+def test_an_odd_number_of_logits_is_not_halved(outputs: int) -> None:
+    arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, outputs))
+    for more in ({}, {"agent/_log_alpha": np.float32(0.5).reshape(())}):
+        assert recognise(tensorflow_tree({**arrays, **more}), "ckpt-3") is None
+
+
+def test_one_projection_is_a_deviation_only_with_evidence() -> None:
+    arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, 4))
+    value = layers([f"agent/_value_net/_postprocessing_layers/{n}" for n in (1, 2)], (3, 16, 1))
+    assert recognise(tensorflow_tree(arrays | value), "ckpt-3") is None
+    alone = recognise(tensorflow_tree(arrays), "ckpt-3")
+    assert alone is not None
+    assert any("_projection_layer" in line for line in alone.moves.assumed)
+    certain = recognise(tensorflow_tree(sac()), "ckpt-3")
+    assert certain is not None
+    assert not any("_projection_layer" in line for line in certain.moves.assumed)
 
 
 def test_a_deviation_of_its_own_layer_is_a_branch(tmp_path: Path) -> None:
@@ -296,3 +316,49 @@ def test_a_message_is_read(tmp_path: Path) -> None:
     file = tmp_path / "x.pbtxt"
     file.write_text('a: 1 a: -2.5 b { c: "\\x41\\102\\n" } d: TRUE e <> # done')
     assert text_proto.read(str(file)) == {"a": [1, -2.5], "b": [{"c": ["AB\n"]}], "d": ["TRUE"], "e": [{}]}
+
+
+SAVED = """
+import sys
+import tensorflow as tf
+
+class Dense(tf.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.kernel = tf.Variable(tf.random.normal((inputs, outputs)))
+        self.bias = tf.Variable(tf.zeros(outputs))
+
+class Policy(tf.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self._wrapped_policy = tf.Module()
+        self._wrapped_policy._actor_network = network = tf.Module()
+        network._mlp_layers = [Dense(3, 8), Dense(8, 8), Dense(8, 1)]
+        self._train_step = tf.Variable(1)
+        self.hidden = hidden
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3]), tf.TensorSpec([None])])
+    def action(self, observation, reward):
+        x = observation
+        *layers, last = self._wrapped_policy._actor_network._mlp_layers
+        for layer in layers:
+            x = self.hidden(x @ layer.kernel + layer.bias)
+        return {"action": 2 * tf.tanh(x @ last.kernel + last.bias) + 0 * tf.reduce_sum(reward)}
+
+for hidden in (tf.tanh, tf.nn.relu, tf.nn.elu):
+    policy = Policy(hidden)
+    tf.saved_model.save(policy, sys.argv[1] + "/" + hidden.__name__, signatures={"action": policy.action})
+"""
+
+
+@pytest.mark.tensorflow
+def test_the_graph_of_an_exported_policy_overrules_the_habit(tmp_path: Path) -> None:
+    status, output = warm.run(
+        "tensorflow", f"import sys\nsys.argv = ['', {str(tmp_path)!r}]{SAVED}", tmp_path
+    )
+    assert status == 0, output
+    for hidden in ("tanh", "relu", "elu"):
+        agent = restore(str(tmp_path / hidden))
+        assert agent.binding.layout == "tf_agents"
+        assert agent.known.activations == [hidden] * 2
+        assert str(agent.known.provenance["activations"]).startswith("read")

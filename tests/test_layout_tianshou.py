@@ -23,12 +23,12 @@ nn = torch.nn
 class Net(nn.Module):  # type: ignore[misc, name-defined]
     """As utils/net/common.py: Net keeps an MLP, which keeps a Sequential, both called `model`."""
 
-    def __init__(self, width: int, *, norm: bool = False) -> None:
+    def __init__(self, width: int, *, norm: bool = False, activation: type[Any] = nn.ReLU) -> None:
         super().__init__()
         self.model = nn.Module()
-        steps = [nn.Linear(width, 16), *([nn.LayerNorm(16)] if norm else []), nn.ReLU()]
+        steps = [nn.Linear(width, 16), *([nn.LayerNorm(16)] if norm else []), activation()]
         self.model.model = nn.Sequential(
-            *steps, nn.Linear(16, 8), *([nn.LayerNorm(8)] if norm else []), nn.ReLU()
+            *steps, nn.Linear(16, 8), *([nn.LayerNorm(8)] if norm else []), activation()
         )
 
 
@@ -36,10 +36,16 @@ class Last(nn.Module):  # type: ignore[misc, name-defined]
     """A preprocess net and one more layer for each of `heads`, as in utils/net/continuous.py."""
 
     def __init__(
-        self, width: int, out: int, heads: tuple[str, ...] = ("last",), *, norm: bool = False
+        self,
+        width: int,
+        out: int,
+        heads: tuple[str, ...] = ("last",),
+        *,
+        norm: bool = False,
+        activation: type[Any] = nn.ReLU,
     ) -> None:
         super().__init__()
-        self.preprocess = Net(width, norm=norm)
+        self.preprocess = Net(width, norm=norm, activation=activation)
         for head in heads:
             setattr(self, head, nn.Module())
             getattr(self, head).model = nn.Sequential(nn.Linear(8, out))
@@ -128,8 +134,9 @@ def test_sac_acts_by_tanh_of_its_mean(tmp_path: Path) -> None:
 
 
 def test_ppo_has_a_value_and_clips_its_mean(tmp_path: Path) -> None:
+    """As in examples/mujoco/mujoco_ppo.py: tanh, and a mean that nothing bounds."""
     torch.manual_seed(0)
-    actor, critic = Last(3, 2, ("mu",)), Last(3, 1)
+    actor, critic = Last(3, 2, ("mu",), activation=nn.Tanh), Last(3, 1, activation=nn.Tanh)
     actor.sigma_param = nn.Parameter(torch.zeros(2, 1))
     policy = whole(
         {"actor": actor, "critic": critic, "_actor_critic.actor": actor, "_actor_critic.critic": critic}
@@ -138,6 +145,9 @@ def test_ppo_has_a_value_and_clips_its_mean(tmp_path: Path) -> None:
     assert [part.title for part in recognised(tmp_path / "policy.pth").parts] == ["actor", "value"]
     assert not without_a_way(tmp_path / "policy.pth")
     same(actions(tmp_path / "policy.pth"), mapped(run(actor, observations()), "clip"))
+    lacks = restore(str(tmp_path / "policy.pth")).binding.facts.lacks
+    assert any("--activation" in each for each in lacks)
+    assert any("--head affine" in each for each in lacks)
 
 
 def test_a_choice_among_actions_is_not_run(tmp_path: Path) -> None:

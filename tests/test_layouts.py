@@ -552,7 +552,7 @@ def test_what_is_not_known_is_not_taken_as_adam(kind: str) -> None:
     binding = recognise(tree, "ckpt-1")
     assert binding is not None
     assert not [name for name in canonical_names(tree, binding) if name.startswith("actor_optimizer")]
-    assert "whose state is not converted yet" in binding.moves.notes[0]
+    assert "whose state is not converted" in binding.moves.notes[0]
 
 
 def test_a_moment_of_every_kind_is_missed() -> None:

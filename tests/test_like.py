@@ -13,10 +13,12 @@ import h5py
 import numpy as np
 import pytest
 
+from ckpttool import sidecar
 from ckpttool.agents.skeleton import child
 from ckpttool.agents.skeleton.beside import Like
 from ckpttool.agents.skeleton.calls import Calls
 from ckpttool.errors import CkpttoolError, MappingError, UsageError
+from ckpttool.mapping import rule_file
 from ckpttool.ops import like as op
 from ckpttool.ops import target_model
 from ckpttool.ops.layer_options import choices
@@ -150,7 +152,8 @@ def filled_in_keras(folder: Path) -> dict[str, Any]:
         form = like_keras.FORMS[name]
         target = str(folder / f"back_{name}") + (".weights.h5" if form == "keras" else "-1")
         try:
-            done = fill(str(folder / f"{name}.pt"), target, form, f"like_keras:{name}", [shape])
+            factory, unnamed = f"like_keras:{name}", name == "u_net"
+            done = fill(str(folder / f"{name}.pt"), target, form, factory, [shape], accept_order=unnamed)
         except CkpttoolError as error:
             found[name] = {"error": str(error)}
             continue
@@ -191,6 +194,8 @@ def test_a_twin_computes_what_keras_computes(name: str, told: tuple[Path, dict[s
     twin = like_torch.TWINS[name]
     target = folder / f"to_{name}.pt"
     shapes = like_torch.SHAPES.get(name, ())
+    if name == "u_net":  # words of one side only: without a call nothing orders the layers
+        assert fill(files[name], str(target), "torch", f"like_torch:{twin.__name__}").sha256 is None
     done = fill(files[name], str(target), "torch", f"like_torch:{twin.__name__}", shapes)
     assert done.sha256, (done.report.unused, done.report.missing, done.report.notes)
     assert done.loaded
@@ -291,12 +296,16 @@ def counted(tmp_path: Path) -> str:
 
 
 @pytest.mark.torch
-def test_networks_that_a_file_only_counts_are_paired_by_order_and_it_is_said(tmp_path: Path) -> None:
+def test_networks_that_a_file_only_counts_are_paired_by_an_accepted_order(tmp_path: Path) -> None:
     target = tmp_path / "out.pt"
-    found = fill(counted(tmp_path), str(target), "torch", "like_small:Critics")
-    assert found.report.assumed == (
-        "paired by order, since no name tells them apart: sequential is q1, sequential_1 is q2",
-    )
+    refused = fill(counted(tmp_path), str(target), "torch", "like_small:Critics")
+    assert refused.sha256 is None
+    assert all(group.ordered for group in refused.ambiguous)
+    found = fill(counted(tmp_path), str(target), "torch", "like_small:Critics", accept_order=True)
+    assert {match.by for match in found.matched} == {"order"}
+    assert {line["by"] for line in sidecar.read(sidecar.beside(str(target))).rules} == {"order"}
+    assert any(line.startswith("order: ") for line in found.report.assumed)
+    assert any(line.startswith("order: ") for line in sidecar.read(sidecar.beside(str(target))).assumed)
     biases = {name: array[0] for name, array in loaded(target).items() if name.endswith("bias")}
     assert biases == {"q1.0.bias": 1, "q1.2.bias": 2, "q2.0.bias": 3, "q2.2.bias": 4}
 
@@ -311,6 +320,7 @@ def test_networks_that_a_file_only_counts_are_asked_for_where_numbers_say_anothe
     assert not found.report.complete
     assert not target.exists()
     fill(source, str(target), "torch", "like_small:CriticsTurned", pairs=(("sequential", "q1"),))
+    assert fill(source, f"{target}2", "torch", "like_small:CriticsTurned", accept_order=True).sha256
     assert [loaded(target)[f"q{n}.0.bias"][0] for n in (1, 2)] == [1, 3]
 
 
@@ -348,10 +358,31 @@ def test_shapes_that_fit_nothing_are_told_with_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_another_element_type_is_refused(tmp_path: Path) -> None:
-    source = arrays(tmp_path, fc__kernel=np.zeros((4, 4)), fc__bias=np.zeros(4))
-    with pytest.raises(MappingError, match="float64"):
-        fill(source, str(tmp_path / "out.pt"), "torch", "like_small:Named")
+def test_wider_numbers_are_refused_unless_they_may_be_rounded(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    kernel = generator.standard_normal((4, 4))
+    source, target = arrays(tmp_path, fc__kernel=kernel, fc__bias=np.zeros(4)), tmp_path / "out.pt"
+    with pytest.raises(MappingError) as caught:
+        fill(source, str(target), "torch", "like_small:Named")
+    assert "--cast" in str(caught.value.hint)
+    assert fill(source, str(target), "torch", "like_small:Named", cast=True).sha256
+    assert (loaded(target)["fc.weight"] == kernel.T.astype(np.float32)).all()
+    assert any("round to float32" in line["rule"] for line in sidecar.read(sidecar.beside(str(target))).rules)
+
+
+@pytest.mark.torch
+def test_narrower_numbers_are_held_exactly(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.bfloat16, torch.float16):
+        weight = torch.randn(4, 4).to(dtype)
+        weight[0, 0] = float("nan")
+        torch.save({"fc.weight": weight, "fc.bias": torch.ones(4, dtype=dtype)}, tmp_path / "half.pt")
+        target = tmp_path / f"out_{dtype}.pt"
+        done = fill(str(tmp_path / "half.pt"), str(target), "torch", "like_small:Named")
+        found = torch.load(target)["fc.weight"]
+        assert found.dtype == torch.float32
+        assert torch.equal(found.nan_to_num(), weight.float().nan_to_num())
+        assert any("cast to float32" in each.rule for each in done.report.mapped)
 
 
 @pytest.mark.torch
@@ -452,7 +483,7 @@ def test_the_command_runs_the_users_code_in_another_process(tmp_path: Path) -> N
     told = ran.json()
     assert told["loaded"]
     assert told["matched"] == [
-        {"source": "fc", "target": "0", "kind": "dense", "by": "order", "confidence": "medium"}
+        {"source": "fc", "target": "0", "kind": "dense", "by": "only fit", "confidence": "medium"}
     ]
     assert run("digest", tmp_path / "out.pt", "--check", tmp_path / "out.pt.ckpttool.json").status == 0
 
@@ -533,3 +564,26 @@ def test_a_norm_behind_a_flattened_image_is_reordered_with_it(tmp_path: Path) ->
     np.testing.assert_array_equal(state["bn.weight"].numpy(), wanted)
     # What the shapes cannot tell is said here as without --like.
     assert any("for SAME and strides above 1" in note for note in done.report.notes)
+
+
+@pytest.mark.torch
+def test_rules_fill_a_model_by_the_names_of_its_tensors(tmp_path: Path) -> None:
+    source, target = dense(tmp_path, "body", "head"), tmp_path / "out.pt"
+    rules = tmp_path / "rules.toml"
+    head = '[[rule]]\nfrom = "head/kernel"\nto = "left.weight"\nrule = "transpose"\n'
+    rules.write_text(f'rest = "kinds"\n{head}[[rule]]\nfrom = "head/bias"\nto = "left/bias"\n')
+    done = fill(source, str(target), "torch", "like_small:Pair", rules=rule_file.load(str(rules)))
+    assert done.sha256
+    assert {match.by for match in done.matched} == {"given", "only fit"}
+    stored = np.load(source)
+    assert (loaded(target)["left.weight"] == stored["head/kernel"].T).all()
+    assert (loaded(target)["right.weight"] == stored["body/kernel"].T).all()
+    rules.write_text(head)
+    left = fill(source, f"{target}2", "torch", "like_small:Pair", rules=rule_file.load(str(rules)))
+    assert left.sha256 is None
+    assert set(left.report.missing) == {"left/bias", "right/weight", "right/bias"}
+    assert set(left.report.unused) == {"head/bias", "body/kernel", "body/bias"}
+    rules.write_text(head.replace("left.weight", "middle.weight"))
+    with pytest.raises(MappingError) as caught:
+        fill(source, f"{target}2", "torch", "like_small:Pair", rules=rule_file.load(str(rules)))
+    assert caught.value.path == "middle.weight"

@@ -17,7 +17,8 @@ from ckpttool.agents.rollout import Rollout
 from ckpttool.agents.statistics import summarise
 from ckpttool.cli import plot_panels, plots, terminal_plots
 from ckpttool.errors import CkpttoolError, MissingExtraError
-from ckpttool.ops import ranking
+from ckpttool.ops import algorithms, ranking
+from ckpttool.ops.algorithms import Asked
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.ranking import Point, Scored
 from ckpttool.ops.training_curve import TrainingCurve
@@ -67,6 +68,23 @@ def pixels(target: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
+def compared_runs(last: int) -> tuple[object, ...]:
+    """Return what is drawn of two algorithms, of three runs and of four."""
+    sides, every = [], []
+    for name, offset, runs in (("td3", 0.0, 3), ("sac", 900.0, 4)):
+        asked = []
+        for number in range(runs):
+            scored = run(f"/{name}/{number}", offset + 200 * number)[-last:]
+            every += scored
+            asked.append(Asked(f"/{name}/{number}", tuple(each.evaluation.checkpoint for each in scored)))
+        sides.append(algorithms.algorithm(asked, every, last))
+    ours, theirs = sides
+    assert ours is not None
+    assert theirs is not None
+    compared = algorithms.compare(ours, theirs)
+    return [each.evaluation for each in every], ranking.curve(every), (), (ours, theirs), compared
+
+
 MIXED = np.concatenate((np.linspace(100, 400, 20), np.linspace(2900, 3100, 60)))
 CASES: dict[str, tuple[object, ...]] = {
     "one": ([evaluation("a.pt", MIXED, terminated=20)],),
@@ -81,6 +99,8 @@ CASES: dict[str, tuple[object, ...]] = {
         [logged(), logged("/runs/b")],
     ),
     "no steps": ([each.evaluation for each in run("/a")],),
+    "algorithms by their last checkpoint": compared_runs(1),
+    "algorithms by their last three": compared_runs(3),
 }
 # What is written twice: every panel and every kind of file is among it.
 TWICE = {"one": (".svg",), "runs, logged": (".svg", ".pdf")}
@@ -104,6 +124,20 @@ def test_the_same_numbers_give_the_same_bytes_and_stay_within_the_picture(case: 
     edge = np.concatenate((picture[0], picture[-1], picture[:, 0], picture[:, -1]))
     assert (edge == 255).all()
     assert (picture != 255).any(axis=2).mean() > 0.02
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("last", [1, 3])
+def test_two_algorithms_are_two_rows_with_intervals_over_runs(tmp_path: Path, last: int) -> None:
+    what = compared_runs(last)
+    shown = texts(drawn(tmp_path / "a.svg", *what))
+    joined = " ".join(shown)
+    assert "td3" in joined
+    assert "sac" in joined
+    assert {"mean, 95 % CI", "IQM, 95 % CI"} <= set(shown)
+    assert any("P(improvement) 0.00" in text for text in shown)
+    assert ("training steps" in shown) == (last > 1)
+    assert not any("save_counter" in text for text in shown)
 
 
 @needs_matplotlib

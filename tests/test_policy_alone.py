@@ -286,8 +286,8 @@ def test_a_result_of_training_beside_the_network_is_named_and_left_out(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("obs_rms", {"mean": torch.zeros(3), "var": torch.ones(3)}),
-        ("obs_rms", {"mean": np.zeros(3), "var": np.ones(3)}),
+        ("obs_rms", {"mean": torch.zeros(4), "var": torch.ones(4)}),
+        ("obs_rms", {"position": {"mean": np.zeros(2), "var": np.ones(2)}, "goal": {"mean": np.zeros(1)}}),
         ("obs_mean", np.zeros(3)),
         ("obs_mean", [0.5, 0.5, 0.5]),
         ("state_mean", np.zeros(3)),
@@ -321,7 +321,7 @@ def test_the_conversion_that_a_refusal_names_gives_a_policy_that_plays(case: str
         model.register_forward_hook(_noted)
         path = saved(tmp_path / "an actor.pt", model)
     else:
-        states = {"model": model.state_dict(), "obs_rms": {"mean": torch.zeros(3), "var": torch.ones(3)}}
+        states = {"model": model.state_dict(), "obs_rms": {"mean": torch.zeros(4), "var": torch.ones(4)}}
         path = saved(tmp_path / "an actor.pt", states)
     with pytest.raises(UnsupportedError) as error:
         played(path, GIVEN)
@@ -424,6 +424,84 @@ def test_torchscript_that_is_no_chain_is_not_played_as_one(tmp_path: Path) -> No
         played(tmp_path / "a.pt", GIVEN)
 
 
+class Remembering(nn.Module):
+    """A recurrent policy as rsl_rl exports it: its state is a buffer that each call overwrites."""
+
+    def __init__(self, kind: str = "lstm", *, layers: int = 1, start: float = 0.0) -> None:
+        super().__init__()
+        self.memory = (nn.LSTM if kind == "lstm" else nn.GRU)(3, 8, layers)
+        self.actor = nn.Sequential(nn.Linear(8, 4), nn.ELU(), nn.Linear(4, 1))
+        self.register_buffer("hidden_state", torch.full((layers, 1, 8), start))
+        self.register_buffer("cell_state", torch.zeros(layers, 1, 8))
+
+
+class WithLstm(Remembering):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, (h, c) = self.memory(x.unsqueeze(0), (self.hidden_state, self.cell_state))
+        self.hidden_state[:] = h
+        self.cell_state[:] = c
+        return self.actor(out.squeeze(0))
+
+
+class WithGru(Remembering):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, h = self.memory(x.unsqueeze(0), self.hidden_state)
+        self.hidden_state[:] = h
+        return self.actor(out.squeeze(0))
+
+
+class Forgetful(Remembering):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, (h, _) = self.memory(x.unsqueeze(0), (self.hidden_state, self.cell_state))
+        self.hidden_state[:] = h
+        return self.actor(out.squeeze(0))
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_a_recurrent_torchscript_carries_its_state(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = (WithLstm if name == "lstm" else WithGru)(name).eval()
+    path = tmp_path / "policy.pt"
+    torch.jit.script(model).save(str(path))
+    agent = restore(str(path))
+    place = place_of(agent, TASK, Protocol())
+    with place.make(1) as vector:
+        policy = reference.build(enter(agent, place, Protocol(), vector.spec).network)
+    state: tuple[np.ndarray, ...] = ()
+    for row in observations(6)[:, None]:
+        found, state = policy.step(row, state)
+        with torch.no_grad():
+            close(found, model(torch.from_numpy(row)).numpy())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [WithLstm(layers=2), WithLstm(start=0.5), Forgetful()],
+    ids=["two-layers", "another-start", "a-state-that-is-not-kept"],
+)
+def test_a_recurrent_torchscript_that_does_else_is_refused_by_name(model: nn.Module, tmp_path: Path) -> None:
+    torch.jit.script(model).save(str(tmp_path / "policy.pt"))
+    with pytest.raises(UnsupportedError) as caught:
+        restore(str(tmp_path / "policy.pt"))
+    assert "LSTM" in (caught.value.found or "")
+
+
+@pytest.mark.parametrize("how", ["script", "trace"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)),
+        nn.Sequential(nn.Linear(3, 8, bias=False), nn.ReLU(), nn.Linear(8, 1, bias=False)),
+    ],
+    ids=["flatten", "no-bias"],
+)
+def test_torchscript_flattens_and_has_layers_without_bias(model: nn.Module, how: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.pt"
+    made = torch.jit.script(model) if how == "script" else torch.jit.trace(model, torch.zeros(1, 3))
+    made.save(str(path))
+    close(played(path)[0], wanted(model))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -498,10 +576,43 @@ def test_the_spread_of_observations_is_not_that_of_actions(name: str, inside: bo
         played(saved(tmp_path / "a.pt", state), GIVEN)
 
 
-@pytest.mark.parametrize("name", ["max_action", "action_scale", "act_limit"])
-def test_a_number_beside_that_would_scale_actions_is_named(name: str, tmp_path: Path) -> None:
-    _, assumed = played(saved(tmp_path / "a.pt", {"actor": Actor().state_dict(), name: 1.5}), GIVEN)
-    assert any(name in sentence for sentence in assumed)
+@pytest.mark.parametrize(
+    ("beside", "low", "high"),
+    [
+        ({"max_action": 1.5}, -1.5, 1.5),
+        ({"args": {"max_action": 2, "lr": 1e-3}}, -2, 2),
+        ({"action_scale": 1.5, "action_bias": 0.5}, -1, 2),
+        ({"action_low": [-1.0], "action_high": [3.0]}, -1, 3),
+        ({"act_limit": np.array([0.5], np.float32)}, -0.5, 0.5),
+    ],
+)
+def test_numbers_beside_a_network_bound_its_actions(
+    beside: dict[str, Any], low: float, high: float, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Actor()
+    path = saved(tmp_path / "a.pt", {"actor": model.state_dict(), **beside})
+    facts = AgentFacts(activations="relu", head="affine")
+    known = restore(str(path), facts=facts).known
+    assert (known.action_low, known.action_high) == ([low], [high])
+    close(played(path, facts)[0], wanted(model) / 2 * (high - low) / 2 + (high + low) / 2)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"max_action": 1.5, "action_scale": 2.0},
+        {"max_action": [1.0, 2.0]},
+        {"max_action": -1.0},
+        {"max_action": "large"},
+        {"action_low": -1.0},
+    ],
+)
+def test_a_number_that_may_bound_actions_and_does_not_say_how_is_named(
+    beside: dict[str, Any], tmp_path: Path
+) -> None:
+    _, assumed = played(saved(tmp_path / "a.pt", {"actor": Actor().state_dict(), **beside}), GIVEN)
+    assert any(name in sentence for sentence in assumed for name in beside)
 
 
 def test_a_sequential_without_an_activation_between_two_layers_gets_none(tmp_path: Path) -> None:
@@ -615,6 +726,43 @@ def test_the_command_that_is_named_works(tmp_path: Path) -> None:
     ran = in_process(*shlex.split(command), "--episodes", "2", "--json")
     assert ran.status == 0, ran.err
     assert any(note.startswith("given: ") and "head tanh" in note for note in json.loads(ran.out)["notes"])
+
+
+def followed(*words: object, most: int = 4) -> tuple[str, ...]:
+    """Run a command and then what its hints complete it with, until it works; return the last command."""
+    command = tuple(map(str, words))
+    for _ in range(most):
+        ran = in_process(*command)
+        if ran.status == 0:
+            return command
+        assert ran.status == 2, ran.err
+        hint = ran.err.split("hint: ", 1)[1].strip()
+        whole = hint.startswith("ckpttool ")
+        more = tuple(shlex.split(hint.removeprefix("ckpttool ") if whole else hint[hint.index("--") :]))
+        assert whole or more[0] == "--network", hint
+        command = (*more, "--episodes", "1") if whole and "--episodes" not in more else (*command, *more)
+    raise AssertionError(command)
+
+
+ALONE: dict[str, Any] = {
+    "state-dict.pth": lambda path: saved(path, Actor().state_dict()),
+    "wrapped.pt": lambda path: saved(path, {"model_state_dict": Actor().state_dict(), "epoch": 3}),
+    "bounded.pt": lambda path: saved(path, {"actor": Actor().state_dict(), "max_action": 2.0}),
+    "buffers.pt": lambda path: saved(path, Scaled().state_dict()),
+    "module.pt": lambda path: saved(path, Actor()),
+    "sequential.pt": lambda path: saved(path, sequential()),
+    "script.pt": lambda path: torch.jit.script(sequential(norm=True)).save(path),
+    "two.pt": lambda path: saved(
+        path, {"one": sequential().state_dict(), "two": sequential(norm=True).state_dict()}
+    ),
+    "arrays.npz": lambda path: np.savez(path, **{k: v.numpy() for k, v in Actor().state_dict().items()}),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_commands_that_are_named_lead_to_a_policy_that_plays(name: str, tmp_path: Path) -> None:
+    ALONE[name](tmp_path / name)
+    followed("eval", tmp_path / name, "--env", TASK, "--episodes", "1")
 
 
 def test_an_export_names_its_command_too_and_records_what_was_given(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ckpttool.leaf import Path, key
 from ckpttool.ops.restore import canonical_tree
 from ckpttool.tree import Tree
 from tests.test_layouts import canonical_names, gaussian_agent, same, torch_agent
-from tests.trees import torch_tree
+from tests.trees import tensorflow_tree, torch_tree
 
 
 def wrapped(tree: Tree, prefix: str) -> Tree:
@@ -52,6 +52,19 @@ def test_an_agent_in_an_entry_is_found_and_the_rest_is_left() -> None:
     there, here = canonical_tree(tree, binding.moves), canonical_tree(agent, alone.moves)
     assert there.keys() == here.keys()
     assert all(same(there[path], here[path]) for path in here)
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "torch"])
+def test_critics_beside_networks_of_other_names_are_no_agent(framework: str) -> None:
+    weight, shape = ("kernel", (3, 4)) if framework == "tensorflow" else ("weight", (4, 3))
+    names = [f"{name}/l1" for name in ("pi", "oldpi", "critic")]
+    arrays = {f"{name}/{weight}": np.ones(shape, "f4") for name in names}
+    arrays |= {f"{name}/bias": np.ones(4, "f4") for name in names}
+    made = tensorflow_tree if framework == "tensorflow" else torch_tree
+    assert recognise(made(arrays), "model") is None
+    lone = {name: array for name, array in arrays.items() if name.startswith("critic")}
+    found = recognise(made(lone), "model")
+    assert found is None or {part.component for part in found.parts} == {"critic"}
 
 
 def test_two_agents_side_by_side_are_no_single_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import pickle
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,8 +20,10 @@ from ckpttool.errors import CkpttoolError, MappingError, NotACheckpointError, Tr
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.convert import convert
 from ckpttool.ops.restore import restore
+from ckpttool.ops.save import save
 from tests import sb3_files as sb3
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process
+from tests.trees import torch_tree
 
 
 def followed(error: CkpttoolError, folder: Path) -> Ran:
@@ -204,3 +208,32 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
         assert isinstance(error, TruncatedError)
         assert Path(str(error.file)).name == name
         assert error.found is not None
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+@pytest.mark.parametrize("to", ["torch", "npz", "keras"])
+def test_a_missing_shard_of_an_index_is_named(folder: Path, suffix: str, to: str) -> None:
+    names = [f"model-0000{number}-of-00002.{suffix}" for number in (1, 2)]
+    save(
+        torch_tree({"a.weight": np.ones((3, 3), np.float32)}), "a.safetensors" if suffix[0] == "s" else "a.pt"
+    )
+    Path("a.safetensors" if suffix[0] == "s" else "a.pt").rename(names[0])
+    index = Path("model.safetensors.index.json" if suffix[0] == "s" else "pytorch_model.bin.index.json")
+    index.write_text(json.dumps({"weight_map": {"a.weight": names[0], "b.weight": names[1]}}))
+    for path in (str(index), "."):
+        error = refused(path, to=to)
+        assert isinstance(error, TruncatedError)
+        assert Path(str(error.file)).name == names[1]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed")
+def test_a_missing_shard_of_a_distributed_checkpoint_is_named(folder: Path) -> None:
+    from torch.distributed import checkpoint as distributed
+
+    distributed.save({"a.weight": torch.ones(4, 3)}, checkpoint_id="saved")
+    (shard,) = Path("saved").glob("*.distcp")
+    shard.unlink()
+    for to in ("npz", "keras"):
+        error = refused("saved", to=to)
+        assert isinstance(error, TruncatedError)
+        assert Path(str(error.file)).name == shard.name

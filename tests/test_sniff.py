@@ -14,7 +14,6 @@ NODE = field(1, field(1, "x") + field(2, "Placeholder") + field(5, field(1, "dty
 META = field(1, field(2, field(1, field(1, "Add") + field(2, field(1, "x")))) + field(4, "serve")) + field(
     2, NODE
 )
-ONNX = field(1, 8) + field(2, "tf2onnx") + field(3, "1.8.4") + field(7, b"graph")
 
 
 @pytest.mark.parametrize(
@@ -31,7 +30,6 @@ ONNX = field(1, 8) + field(2, "tf2onnx") + field(3, "1.8.4") + field(7, b"graph"
         ("long.pb", field(1, field(1, "c") + field(2, "Const") + field(5, bytes(70_000))), "a GraphDef", ""),
         ("model.ckpt-7.meta", META, "graph alone (a MetaGraphDef", ".index"),
         ("renamed.pb", field(1, 1) + field(2, META), "graph of a SavedModel", "saved_model.pb"),
-        ("model.onnx", ONNX, "ONNX model", "made from"),
         ("noise.bin", bytes(range(128, 256)), "unrecognised file format", ""),
         ("counted.bin", b"\x08\x01\x12\x04\xff\xff", "unrecognised file format", ""),
     ],

@@ -1,4 +1,4 @@
-"""The solver: names first, then order inside parents, then the only fit; never a guess."""
+"""The solver: names first, then the only fit, words, modules and numbers; order only where it is accepted."""
 
 from __future__ import annotations
 
@@ -39,12 +39,15 @@ def test_names_decide_where_order_would_mislead() -> None:
 
 def test_twin_critics_keep_to_their_names() -> None:
     found = solved(layers("q2/l1", "q2/l2", "q1/l1", "q1/l2"), layers("q1/0", "q1/2", "q2/0", "q2/2"))
-    assert found["q1/0"] == "q1/l1 by order"
-    assert found["q2/2"] == "q2/l2 by order"
+    assert found["q1/0"] == "q1/l1 by numbers"
+    assert found["q2/2"] == "q2/l2 by numbers"
 
 
-def test_flat_twins_go_in_order() -> None:
-    found = solved(layers("l1", "l2", "l3", "l4"), layers("q1/0", "q1/2", "q2/0", "q2/2"))
+def test_flat_layers_are_no_twins_unless_the_order_is_accepted() -> None:
+    sources, targets = layers("l1", "l2", "l3", "l4"), layers("q1/0", "q1/2", "q2/0", "q2/2")
+    (group,) = solve(sources, targets).ambiguous
+    assert group.ordered
+    found = solved(sources, targets, accept_order=True)
     assert list(found.values()) == [f"l{n} by order" for n in (1, 2, 3, 4)]
 
 
@@ -67,24 +70,24 @@ def test_one_square_layer_too_many_is_ambiguous() -> None:
 
 def test_numbers_that_keras_counts_by_say_an_order_only() -> None:
     found = solved(layers("dense_7", "dense_8"), layers("dense_8", "dense_9"))
-    assert found == {"dense_8": "dense_7 by order", "dense_9": "dense_8 by order"}
+    assert found == {"dense_8": "dense_7 by numbers", "dense_9": "dense_8 by numbers"}
 
 
 def test_items_of_lists_are_counted_not_compared() -> None:
     found = solved(layers("net/0", "net/2", "net/10"), layers("net/2", "net/4", "net/6"))
-    assert list(found.values()) == ["net/0 by order", "net/2 by order", "net/10 by order"]
+    assert list(found.values()) == ["net/0 by numbers", "net/2 by numbers", "net/10 by numbers"]
 
 
 def test_names_in_alphabetical_order_say_no_order() -> None:
     sources, targets = layers("body/0", "head/0", "head/2"), layers("0", "2", "4")
-    assert len(solve(sources, targets).pairs) == 3
-    assert solve(sources, targets, in_order=False).pairs == ()
+    assert len(solve(sources, targets, accept_order=True).pairs) == 3
+    assert solve(sources, targets, in_order=False, accept_order=True).pairs == ()
 
 
 def test_numbers_order_what_a_file_sorted() -> None:
     sources = layers("fc1", "fc10", "fc2", "out:last")
     found = solved(sources, layers("0", "2", "4", "6:last"), in_order=False)
-    assert list(found.values()) == ["fc1 by order", "fc2 by order", "fc10 by order", "out by order"]
+    assert list(found.values()) == ["fc1 by numbers", "fc2 by numbers", "fc10 by numbers", "out by only fit"]
 
 
 def test_what_fits_once_is_matched_last() -> None:
@@ -155,12 +158,11 @@ def test_ten_thousand_layers_take_no_square_of_that(named: bool) -> None:
     assert time.process_time() - start < 5
 
 
-def test_ten_thousand_counted_layers_are_told_as_fast() -> None:
+def test_ten_thousand_layers_under_other_words_take_no_square_of_that() -> None:
     sources = layers(*(f"sequential_{n // 2}/dense_{n}:{n % 2}" for n in range(10_000)))
     targets = layers(*(f"part{n // 2}/l{n}:{n % 2}" for n in range(10_000)))
     start = time.process_time()
-    solution = solve(sources, targets)
-    assert solution.by_order[-1] == ("sequential_4999", "part4999")
+    assert len(solve(sources, targets, accept_order=True).pairs) == 10_000
     assert time.process_time() - start < 5
 
 
@@ -169,7 +171,8 @@ def test_ten_thousand_counted_layers_are_told_as_fast() -> None:
     [
         (("dense:in", "dense_1", "dense_2"), ("body:in", "mean", "log_std")),
         (("body:in", "log_std", "mean"), ("0:in", "2", "4")),
-        (("body:in", "log_std", "mean"), ("0:in", "mu", "log_sigma")),
+        (("dense:in", "dense_1", "dense_2"), ("body/0:in", "body/2", "head")),
+        (("dense:in", "dense_1", "dense_2"), ("body:in", "q1", "q2")),
     ],
 )
 def test_words_of_one_side_only_are_no_order(sources: tuple[str, ...], targets: tuple[str, ...]) -> None:
@@ -177,7 +180,7 @@ def test_words_of_one_side_only_are_no_order(sources: tuple[str, ...], targets: 
     solution = solve(layers(*sources), layers(*targets))
     assert [(pair.source, pair.target) for pair in solution.pairs] == [(0, 0)]
     (group,) = solution.ambiguous
-    assert group == ((1, 2), (1, 2))
+    assert group == ((1, 2), (1, 2), True)
 
 
 def test_whole_networks_that_words_of_one_side_tell_apart_are_ambiguous() -> None:
@@ -188,11 +191,13 @@ def test_whole_networks_that_words_of_one_side_tell_apart_are_ambiguous() -> Non
     assert len(solution.ambiguous) == 1
     found = solved(sources, targets, given=[("sequential", "critic")])
     assert found["critic/2"] == "sequential/dense_1 by given"
-    assert found["actor/0"] == "sequential_1/dense_2 by order"
+    assert found["actor/0"] == "sequential_1/dense_2 by numbers"
 
 
-def test_networks_that_only_numbers_tell_apart_go_in_order() -> None:
-    found = solved(layers("sequential/dense", "sequential_1/dense_1"), layers("q1/0", "q2/0"))
+def test_networks_that_the_framework_counts_have_no_numbers_of_the_program() -> None:
+    sources, targets = layers("sequential/dense", "sequential_1/dense_1"), layers("q1/0", "q2/0")
+    assert solve(sources, targets).pairs == ()
+    found = solved(sources, targets, accept_order=True)
     assert found == {"q1/0": "sequential/dense by order", "q2/0": "sequential_1/dense_1 by order"}
 
 
@@ -215,49 +220,99 @@ def critics(*names: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_counted_networks_stay_whole(in_order: bool) -> None:
-    sources, targets = layers(*COUNTED), layers(*critics("q1", "q2"))
-    solution = solve(sources, targets, in_order=in_order)
-    assert [pair.source for pair in solution.pairs] == list(range(6))
-    assert solution.by_order == (("sequential", "q1"), ("sequential_1", "q2"))
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-def test_numbers_that_contradict_the_order_leave_the_networks_open(in_order: bool) -> None:
-    # Defined as q2, q1: the first network of the source is either.
-    sources, targets = layers(*COUNTED), layers(*critics("q2", "q1"))
+@pytest.mark.parametrize("names", [("q1", "q2"), ("q2", "q1"), ("qs/0", "qs/1")])
+def test_counted_networks_stay_open(names: tuple[str, str], in_order: bool) -> None:
+    sources, targets = layers(*COUNTED), layers(*critics(*names))
     solution = solve(sources, targets, in_order=in_order)
     assert solution.pairs == ()
-    assert solution.by_order == ()
-    assert {len(group.targets) for group in solution.ambiguous} == {2, 4}
-    said = solved(sources, targets, in_order=in_order, given=[("sequential", "q1")])
-    assert (said["q1/4"], said["q2/4"]) == ("sequential/dense_2 by given", "sequential_1/dense_5 by order")
-
-
-def test_numbers_of_both_sides_that_agree_are_no_assumption() -> None:
-    solution = solve(layers(*critics("critic1", "critic2")), layers(*critics("q1", "q2")))
-    assert len(solution.pairs) == 6
-    assert solution.by_order == ()
-    assert solve(layers(*critics("critic1", "critic2")), layers(*critics("q2", "q1"))).pairs == ()
-
-
-def test_a_list_of_networks_and_counted_ones_are_paired_by_order() -> None:
-    solution = solve(layers(*COUNTED), layers(*critics("qs/0", "qs/1")))
-    assert solution.by_order == (("sequential", "qs/0"), ("sequential_1", "qs/1"))
-    # Layers in a row are what a list is for.
-    assert solve(layers("dense", "dense_1"), layers("net/0", "net/2")).by_order == ()
-    assert solve(layers("net/0", "net/2"), layers("body/0", "body/1")).by_order == ()
-
-
-def test_what_is_paired_by_order_is_told_by_layer_where_it_is_no_module() -> None:
-    solution = solve(layers("l1", "l2", "l3", "l4"), layers("q1/0", "q1/2", "q2/0", "q2/2"))
-    assert solution.by_order == (("l1", "q1/0"), ("l2", "q1/2"), ("l3", "q2/0"), ("l4", "q2/2"))
-    assert solve(layers("dense", "dense_1"), layers("q1", "q2")).by_order == (
-        ("dense", "q1"),
-        ("dense_1", "q2"),
+    assert all(group.ordered for group in solution.ambiguous)
+    accepted = solve(sources, targets, in_order=in_order, accept_order=True)
+    assert [pair.source for pair in accepted.pairs] == list(range(6))
+    said = solved(sources, targets, in_order=in_order, given=[("sequential", names[0])])
+    assert (said[f"{names[0]}/4"], said[f"{names[1]}/4"]) == (
+        "sequential/dense_2 by given",
+        "sequential_1/dense_5 by only fit",
     )
-    assert solve(layers("q1", "q2"), layers("dense", "dense_1")).by_order == (
-        ("q1", "dense"),
-        ("q2", "dense_1"),
-    )
-    assert solve(layers("q2", "q1"), layers("dense", "dense_1")).pairs == ()
+
+
+def test_numbers_of_both_sides_pair_whatever_the_order() -> None:
+    for names in (("q1", "q2"), ("q2", "q1")):
+        found = solved(layers(*critics("critic1", "critic2")), layers(*critics(*names)))
+        assert found["q1/0"].startswith("critic1/0 ")
+        assert found["q2/4"].startswith("critic2/4 ")
+
+
+def test_a_row_that_the_framework_counts_is_an_assumption() -> None:
+    solution = solve(layers("dense", "dense_1"), layers("net/0", "net/2"))
+    assert len(solution.counted) == len(solution.pairs) == 2
+    assert not solve(layers("net/0", "net/2"), layers("body/0", "body/1")).counted
+
+
+def test_what_a_model_lists_otherwise_than_it_was_made() -> None:
+    # Keras: Dense(6)(Dense(6)(x)) makes the outer one first, and lists it last.
+    sources = layers("hidden1", "hidden2")
+    listed = [one._replace(rank=rank) for rank, one in enumerate(layers("dense_1", "dense"))]
+    assert solved(sources, listed) == {}
+    chain = called(*listed)
+    assert solved(sources, chain) == {"dense_1": "hidden1 by calls", "dense": "hidden2 by calls"}
+    assert solved(layers("net/0", "net/2"), listed) == {
+        "dense_1": "net/0 by numbers",
+        "dense": "net/2 by numbers",
+    }
+
+
+def called(*row: Candidate, chain: bool = True) -> list[Candidate]:
+    """Return layers as a model calls them: one after the other, or all with the same input."""
+    return [one._replace(call=n, after=(1 << n) - 1 if chain else 0) for n, one in enumerate(row)]
+
+
+@pytest.mark.parametrize("sources", ["dense dense_1 dense_2", "l/0 l/2 l/4", "fc1 fc2 fc3"])
+def test_a_chain_of_calls_is_evidence_and_calls_beside_each_other_are_none(sources: str) -> None:
+    having, wanting = layers(*sources.split()), layers("first", "hidden", "out")
+    assert solve(having, wanting).pairs == ()
+    found = solved(having, called(*wanting))
+    assert list(found.values()) == [f"{name} by calls" for name in sources.split()]
+    assert solve(having, called(*wanting, chain=False)).pairs == ()
+    # Experts in a list stand beside each other.
+    experts = called(*layers("experts/0", "experts/1", "experts/2"), chain=False)
+    assert solve(layers("dense", "dense_1", "dense_2"), experts).pairs == ()
+    named = solve(layers("sequential/dense", "sequential_1/dense_1"), called(*layers("a", "b")))
+    assert named.pairs == ()
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "expected"),
+    [
+        # Equal numbers in lists are names.
+        ("h/0/k h/0/q h/1/k h/1/q", "h/0/q h/0/k h/1/q h/1/k", "h/0/q h/0/k h/1/q h/1/k"),
+        ("net/0 net/2", "net/0 net/2 net/4", "net/0 net/2 -"),
+        # One side's prefix.
+        ("m/h/0/q m/h/0/k m/wte lm_head:w", "h/0/k h/0/q wte head:w", "m/h/0/k m/h/0/q m/wte lm_head"),
+        ("conv1 conv2 fc", "backbone/conv2 backbone/conv1 fc", "conv2 conv1 fc"),
+        ("one/conv1 one/conv2 fc", "two/conv2 two/conv1 fc", "one/conv2 one/conv1 fc"),
+        ("actor/l1 actor_target/l1", "policy/l1", "-"),
+        # Words at another depth, in other spellings.
+        ("value_dense adv_dense", "advantage/0 value/0", "adv_dense value_dense"),
+        ("query key value", "k_proj v_proj q_proj", "key value query"),
+        ("mu log_std", "log_sigma/0 mean/0", "log_std mu"),
+        ("fc_value fc_a", "heads/a heads/value", "fc_a fc_value"),
+        # Words that exclude each other.
+        ("value", "advantage", "-"),
+        ("critic/l1", "actor/l1", "-"),
+        ("encoder/0", "decoder/0", "-"),
+        # Modules whose other layers are matched.
+        ("s/d:a s/d_1 t/d_2:b t/d_3", "actor/0:b actor/2 critic/0:a critic/2", "t/d_2 t/d_3 s/d s/d_1"),
+        # Order alone.
+        ("a b", "x y", "- -"),
+        ("dense dense_1 dense_2", "value/0 value/2 advantage/0", "- - -"),
+        ("dense dense_1 dense_2", "out layers/0 layers/1", "- - -"),
+        ("dense dense_1", "head body/0", "- -"),
+        ("dense dense_1 dense_2 dense_3", "q k v o", "- - - -"),
+    ],
+)  # fmt: skip
+def test_what_is_evidence(sources: str, targets: str, expected: str) -> None:
+    for turned in (False, True):
+        having = layers(*sources.split())
+        found = solved(having[::-1] if turned else having, layers(*targets.split()), in_order=not turned)
+        names = [found.get(t.partition(":")[0], "-").partition(" ")[0] for t in targets.split()]
+        assert names == expected.split()

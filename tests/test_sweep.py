@@ -22,6 +22,7 @@ import pytest
 from ckpttool.agents.statistics import paired_interval
 from ckpttool.cli import scores
 from ckpttool.errors import (
+    ChecksumError,
     FormatError,
     NotACheckpointError,
     NotFoundError,
@@ -132,6 +133,27 @@ def test_all_steps_are_of_one_source() -> None:
     assert training_step.common(told[:2]) == "total_it"
     assert training_step.common([{"total_it": 5, "name": 1}, {"total_it": 5, "name": 2}]) == "name"
     assert training_step.common([{}, {}]) is None
+    assert training_step.common([{"total_it": 5}, {"total_it": 5}]) == "total_it"
+
+
+def test_a_count_of_saves_is_no_step() -> None:
+    assert training_step.common([{"save_counter": 5}, {"save_counter": 6}]) is None
+    told = [{"total_it": 9, "save_counter": number} for number in (1, 2)]
+    assert training_step.common(told) == "total_it"
+    assert training_step.columns(told[0]) == {
+        "environment_steps": None,
+        "updates": 9,
+        "saves": 1,
+        "in_name": None,
+    }
+
+
+def test_inspect_and_eval_have_one_definition_of_steps() -> None:
+    listed = in_process("inspect", TF_SAMPLE.parent, "--json").json()["checkpoints"]
+    played = in_process("eval", TF_SAMPLE, "--env", "Pendulum-v1", "--episodes", "1", "--json").json()
+    (latest,) = (each for each in listed if each["latest"])
+    names = ("environment_steps", "updates", "saves", "in_name")
+    assert [latest[name] for name in names] == [played[name] for name in names] == [None, 14000, 6, 15000]
 
 
 # What comes of them.
@@ -335,6 +357,21 @@ def test_a_line_that_was_cut_is_played_again_and_counted_once(tmp_path: Path, wh
     assert {document["protocol"]["stacked"] for document in documents} == {2}
 
 
+def test_a_line_that_was_edited_is_not_believed(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    first = sweep([str(TF_SAMPLE)], protocol=SHORT, out=str(out))
+    document = json.loads(out.read_bytes())
+    edited = {**document, "returns": [0.0] * len(document["returns"])}
+    out.write_text(json.dumps(edited) + "\n")
+    with pytest.raises(ChecksumError):
+        sweep([str(TF_SAMPLE)], protocol=SHORT, out=str(out), spread=refuse)
+    out.write_text(json.dumps({name: value for name, value in edited.items() if name != "sha256"}) + "\n")
+    again = sweep([str(TF_SAMPLE)], protocol=SHORT, out=str(out))
+    assert again.resumed == 0
+    assert returns(again) == returns(first)
+    assert sweep([str(TF_SAMPLE)], protocol=SHORT, out=str(out), spread=refuse).resumed == 1
+
+
 @pytest.mark.parametrize("content", [b'{"mine": 1}\n', b"a,b\n1,2\n", b"half a line", b'{"schema": 1}\n'])
 def test_another_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
     out = tmp_path / "mine.jsonl"
@@ -342,6 +379,27 @@ def test_another_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(FormatError):
         sweep([str(RUN)], protocol=SHORT, out=str(out), spread=refuse)
     assert out.read_bytes() == content
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["the digest kept", "the digest removed"])
+def test_an_edited_result_is_not_believed(tmp_path: Path, kept: bool) -> None:
+    out = tmp_path / "lines.jsonl"
+    one = str(RUN / "ckpt-2500.pt")
+    sweep([one], protocol=SHORT, out=str(out))
+    document = json.loads(out.read_bytes())
+    true = list(document["returns"])
+    document["returns"] = [0.0] * len(true)
+    if not kept:
+        del document["sha256"]
+    out.write_text(json.dumps(document) + "\n")
+    if kept:
+        with pytest.raises(FormatError) as caught:
+            sweep([one], protocol=SHORT, out=str(out))
+        assert caught.value.file == str(out)
+        return
+    found = sweep([one], protocol=SHORT, out=str(out))
+    assert found.resumed == 0
+    assert found.evaluations[0].rollout.returns.tolist() == true
 
 
 def test_two_do_not_write_one_file(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_the_command_exits_with_one_above_the_tolerance(shared_workers: None) ->
     ran, quiet = in_process(*words), in_process(*words, "--quiet")
     assert ran.status == quiet.status == 1
     assert "NOT the same agent" in ran.out
-    assert quiet.out == ran.out.partition("tolerance: ")[0]
+    assert ran.out.startswith(quiet.out)
 
 
 def test_a_missing_interpreter_is_one_sentence() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,15 +11,21 @@ from ckpttool.agents.network import (
     Activation,
     Add,
     Affine,
+    Clip,
     Concat,
+    Convolution,
     Dense,
+    Flatten,
     Layer,
+    LayerNorm,
     Multiply,
     Network,
     Node,
     Slice,
     StateSlot,
+    Transpose,
 )
+from ckpttool.layouts.canonical import Program
 
 
 class Builder:
@@ -121,3 +128,47 @@ def _gate(
 
 def _columns(builder: Builder, value: int, number: int, units: int) -> int:
     return builder.add(Slice(number * units, (number + 1) * units), value)
+
+
+def add_program(builder: Builder, program: Program) -> int:
+    """Add the operations of a model's own graph on the last value; return the number of what they give."""
+    values = [builder.last, *(builder.number(name) for name in program.states)]
+    for operation in program.operations:
+        builder.last = values[operation.inputs[0]]
+        if operation.kind in ("lstm", "gru"):
+            values.append(_cell(builder, operation.kind, operation.value))
+            continue
+        layer = _LAYERS[operation.kind](operation.value)
+        values.append(builder.add(layer, *(values[number] for number in operation.inputs)))
+    builder.last = values[program.output]
+    return builder.last
+
+
+def _cell(builder: Builder, kind: str, value: Mapping[str, Any]) -> int:
+    kernel, recurrent, biases = value["kernel"], value["recurrent"], value["biases"]
+    if kind == "lstm":
+        hidden, cell = value["states"]
+        return lstm(builder, (hidden, cell), kernel, recurrent, biases[0] + biases[1])
+    return gru(builder, value["states"][0], kernel, recurrent, biases, reset_after=value["after"])
+
+
+def _wide(*arrays: np.ndarray) -> list[np.ndarray]:
+    """Return arrays of one size in float32."""
+    return [np.array(each, np.float32) for each in np.broadcast_arrays(*arrays)]
+
+
+# A row for each kind of operation in a program (layouts/onnx_operators.py) that is one layer.
+_LAYERS: dict[str, Callable[[Mapping[str, Any]], Layer]] = {
+    "dense": lambda v: Dense(v["kernel"], v["bias"]),
+    "layer_norm": lambda v: LayerNorm(v["scale"], v["offset"], v["epsilon"]),
+    "activation": lambda v: Activation(v["name"], v["slope"]),
+    "affine": lambda v: Affine(*_wide(v["scale"], v["shift"])),
+    "clip": lambda v: Clip(*_wide(v["low"], v["high"])),
+    "slice": lambda v: Slice(v["start"], v["stop"]),
+    "concat": lambda _v: Concat(),
+    "flatten": lambda _v: Flatten(),
+    "transpose": lambda v: Transpose(tuple(v["axes"])),
+    "add": lambda _v: Add(),
+    "multiply": lambda _v: Multiply(),
+    "convolution": lambda v: Convolution(v["kernel"], v["bias"], tuple(v["strides"]), v["padding"]),
+}

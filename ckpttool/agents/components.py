@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -9,7 +10,7 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from ckpttool.agents import encoders
-from ckpttool.agents.building import Builder
+from ckpttool.agents.building import Builder, add_program
 from ckpttool.agents.network import (
     Activation,
     ActivationName,
@@ -21,10 +22,11 @@ from ckpttool.agents.network import (
     Layer,
     LayerNorm,
     Network,
+    Transpose,
 )
 from ckpttool.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
 from ckpttool.layouts import canonical
-from ckpttool.layouts.canonical import Part
+from ckpttool.layouts.canonical import Part, Program
 from ckpttool.layouts.fronts import Front
 from ckpttool.leaf import Leaf
 from ckpttool.shown import count
@@ -105,6 +107,8 @@ UNBOUNDED = frozenset({"identity", "unit_tanh"})
 
 def widths(agent: Tree, part: Part) -> tuple[int, int]:
     """Return the number of inputs of a network's first dense layer and of outputs of its last."""
+    if part.program is not None:
+        return math.prod(part.program.inputs[0][1]), part.program.width
     shapes = [
         leaf.shape
         for position, layer in enumerate(part.layers)
@@ -135,7 +139,9 @@ def policy_network(
         )
     if wiring.head not in HEADS:
         raise UsageError(f"no action map is called {wiring.head!r}", hint=f"there are {', '.join(HEADS)}")
-    if front is not None:
+    if part.program is not None:
+        builder = _of_program(part.program, wiring, seen)
+    elif front is not None:
         _require_rows(front, wiring)
         builder = encoders.begun(agent, part.component, front, seen)
         encoders.encode(
@@ -147,11 +153,34 @@ def policy_network(
             builder.add(Flatten())
         _normalise(builder, wiring, obs_dim)
     norms = encoders.norms(agent, part.component, front) if front is not None else {}
-    _layers(builder, agent, part, wiring, None, norms)
+    if part.program is None:
+        _layers(builder, agent, part, wiring, None, norms)
     low, high = (np.asarray(bound, np.float32) for bound in (wiring.action_low, wiring.action_high))
     for layer in HEADS[wiring.head](low, high):
         builder.add(layer)
     return builder.done()
+
+
+def _of_program(program: Program, wiring: Wiring, seen: encoders.Shapes | None) -> Builder:
+    """Return a builder with a program's operations, on observations of the shape that is seen."""
+    ((name, shape),) = program.inputs
+    given = shape if seen is None else tuple(seen[name])
+    builder = Builder([(name, given[0] if len(given) == 1 else given)], program.states.items())
+    if given != shape and len(shape) == 3 and given == (*shape[1:], shape[0]):
+        builder.add(Transpose((2, 0, 1)))
+    elif given != shape and len(shape) == 1 and math.prod(given) == shape[0]:
+        builder.add(Flatten())
+    elif given != shape:
+        raise EnvironmentMismatchError(
+            "the policy does not take observations of this shape",
+            expected=str(list(shape)),
+            found=str(list(given)),
+        )
+    if wiring.obs_norm is not None and len(shape) > 1:
+        raise UnsupportedError("statistics of images, or of several inputs, are not applied yet")
+    _normalise(builder, wiring, shape[0])
+    add_program(builder, program)
+    return builder
 
 
 def q_network(agent: Tree, part: Part, wiring: Wiring, obs_dim: int, act_dim: int) -> Network:

@@ -109,7 +109,7 @@ def _two(left: Summary, right: Summary, pairs: Laid) -> Look:
 
 def _rows(entries: Mapping[str, Entry], places: Mapping[str, Path], found: Summary) -> dict[str, Row]:
     stored = {row.keys: row for row in found.tensors}
-    names = {found.checkpoint.tree.names[place]: name for name, place in places.items()}
+    names = {found.checkpoint.tree.names.get(place, name): name for name, place in places.items()}
     rows: dict[str, Row] = {}
     for name, entry in entries.items():
         place = places[name]

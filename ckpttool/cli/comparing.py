@@ -31,11 +31,16 @@ class Wanted:
 
 @dataclass(slots=True)
 class Told:
-    """Keys for the JSON document, lines for people, and the mean that `--min-return` is compared with."""
+    """Keys for the JSON document, lines for people, and the mean that `--min-return` is compared with.
+
+    `algorithms` are what a plot shows: ours, and the one that it is compared with.
+    """
 
     document: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     mean: float | None = None
+    algorithms: tuple[Algorithm, ...] = ()
+    comparison: Comparison | None = None
 
 
 def wanted(
@@ -79,13 +84,14 @@ def _algorithms(wanted: Wanted, found: Sweep, told: Told) -> None:
     ours = algorithms.algorithm(wanted.runs, found.scored, wanted.last)
     if ours is None:
         return
-    told.mean = ours.mean.value
+    told.mean, told.algorithms = ours.mean.value, (ours,)
     told.document["runs"] = ours.document()
     told.lines += _described("runs", ours)
     theirs = algorithms.algorithm(wanted.against, found.scored, wanted.last)
     if theirs is None:
         return
     compared = algorithms.compare(ours, theirs)
+    told.algorithms, told.comparison = (ours, theirs), compared
     told.document |= {"against": theirs.document(), "comparison": compared.document()}
     told.lines += [*_described("against", theirs), *_compared(compared)]
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ckpttool import ledger
 from ckpttool.cli import completing, next_steps, output
 from ckpttool.cli.options import (
     ActivationOption,
@@ -73,6 +74,10 @@ def convert(
     ] = None,
     fold_weight_norm: Annotated[
         bool, typer.Option("--fold-weight-norm", help="Make one weight of the two tensors of weight norm.")
+    ] = False,
+    fold_normalizer: Annotated[
+        bool,
+        typer.Option("--fold-normalizer", help="Fold observation statistics into the first layers."),
     ] = False,
     rules: Annotated[
         str | None,
@@ -148,6 +153,21 @@ def convert(
             metavar="SOURCE=TARGET", help="For --like: these two layers or modules belong together."
         ),
     ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FRAMEWORK",
+            help="Whose orientation SRC's matrices have, if neither names nor shapes show it: torch or tf.",
+        ),
+    ] = None,
+    cast: Annotated[
+        bool, typer.Option("--cast", help="For --like: round numbers to the types of your model.")
+    ] = False,
+    accept_order: Annotated[
+        bool,
+        typer.Option("--accept-order", help="For --like: pair by order what nothing else tells apart."),
+    ] = False,
     python: LikePython = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False,
     glob: Annotated[
@@ -190,6 +210,7 @@ def convert(
             strip=strip,
             restore=restore,
             fold_weight_norm=fold_weight_norm,
+            fold_normalizer=fold_normalizer,
             l2=l2 or (),
             optimizer=optimizer or (),
             rules=rules,
@@ -201,6 +222,9 @@ def convert(
             facts=agent_facts(activation, head, bounds, obs_norm),
             like=like_of(like, like_args, input_shape, python),
             match=match or (),
+            accept_order=accept_order,
+            from_=from_,
+            cast=cast,
             allow_missing=allow_missing,
             dry_run=dry_run,
             force=force,
@@ -216,7 +240,8 @@ def convert(
 
         output.write(tables.conversion(done, quiet=quiet, whole=dry_run))
         next_steps.tell(next_steps.after_convert, done, quiet=quiet)
-    return 0 if done.within and (done.report.complete or allow_missing) else 1
+    whole = done.report.complete and not ledger.decides(done.ledger)
+    return 0 if done.within and (whole or allow_missing) else 1
 
 
 def _import_numpy() -> None:
@@ -250,6 +275,12 @@ def verify(
         typer.Option("--train-step", help="Also train both on, and compare how far the weights moved."),
     ] = False,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many updates for --train-step.")] = 100,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Compare every entry as well: optimizers, counters, facts, settings, receipt."
+        ),
+    ] = False,
     layout: LayoutOption = None,
     env: Env = None,
     activation: ActivationOption = None,
@@ -274,6 +305,7 @@ def verify(
             layout=layout,
             facts=agent_facts(activation, head, bounds, obs_norm, importable(env)),
             python=python,
+            whole=whole,
             progress=moving,
         )
     if as_json:
@@ -283,4 +315,4 @@ def verify(
 
         output.write(tables.parity(found, quiet=quiet))
         next_steps.tell(next_steps.after_verify, second, found, quiet=quiet)
-    return 0 if found.within else 1
+    return 0 if found.within and not ledger.decides(found.ledger) else 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckpttool import ledger
 from ckpttool.cli import completing, next_steps, output
 from ckpttool.cli.columns import wrapped
 from ckpttool.cli.options import (
@@ -30,6 +31,7 @@ from ckpttool.cli.options import (
     Tensorboard,
     Video,
     VideoEpisodes,
+    WrapperOption,
     agent_facts,
     importable,
 )
@@ -84,6 +86,7 @@ def evaluate(
     dtype: Dtype = "float32",
     engine: Engine = "auto",
     adapter: AdapterOption = None,
+    wrapper: WrapperOption = None,
     layout: LayoutOption = None,
     activation: ActivationOption = None,
     head: HeadOption = None,
@@ -120,7 +123,7 @@ def evaluate(
     quiet: Quiet = False,
 ) -> int:
     """Restore agents and play them: fixed seeds, deterministic policy, undiscounted returns."""
-    from ckpttool.cli import comparing, showing
+    from ckpttool.cli import comparing, plots, showing
     from ckpttool.ops import results, score_files, training_curve
     from ckpttool.ops.evaluation import Protocol, float_type
     from ckpttool.ops.sweep import sweep
@@ -131,7 +134,17 @@ def evaluate(
     if out is not None and lines is None:
         score_files.require_new_result(out)  # before hours of playing, not after
     protocol = Protocol(
-        episodes, seed, num_envs, device, backend, network, float_type(dtype), engine, noise, adapter
+        episodes,
+        seed,
+        num_envs,
+        device,
+        backend,
+        network,
+        float_type(dtype),
+        engine,
+        noise,
+        adapter,
+        None if wrapper is None else tuple(wrapper),
     )
     wanted = showing.wanted(video, video_episodes, plot, chart=chart)
     asked = comparing.wanted(
@@ -152,7 +165,7 @@ def evaluate(
     if not found.scored and found.failed and len(found.failed) == 1:
         raise found.failed[0].error
     alone = found.scored[0].evaluation if found.alone else None
-    content = found.document() if alone is None else alone.document()
+    content = found.document() if alone is None else found.document()["evaluations"][0]
     told = comparing.tell(asked, found)
     beside = training_curve.beside([each.checkpoint for each in found.evaluations])
     content |= {**told.document, **beside.document()}
@@ -163,7 +176,8 @@ def evaluate(
 
         notes = () if quiet else tables.listed("note", beside.notes)
         output.write("\n".join([scores.sweep(found, quiet=quiet), *map(wrapped, notes), *told.lines]))
-    shown = showing.show(wanted, found, env, layout, beside.curves, facts=facts, quiet=quiet, as_json=as_json)
+    drawn = plots.Drawn(found.evaluations, found.curve, beside.curves, told.algorithms, told.comparison)
+    shown = showing.show(wanted, found, env, layout, drawn, facts=facts, quiet=quiet, as_json=as_json)
     if as_json:
         output.write(output.document({**content, **shown.document}))
     else:
@@ -184,7 +198,8 @@ def _status(found: Sweep, shown: Shown, mean: float | None, min_return: float | 
     if found.interrupted or shown.interrupted:
         return 130
     means = [each.statistics.mean for each in found.evaluations] if mean is None else [mean]
-    return 1 if min_return is not None and min(means) < min_return else 0
+    low = min_return is not None and min(means) < min_return
+    return 1 if low or any(ledger.decides(each.ledger) for each in found.evaluations) else 0
 
 
 def _tell(failed: Sequence[Failed]) -> None:

@@ -8,6 +8,7 @@ from ckpttool import places, urls
 from ckpttool.cli.columns import beside, wrapped
 from ckpttool.cli.tree import View, render
 from ckpttool.errors import UsageError, choice
+from ckpttool.ops import training_step
 from ckpttool.ops.modules import Sort
 from ckpttool.ops.summary import Summary, summary
 from ckpttool.shown import clean, count, size
@@ -23,12 +24,19 @@ _SHOWN = 20
 
 
 def view(
-    *, keys: bool, aliases: bool, depth: int | None, sort: str, names: bool = False, quiet: bool = False
+    *,
+    keys: bool,
+    aliases: bool,
+    depth: int | None,
+    sort: str,
+    names: bool = False,
+    whole: bool = False,
+    quiet: bool = False,
 ) -> View:
     """Return how the tree is to be shown; raise UsageError for an unknown order."""
     if sort not in get_args(Sort):
         raise UsageError(f"there is no order {sort!r}", hint=choice(sort, get_args(Sort)))
-    return View(keys, aliases, depth, sort, quiet, names)  # type: ignore[arg-type]  # just checked
+    return View(keys, aliases, depth, sort, quiet, names, whole)  # type: ignore[arg-type]  # just checked
 
 
 def look(path: str, glob: str | None, layout: str | None) -> Summary | Folder:
@@ -80,13 +88,20 @@ def _table(listed: Sequence[Listed], most: int) -> list[str]:
     left_out = len(listed) - most
     lines = [f"and {left_out} earlier ones (--json lists all)"] if left_out > 0 else []
     shown = listed[max(0, left_out) :]
-    steps = max((len(f"{each.step:,}") for each in shown if each.step is not None), default=0)
-    width = max(steps, 4)
-    lines.append(f"{'step' if steps else '':>{width}}  {'size':>7}  {'time (UTC)':<16}  checkpoint")
-    for each in shown:
-        step = "" if each.step is None else f"{each.step:,}"
+    # The number after the last dash of a name; training_step finds one in other names, too.
+    counts = [{**training_step.columns(each.counts), "in_name": each.step} for each in shown]
+    titles = {n: t for n, t in training_step.TITLES.items() if any(own[n] is not None for own in counts)}
+    widths = {n: max(len(t), *(len(_count(own[n])) for own in counts)) for n, t in titles.items()}
+    head = "".join(f"{title:>{widths[name]}}  " for name, title in titles.items())
+    lines.append(f"{head}{'size':>7}  {'time (UTC)':<16}  checkpoint")
+    for each, own in zip(shown, counts, strict=True):
         said = "  latest" * each.latest + "  incomplete" * (not each.complete)
-        start = f"{step:>{width}}  {size(each.nbytes):>7}  {each.when:%Y-%m-%d %H:%M}  "
+        start = "".join(f"{_count(own[name]):>{widths[name]}}  " for name in titles)
+        start += f"{size(each.nbytes):>7}  {each.when:%Y-%m-%d %H:%M}  "
         where = clean(urls.spelled(each.path))
         lines.append(f"{start}{beside(where, len(start) + len(said))}{said}")
     return lines
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"

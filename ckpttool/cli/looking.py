@@ -32,6 +32,9 @@ def inspect(
     names: Annotated[
         bool, typer.Option("--names", help="Show what loading it would import and call, with verdicts.")
     ] = False,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Show all values, not the first twenty of very many.")
+    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 1 if loading it asks for more than plain data.")
     ] = False,
@@ -54,7 +57,9 @@ def inspect(
 
     # A listing makes many objects and no rubbish: collecting would cost a fifth of its time.
     gc.disable()
-    view = inspection.view(keys=keys, aliases=aliases, depth=depth, sort=sort, names=names, quiet=quiet)
+    view = inspection.view(
+        keys=keys, aliases=aliases, depth=depth, sort=sort, names=names, whole=whole, quiet=quiet
+    )
     found = inspection.look(path, glob, layout)
     status = 1 if strict and not inspection.is_plain(found) else 0
     drawn = inspection.draw(found, graph, depth, force=force) if graph is not None else None

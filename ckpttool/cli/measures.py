@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ckpttool import ledger
 from ckpttool.cli.columns import beside, columns, wrapped
+from ckpttool.errors import some
 from ckpttool.leaf import Leaf, Record, ValueLeaf
 from ckpttool.shown import clean, count, shortened
 
@@ -90,8 +92,31 @@ def diff(found: Diff, *, whole: bool, quiet: bool) -> str:
         if len(some) < len(names):
             lines.append(f"only {word}: and {len(names) - len(some):,} more")
     if not quiet:
+        lines += _declared(found, whole=whole)
         lines += [*(wrapped(f"note: {clean(note)}") for note in found.notes), _verdict(found)]
     return "\n".join(lines)
+
+
+_REASONS = {
+    "kept": "not in the conversion; its sidecar keeps what it needs",
+    "dropped": "not converted, as the receipt lists",
+    "added": "added by the writer of the format and not compared",
+}
+
+
+def _declared(found: Diff, *, whole: bool) -> list[str]:
+    """Return the entries that one side has alone by declaration: all of them, or how many of each sort."""
+    if whole:
+        lines = ((each, f"only {each.side}, {_REASONS[each.what]}") for each in found.declared)
+        return [f"{beside(clean(each.path), len(text) + 2)}: {text}" for each, text in lines]
+    sorts = dict.fromkeys((each.side, each.what) for each in found.declared)
+    return [
+        wrapped(
+            f"note: {count(len(names), 'entry', 'entries')} only {side}, {_REASONS[what]}: {some(names, 3)}"
+        )
+        for side, what in sorts
+        if (names := [clean(e.path) for e in found.declared if (e.side, e.what) == (side, what)])
+    ]
 
 
 def _change(change: Changed) -> list[str]:
@@ -116,7 +141,7 @@ def _change(change: Changed) -> list[str]:
 def _verdict(found: Diff) -> str:
     tensors = count(found.equal, "tensor")
     if found.identical:
-        how = "identical after mapping" if found.by == "agent" else "identical"
+        how = "identical after mapping" if found.by in ("agent", "conversion") else "identical"
         between = f" ({' -> '.join(str(each) for each in found.layouts)})" if found.by == "agent" else ""
         return f"{how}: {tensors}{between}"
     differing = count(len(found.changed), "entry differs", "entries differ")
@@ -146,6 +171,8 @@ def diagnosis(found: Diagnosis, *, quiet: bool) -> str:
     if quiet:
         return "\n".join(lines)
     lines += [wrapped(f"note: {clean(note)}") for note in found.notes]
+    used = [entry for entry in found.ledger if entry.use == "used"]
+    lines += [wrapped(clean(line)) for line in ledger.lines(used)]
     what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
     verdict = count(len(found.findings), "finding") if found.findings else "nothing found"
     return "\n".join([*lines, wrapped(f"{what}: {verdict}")])

@@ -74,9 +74,9 @@ def diff(
         str,
         typer.Option(
             metavar="HOW",
-            help="path, or agent: what means the same, across frameworks. auto: agent where both are agents, "
-            "of different formats or layouts.",
-            autocompletion=completing.among("auto", "path", "agent"),
+            help="path; agent: what means the same, across frameworks; conversion: what converting one side "
+            "gives. auto: the one that fits.",
+            autocompletion=completing.among("auto", "path", "agent", "conversion"),
         ),
     ] = "auto",
     sort: Annotated[

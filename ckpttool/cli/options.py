@@ -72,9 +72,21 @@ AdapterOption = Annotated[
     typer.Option(
         "--adapter",
         metavar="NAME",
-        help="zero_contact_forces: Ant and Humanoid policies from before simulators reported these. What the "
-        "policy's size decides is adapted unasked.",
-        autocompletion=completing.among("zero_contact_forces"),
+        help="zero_contact_forces: Ant and Humanoid policies from before simulators reported these. "
+        "current_positions: policies that were shown where the body is.",
+        autocompletion=completing.among("zero_contact_forces", "current_positions"),
+    ),
+]
+WrapperOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--wrapper",
+        metavar="NAME[:ARG=N,...]",
+        help="Environment wrapper of the training, innermost first; may be repeated. Default: those that the "
+        "agent's files name; none: without.",
+        autocompletion=completing.among(
+            "none", "TimeFeatureWrapper", "HistoryWrapper", "VecFrameStack", "RescaleAction"
+        ),
     ),
 ]
 Runs = Annotated[bool, typer.Option("--runs", help="Each PATH is one training run: intervals over the runs.")]

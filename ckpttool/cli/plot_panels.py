@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ckpttool.agents import comparison
 from ckpttool.cli.terminal_plots import FEWEST, bins
 from ckpttool.ops.evaluation import Evaluation
 from ckpttool.ops.ranking import Point
@@ -16,6 +17,10 @@ from ckpttool.shown import clean, count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
+
+    from ckpttool.ops.algorithms import Algorithm, Comparison
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color), without its yellow and its black.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
@@ -93,6 +98,118 @@ def learning(axes: Axes, found: Sequence[Evaluation], curve: Sequence[Point]) ->
     _count_steps(axes)
     axes.legend(loc="best")
     return axes
+
+
+def algorithms(
+    figure: Figure, place: SubplotSpec, found: Sequence[Algorithm], compared: Comparison | None
+) -> None:
+    """Draw algorithms beside each other: mean and interquartile mean with intervals, every run, their curves.
+
+    Intervals are those of the bootstrap over training runs (agents/comparison.py), as rliable draws them.
+    """
+    several = any(each.last > 1 for each in found) and all(
+        one.step is not None for each in found for run in each.runs for one in run.scored
+    )
+    inner = place.subgridspec(1, 3, width_ratios=[1, 1, 1.5])
+    names = algorithm_names(found)
+    first = figure.add_subplot(inner[0, 0])
+    for axes, title in ((first, "mean"), (figure.add_subplot(inner[0, 1], sharey=first), "IQM")):
+        _intervals(axes, found, title)
+        if axes is first:
+            axes.set_yticks(range(len(found)), names)
+            axes.set_ylim(len(found) - 0.5, -0.5)
+        else:
+            axes.tick_params(labelleft=False)
+    last = figure.add_subplot(inner[0, 2])
+    if several:
+        _run_curves(last, found, names)
+    else:
+        _run_scores(last, found, names)
+    env = clean(found[0].runs[0].scored[0].evaluation.env)
+    said = "" if compared is None else f": {_difference(compared)}"
+    figure.suptitle(f"{env}{said}", x=0.01, ha="left", fontsize=10)
+
+
+def algorithm_names(found: Sequence[Algorithm]) -> list[str]:
+    """Return a name for each algorithm: its runs' common folder, or what the names of the runs begin with."""
+    paths = [[os.path.abspath(run.path) for run in each.runs] for each in found]
+    names = [name_of(os.path.commonpath(each)) for each in paths]
+    if len(set(names)) < len(names):
+        names = [_beginning([os.path.basename(path) for path in each]) or name_of(each[0]) for each in paths]
+    if len(set(names)) < len(names):
+        names = [f"{letter}: {name}" for letter, name in zip("AB", names, strict=False)]
+    return [f"{name}\n({count(len(each.runs), 'run')})" for name, each in zip(names, found, strict=True)]
+
+
+def _beginning(names: Sequence[str]) -> str:
+    """Return what all names begin with, without the number of a run: `td3` of `td3_seed0`, `td3_seed1`."""
+    first, last = min(names), max(names)
+    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return clean(first[:same].rstrip("0123456789_-. "))
+
+
+def _intervals(axes: Axes, found: Sequence[Algorithm], title: str) -> None:
+    for row, each in enumerate(found):
+        estimate = each.mean if title == "mean" else each.iqm
+        colour = COLOURS[row % len(COLOURS)]
+        if estimate.ci95 is not None:
+            low, high = estimate.ci95
+            axes.barh(row, high - low, left=low, height=0.5, color=colour, alpha=0.45)
+        axes.plot([estimate.value] * 2, [row - 0.25, row + 0.25], color=INK, linewidth=1.8)
+    axes.set_title(f"{title}, 95 % CI")
+    axes.set_xlabel("return")
+    axes.use_sticky_edges = False
+    axes.margins(x=0.12)
+    _few_ticks(axes)
+
+
+def _run_scores(axes: Axes, found: Sequence[Algorithm], names: Sequence[str]) -> None:
+    """Draw the score of every run."""
+    for row, each in enumerate(found):
+        scores = sorted(run.score for run in each.runs)
+        places = np.linspace(-0.2, 0.2, len(scores)) if len(scores) > 1 else np.zeros(1)
+        mark = MARKS[row % len(MARKS)]
+        axes.plot(scores, row + places, mark, color=COLOURS[row % len(COLOURS)], label=names[row])
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.set_title("score of each run")
+    axes.set_xlabel("return")
+    axes.margins(x=0.12)
+    _few_ticks(axes)
+
+
+def _run_curves(axes: Axes, found: Sequence[Algorithm], names: Sequence[str]) -> None:
+    """Draw each algorithm's mean over its runs, checkpoint by checkpoint, with the interval over runs."""
+    for row, each in enumerate(found):
+        colour, mark = COLOURS[row % len(COLOURS)], MARKS[row % len(MARKS)]
+        steps, means, lows, highs = [], [], [], []
+        for at in range(each.last):
+            points = [run.scored[at] for run in each.runs]
+            scores = [point.evaluation.statistics.mean for point in points]
+            estimate = comparison.over_runs(scores, "mean")
+            low, high = estimate.ci95 or (estimate.value, estimate.value)
+            steps.append(float(np.mean([point.step or 0 for point in points])))
+            means.append(estimate.value)
+            lows.append(low)
+            highs.append(high)
+        axes.fill_between(steps, lows, highs, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(steps, means, marker=mark, markersize=4, color=colour, label=names[row].replace("\n", " "))
+    axes.set_title("mean over runs, 95 % CI")
+    axes.set_ylabel("return")
+    _count_steps(axes)
+    axes.legend(loc="best")
+
+
+def _difference(found: Comparison) -> str:
+    estimate, chance = found.difference, found.probability
+    spread = "" if estimate.ci95 is None else f" [{_number(estimate.ci95[0])}, {_number(estimate.ci95[1])}]"
+    return f"difference of means {_number(estimate.value)}{spread}, P(improvement) {chance.value:.2f}"
+
+
+def _few_ticks(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
 
 
 def beside(axes: Axes, found: Sequence[Evaluation]) -> None:

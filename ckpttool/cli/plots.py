@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ckpttool.errors import CkpttoolError, MissingExtraError, UsageError
 from ckpttool.writing import Output, require_new, write_atomically
 
 if TYPE_CHECKING:
+    from ckpttool.ops.algorithms import Algorithm, Comparison
     from ckpttool.ops.evaluation import Evaluation
     from ckpttool.ops.ranking import Point
     from ckpttool.ops.training_curve import TrainingCurve
@@ -67,17 +68,30 @@ def require(target: str) -> None:
         raise MissingExtraError("a plot needs matplotlib, which is not installed", hint=HINT)
 
 
+class Drawn(NamedTuple):
+    """What a plot shows: evaluations, their curve, curves that training logged, algorithms compared."""
+
+    found: Sequence[Evaluation]
+    curve: Sequence[Point] = ()
+    training: Sequence[TrainingCurve] = ()
+    algorithms: Sequence[Algorithm] = ()
+    comparison: Comparison | None = None
+
+
 def write(
     target: str,
     found: Sequence[Evaluation],
     curve: Sequence[Point] = (),
     training: Sequence[TrainingCurve] = (),
+    algorithms: Sequence[Algorithm] = (),
+    comparison: Comparison | None = None,
 ) -> None:
     """Draw evaluations into a new file, and below them the curves that were logged while training.
 
     One checkpoint shows how its returns and lengths are distributed; several their means over training
-    steps, or beside each other where no steps are known. The same values give the same bytes. Raise
-    CkpttoolError for a return that is not finite.
+    steps, or beside each other where no steps are known; training runs the mean and the interquartile mean
+    of each algorithm with intervals over its runs. The same values give the same bytes. Raise CkpttoolError
+    for a return that is not finite.
     """
     for one in found:
         if not np.isfinite(one.rollout.returns).all():
@@ -97,7 +111,10 @@ def write(
         rows = 2 if training else 1
         figure = Figure((_WIDTH, _HEIGHT + (_BELOW if training else 0)), dpi=_DPI, layout="constrained")
         grid = figure.add_gridspec(rows, 4, height_ratios=[_HEIGHT, _BELOW][:rows])
-        if len(found) == 1:
+        if len(algorithms) > 1 or any(len(each.runs) > 1 for each in algorithms):
+            above = None
+            panels.algorithms(figure, grid[0, :], algorithms, comparison)
+        elif len(found) == 1:
             panels.returns(figure.add_subplot(grid[0, :3]), found[0])
             panels.lengths(figure.add_subplot(grid[0, 3]), found[0])
             above = None

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
-from ckpttool import urls
+from ckpttool import ledger, urls
 from ckpttool.agents.reference_scores import reference
 from ckpttool.cli.columns import beside, wrapped
 from ckpttool.cli.tables import listed
+from ckpttool.ops import training_step
 from ckpttool.ops.evaluation import Evaluation
 from ckpttool.ops.ranking import Best, Ranked, Scored, episodes_needed
 from ckpttool.ops.sweep import Sweep
 from ckpttool.shown import clean, count
 
 _STEPS = {
-    "name": "steps are the numbers in the files' names",
-    "total_it": "steps are the updates that the checkpoints count (total_it)",
+    "name": "steps of the curve are the numbers in the files' names",
+    "total_it": "steps of the curve are the updates that the checkpoints count (total_it)",
+    "num_timesteps": "steps of the curve are environment steps (num_timesteps)",
+    "global_step": "steps of the curve are environment steps (global_step)",
+    "iter": "steps of the curve are iterations of training (iter)",
 }
 
 
@@ -33,8 +38,16 @@ def sweep(found: Sweep, *, quiet: bool) -> str:
 
 def _table(found: Sweep) -> list[str]:
     places = {place.checkpoint: place for place in found.ranking}
-    rows = [("rank", "step", "mean", "95 % of the mean", "IQM", "behind")]
-    rows += [_row(each, places.get(each.evaluation.checkpoint)) for each in found.scored]
+    counts = [training_step.columns(each.counts) for each in found.scored]
+    shown = [name for name in training_step.TITLES if any(each[name] is not None for each in counts)]
+    if len(shown) > 1:
+        # The names stand in the rows.
+        shown = [name for name in shown if name != "in_name"]
+    rows = [("rank", *(training_step.TITLES[n] for n in shown), "mean", "95 % CI", "IQM", "behind")]
+    rows += [
+        _row(each, places.get(each.evaluation.checkpoint), [own[name] for name in shown])
+        for each, own in zip(found.scored, counts, strict=True)
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     paths = [
         "checkpoint",
@@ -44,11 +57,11 @@ def _table(found: Sweep) -> list[str]:
     return [f"{start}  {beside(path, len(start) + 2)}" for start, path in zip(starts, paths, strict=True)]
 
 
-def _row(each: Scored, place: Ranked | None) -> tuple[str, str, str, str, str, str]:
+def _row(each: Scored, place: Ranked | None, counts: Sequence[int | None]) -> tuple[str, ...]:
     result = each.evaluation.statistics
     return (
         "-" if place is None else str(place.rank),
-        "-" if each.step is None else str(each.step),
+        *("-" if number is None else str(number) for number in counts),
         f"{result.mean:.1f}",
         "-" if result.ci95 is None else f"{result.ci95[0]:.1f} to {result.ci95[1]:.1f}",
         f"{result.iqm:.1f}",
@@ -143,7 +156,11 @@ def _cut_short(one: Evaluation) -> str:
 
 
 def _said(one: Evaluation) -> list[str]:
-    return listed("assumed", one.assumed) + listed("note", one.notes)
+    return [
+        *map(clean, ledger.lines(one.ledger)),
+        *listed("assumed", one.assumed),
+        *listed("note", one.notes),
+    ]
 
 
 def _number(value: float | None) -> str:

@@ -15,7 +15,6 @@ from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.ops.film import Film
 from ckpttool.ops.sweep import Sweep
-from ckpttool.ops.training_curve import TrainingCurve
 from ckpttool.shown import clean
 
 
@@ -74,7 +73,7 @@ def show(
     found: Sweep,
     env: str | None,
     layout: str | None,
-    curves: Sequence[TrainingCurve],
+    drawn: plots.Drawn,
     *,
     facts: AgentFacts = NO_FACTS,
     quiet: bool,
@@ -90,11 +89,12 @@ def show(
     if not as_json and (wanted.chart or (wanted.chart is None and sys.stdout.isatty() and not quiet)):
         from ckpttool.cli import terminal_plots
 
-        if lines := terminal_plots.chart(found.evaluations, found.curve):
+        # Points of different runs make no one curve.
+        if lines := terminal_plots.chart(found.evaluations, () if drawn.algorithms else found.curve):
             output.write("\n".join(lines))
     try:
         if wanted.plot is not None:
-            plots.write(wanted.plot, found.evaluations, found.curve, curves)
+            plots.write(wanted.plot, *drawn)
             shown.document["plot"] = wanted.plot
             shown.lines.append(f"wrote {clean(wanted.plot)}")
         if wanted.video is not None and found.interrupted:

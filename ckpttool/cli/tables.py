@@ -6,12 +6,15 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckpttool import ledger
 from ckpttool.cli import output
 from ckpttool.cli.columns import beside, ended, styled, wrapped
 from ckpttool.cli.columns import columns as width
+from ckpttool.errors import some
 from ckpttool.shown import clean, count
 
 if TYPE_CHECKING:
+    from ckpttool.ledger import Entry
     from ckpttool.mapping.report import Report
     from ckpttool.ops.convert import Conversion
     from ckpttool.ops.digest import Comparison, Digest
@@ -50,9 +53,10 @@ def listed(label: str, names: Sequence[str]) -> list[str]:
     return shown + ([f"{label}: and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])
 
 
-def sentences(assumed: Sequence[str], notes: Sequence[str]) -> list[str]:
-    """Return what was assumed and what there is to know, one line each in a pipe."""
-    said = [*listed("assumed", assumed), *(f"note: {clean(note)}" for note in notes)]
+def sentences(assumed: Sequence[str], notes: Sequence[str], entries: Iterable[Entry] = ()) -> list[str]:
+    """Return the ledger, what was assumed and what there is to know, one line each in a pipe."""
+    said = [*map(clean, ledger.lines(entries)), *listed("assumed", assumed)]
+    said += [f"note: {clean(note)}" for note in notes]
     return [wrapped(line) for line in said]
 
 
@@ -83,7 +87,11 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
         lines += [] if quiet else [""]
     lines += listed("unmapped", report.unused) + listed("missing", report.missing)
     if not quiet:
-        lines += [*sentences(report.assumed, report.notes), _counted(report), *_compared(done.parity)]
+        lines += [
+            *sentences(report.assumed, report.notes, done.ledger),
+            _counted(report),
+            *_compared(done.parity),
+        ]
     elif not done.within:
         lines += _compared(done.parity)
     if done.written:
@@ -124,6 +132,10 @@ def _shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
     return str(list(before)) if before == after else f"{list(before)} -> {list(after)}"
 
 
+# Discrepancies that a person reads; --json has all.
+_DISCREPANCIES = 20
+
+
 def parity(found: Verification, *, quiet: bool) -> str:
     """Return a row per network, then the verdict; `quiet` leaves out this and what was assumed and noted."""
     rows = [
@@ -147,16 +159,49 @@ def parity(found: Verification, *, quiet: bool) -> str:
         ("B-f64", "right"),
         ("within", "left"),
     )
+    ran = [f" ({backend})" if found.networks else "" for backend in found.backends]
     lines = [
-        f"A {clean(found.first)} ({found.backends[0]})",
-        f"B {clean(found.second)} ({found.backends[1]})",
-        drawn(columns, rows),
+        f"A {clean(found.first)}{ran[0]}",
+        f"B {clean(found.second)}{ran[1]}",
+        *([drawn(columns, rows)] if rows else []),
         *([] if found.training is None else _training(found.training)),
+        *_contents(found),
     ]
     if not quiet:
-        verdict = "the two are the same agent" if found.within else "the two are NOT the same agent"
-        lines += [*sentences(found.assumed, found.notes), f"tolerance: {found.tolerance}", verdict]
+        lines += [*sentences(found.assumed, found.notes, found.ledger), f"tolerance: {found.tolerance}"]
+        lines += [wrapped(f"not compared: {clean(each)}") for each in found.not_compared]
+        lines.append(_verified(found))
     return "\n".join(lines)
+
+
+def _contents(found: Verification) -> list[str]:
+    """Return two lines for each discrepancy: what it is in, and what A and B have."""
+    lines = []
+    for each in found.discrepancies[:_DISCREPANCIES]:
+        what = f"{each.what} ({clean(each.part)})"
+        lines.append(f"{beside(clean(each.path), len(what) + 2)}: {what}")
+        lines.append(f"    {clean(each.a or 'nothing')} -> {clean(each.b or 'nothing')}")
+        lines += [f"    looks like {clean(each.resembles)}"] if each.resembles else []
+    if len(found.discrepancies) > _DISCREPANCIES:
+        lines.append(f"and {len(found.discrepancies) - _DISCREPANCIES:,} more (--json lists all)")
+    return lines
+
+
+def _verified(found: Verification) -> str:
+    networks = count(len(found.networks), "network")
+    wrong = [each.name for each in found.networks if not each.within]
+    parts = list(dict.fromkeys(each.part for each in found.discrepancies))
+    if not found.within:
+        differ = [*wrong, *(part for part in parts if part not in wrong)]
+        moved = ["updates"] if found.training is not None and not found.training.within else []
+        return wrapped(f"FAIL: NOT the same agent: {clean(some([*differ, *moved], 8))}")
+    if ledger.decides(found.ledger):
+        return f"FAIL: {networks} match, and something that decides was not used"
+    if found.contents is None:
+        return f"PASS: {networks} match" + ("; --all compares the rest" if found.not_compared else "")
+    held = f"{count(found.contents.equal, 'entry', 'entries')} equal"
+    facts = f", {count(len(found.contents.facts), 'fact')} agree" if found.contents.facts else ""
+    return f"PASS: {f'{networks} match, ' if found.networks else ''}{held}{facts}"
 
 
 def _training(found: TrainStep) -> list[str]:

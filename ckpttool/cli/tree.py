@@ -21,7 +21,7 @@ class View:
 
     `keys` and `aliases` add lines below a tensor: its native key, all its other paths. Modules at `depth` are
     one line each. `names` adds what loading the file would import and call. `quiet` leaves out everything but
-    the tree.
+    the tree. `whole` shows all values and tensors, however many.
     """
 
     keys: bool = False
@@ -30,6 +30,11 @@ class View:
     sort: Sort = "file"
     quiet: bool = False
     names: bool = False
+    whole: bool = False
+
+
+# More plain values in one module than _MANY are not listed but the first ones; nor more than so many in all.
+_MANY, _FIRST, _MOST_VALUES, _MOST_TENSORS = 100, 20, 1000, 10_000
 
 
 def render(found: Summary, view: View) -> str:
@@ -78,17 +83,56 @@ def _frozen(found: Summary) -> str:
 
 
 def _lines(root: Module, view: View) -> Iterator[Line]:
-    waiting = [(0, name, entry) for name, entry in reversed(entries(root, view.sort))]
+    waiting = [(0, name, entry) for name, entry in reversed(_shown(root, view))]
+    left = {TensorRow: _MOST_TENSORS, ValueRow: _MOST_VALUES}
+    over = dict.fromkeys(left, 0)
     while waiting:
         level, name, entry = waiting.pop()
+        if isinstance(entry, _More):
+            yield Line(level, f"and {entry.values:,} more", "values: --all shows them", "", "", "")
+            continue
         if not isinstance(entry, Module):
-            yield _row(level, name, entry, view)
+            left[type(entry)] -= 1
+            if view.whole or left[type(entry)] >= 0:
+                yield _row(level, name, entry, view)
+            else:
+                over[type(entry)] += 1
             continue
         name, module = through(name, entry)
         folded = view.depth is not None and level + 1 >= view.depth
         yield _module(level, name, module, folded=folded)
         if not folded:
-            waiting += [(level + 1, name, each) for name, each in reversed(entries(module, view.sort))]
+            waiting += [(level + 1, name, each) for name, each in reversed(_shown(module, view))]
+    hidden = [count(over[kind], word) for kind, word in _ROWS if over[kind]]
+    if hidden:
+        yield Line(
+            0, f"not shown: {' and '.join(hidden)}", "--all shows them, --depth N folds modules", "", "", ""
+        )
+
+
+_ROWS: tuple[tuple[type[TensorRow | ValueRow], str], ...] = ((TensorRow, "tensor"), (ValueRow, "value"))
+
+
+@dataclass(frozen=True, slots=True)
+class _More:
+    """Values of a module that are counted, not listed."""
+
+    values: int
+
+
+def _shown(module: Module, view: View) -> list[tuple[str, Module | TensorRow | ValueRow | _More]]:
+    """Return what stands in a module; of very many plain values the first, and how many more there are."""
+    found: list[tuple[str, Module | TensorRow | ValueRow | _More]] = list(entries(module, view.sort))
+    values = sum(isinstance(entry, ValueRow) for _, entry in found)
+    if view.whole or values <= _MANY:
+        return found
+    kept = []
+    seen = 0
+    for name, entry in found:
+        seen += isinstance(entry, ValueRow)
+        if seen <= _FIRST or not isinstance(entry, ValueRow):
+            kept.append((name, entry))
+    return [*kept, ("", _More(values - _FIRST))]
 
 
 def _module(level: int, name: str, module: Module, *, folded: bool) -> Line:

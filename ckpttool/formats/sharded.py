@@ -11,16 +11,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool import documents, limits, places
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UsageError, some
+from ckpttool.errors import CkpttoolError, FormatError, UsageError, some
 from ckpttool.formats import pytorch, safetensors
 from ckpttool.formats.listed import Listed, joined
 from ckpttool.formats.probe import Probe
 from ckpttool.leaf import Leaf, Path, ValueLeaf, key
-from ckpttool.source import File
+from ckpttool.source import File, MissingShard
 from ckpttool.tree import Alias, Container, Tree
 from ckpttool.wire.asked import merged, standing
 
@@ -43,16 +43,6 @@ _LEFT = re.compile(
     r"|training_args\.bin|scaler\.pt"
 )
 _TRAINER_STATE = "trainer_state.json"
-
-
-class Missing(NamedTuple):
-    """A tensor whose shard is not there; the index tells neither its type nor its shape."""
-
-    path: str
-
-    def read(self) -> bytes:
-        """Raise TruncatedError."""
-        raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)
 
 
 def claims(probe: Probe) -> str | None:
@@ -300,8 +290,8 @@ class _Joined:
         notes = self._unlisted(paths)
         return Tree(self.leaves, self.aliases, {(): Container("dict")}), notes
 
-    def _missing(self, shard: str) -> Missing:
-        return Missing(os.path.join(os.path.dirname(self.index.path), shard))
+    def _missing(self, shard: str) -> MissingShard:
+        return MissingShard(os.path.join(os.path.dirname(self.index.path), shard))
 
     def _add(self, path: Path, tree: Tree) -> None:
         """Add a tensor and, with it, all its other names in the same shard."""

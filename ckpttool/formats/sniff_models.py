@@ -31,7 +31,6 @@ _LENGTH = rb"[\x80-\xff]{0,4}[\0-\x7f]"
 # Sources: tensorflow/lite/schema/schema.fbs (file_identifier, byte 4); tensorflow/core/framework/graph.proto
 # and node_def.proto (a node: its name, its operation); tensorflow/core/protobuf/meta_graph.proto (in a
 # MetaInfoDef, stripped_op_list: operations by name) and saved_model.proto (version 1, then a MetaGraphDef);
-# onnx/onnx.proto (ModelProto: ir_version, producer_name, and what may follow it);
 # torch/csrc/jit/serialization/mobile_bytecode.fbs and executorch/schema/program.fbs (file_identifier).
 # flax/serialization.py (`to_bytes`: a list is a map from "0" on) and the msgpack specification.
 MODELS = (
@@ -69,11 +68,6 @@ MODELS = (
         "the graph of a SavedModel under another name",
         "call it saved_model.pb, beside its folder variables, and name the folder of both",
         graph=True,
-    ),
-    Model(
-        re.compile(rb"\x08[\x01-\x7f]\x12[\x01-\x7f][\w .\-]+[\x1a\x22\x28\x32\x3a]"),
-        "an ONNX model, made to run and not to restore",
-        "use the checkpoint that it was made from",
     ),
     Model(
         re.compile(rb"[\x81-\x8f](?:\xa1[0-9][\x80-\x9f\xdc-\xdf]|\xa6params[\x80-\x8f\xde\xdf])"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpttool.layouts import activations, small_arrays
 from ckpttool.layouts.canonical import Facts
-from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf, attr, key
+from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf, attr, index, key
 from ckpttool.tree import Tree
 
 _DATA = attr("data")
@@ -72,11 +72,38 @@ def activation(tree: Tree) -> str | None:
     found = _member(tree, "policy_kwargs", "activation_fn")
     if found is None:
         found = _member(tree, "policy_kwargs", "act_fun")
+    if found is None:
+        # A program's own function or class: a name that no activation here has.
+        return class_of(tree, "policy_kwargs", "activation_fn")
     if not isinstance(found, ValueLeaf) or not isinstance(found.value, Record | str):
         return None
     full = found.value.name if isinstance(found.value, Record) else found.value.strip("<>'").split("'")[-1]
     ours = full.startswith((_TORCH, "tensorflow."))
     return _ACTIVATIONS.get(full.rpartition(".")[2], full) if ours else full
+
+
+def class_of(tree: Tree, *names: str) -> str | None:
+    """Return the full name of a class among the settings, None where there is none; `?` stands for its name.
+
+    cloudpickle writes a program's own class whole: its name is among the arguments of what makes it.
+    """
+    path = (_DATA, *(key(name) for name in names))
+    found = tree.get(path)
+    if isinstance(found, ValueLeaf):
+        return found.value.name if isinstance(found.value, Record) else None
+    below = [each for each in tree if each[: len(path)] == path]
+    if not below:
+        return None
+    module, name = (
+        _word(tree, (*path, attr("__module__")), (*path, key("__module__"))),
+        _word(tree, (*path, attr("__args__"), index(1))),
+    )
+    return f"{module or '?'}.{name or '?'}"
+
+
+def _word(tree: Tree, *paths: Path) -> str | None:
+    values = (found.value for path in paths if isinstance(found := tree.get(path), ValueLeaf))
+    return next((value for value in values if isinstance(value, str)), None)
 
 
 def setting(tree: Tree, group: str, name: str, default: Any) -> Any:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.layouts.fronts import Front
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, index
+from ckpttool.ledger import Entry
 from ckpttool.mapping.report import Move, Moves
 from ckpttool.tree import Tree
 
@@ -92,16 +93,40 @@ class PartLayer(NamedTuple):
     kind: str
 
 
+class Operation(NamedTuple):
+    """One step of a program: its kind, the numbers of the values that it takes, its arrays and settings."""
+
+    kind: str
+    inputs: tuple[int, ...]
+    value: Mapping[str, Any]
+
+
+class Program(NamedTuple):
+    """What a model's own graph computes: values are numbered, inputs and states first, then operations.
+
+    `inputs` are names and shapes without the batch, `states` names and widths of what a recurrent policy
+    carries; `output` is the number of the action.
+    """
+
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]
+    states: Mapping[str, int]
+    operations: tuple[Operation, ...]
+    output: int
+    width: int
+
+
 class Part(NamedTuple):
     """One network: a component ("critic"), its head ("q1"; None for a policy), its layers in order.
 
     `branches` are further heads on the last hidden layer, by name ("log_std"), that do not make the action.
+    A policy with a `program` computes that instead of layers.
     """
 
     component: str
     head: str | None
     layers: tuple[PartLayer, ...]
     branches: tuple[tuple[str, PartLayer], ...] = ()
+    program: Program | None = None
 
     @property
     def prefix(self) -> Path:
@@ -146,9 +171,11 @@ class Facts(NamedTuple):
 
     `head` is what turns the last layer into an action (see agents.components), `hidden` the activation
     after every hidden layer (`activations` where they differ, in their order), `epsilon` that of its layer
-    norms. Bounds are per action; `env` is an environment's id. `said` names, for every fact that a file
-    tells, where: "data/action_space"; the others are habits. `lacks` says in a few words each what no file
-    tells and an evaluation must be given ("the action bounds").
+    norms. Bounds are per action; `env` is an environment's id, `env_arguments` what it was made with, and
+    `wrappers` the names and arguments of what training wrapped it in, the first one innermost. `stacked` is
+    the number of normalised observations that the policy takes at once. `said` names, for every fact that a
+    file tells, where: "data/action_space"; the others are habits. `lacks` says in a few words each what no
+    file tells and an evaluation must be given ("the action bounds").
     """
 
     head: str
@@ -159,6 +186,9 @@ class Facts(NamedTuple):
     action_high: tuple[float, ...] | None = None
     norm: Norm | None = None
     env: str | None = None
+    env_arguments: Mapping[str, Any] = MappingProxyType({})
+    wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    stacked: int = 1
     said: Mapping[str, str] = MappingProxyType({})
     lacks: tuple[str, ...] = ()
 
@@ -186,7 +216,8 @@ class Binding:
     `unplaced` names, by component, the trained tensors that no known kind of layer took: such a network
     can be listed, but running it without them would be running another one. `defaults` are settings of the
     optimizers that the library fills in where the program gave none, if they are not those of Keras or torch.
-    `fronts` say by component what a policy computes before its layers.
+    `fronts` say by component what a policy computes before its layers. `ledger` lists what else could change
+    the numbers: what the layout used, assumed, or found and cannot use.
     """
 
     layout: str
@@ -199,6 +230,7 @@ class Binding:
     of: Mapping[Path, Path] = field(default_factory=dict)
     defaults: Mapping[str, Default] = field(default_factory=dict)
     fronts: Mapping[str, Front] = field(default_factory=dict)
+    ledger: tuple[Entry, ...] = ()
 
     def moved(self, place: Callable[[Path], Path]) -> Binding:
         """Return the binding of the tree whose leaves lie at `place` of where this one's lie."""
@@ -214,6 +246,10 @@ class Binding:
     def noted(self, *notes: str) -> Binding:
         """Return the binding with more for people to know of the mapping."""
         return replace(self, moves=replace(self.moves, notes=(*self.moves.notes, *notes)))
+
+    def entered(self, *entries: Entry) -> Binding:
+        """Return the binding with more entries of the ledger."""
+        return replace(self, ledger=(*self.ledger, *entries))
 
     def refused(self, component: str, *reasons: str) -> Binding:
         """Return the binding with more reasons why a component's networks cannot be run."""

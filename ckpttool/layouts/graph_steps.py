@@ -84,10 +84,11 @@ def of_saved_model(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
         return None
     try:
         return _followed(checkpoint.tree, file)
-    except (_UnknownError, CkpttoolError, RecursionError, struct.error):
+    except (_UnknownError, CkpttoolError, RecursionError, struct.error) as error:
         raise UnsupportedError(
             "the SavedModel's graph is not one chain of known operations",
             file=checkpoint.path,
+            found=(str(error) if isinstance(error, _UnknownError) else "") or None,
             hint="if its layers are one chain all the same: ckpttool convert writes them without the graph, "
             "--to torch, and eval takes that file with --activation",
         ) from None
@@ -236,7 +237,7 @@ class _Reader:
             return self._product(node, given)
         if node.op in ("BiasAdd", "Add", "AddV2", "Sub", "Mul", "RealDiv") and len(given) == 2:
             return self._arithmetic(node.op, *given)
-        raise _UnknownError
+        raise _UnknownError(node.op)
 
     def _product(self, node: _Node, given: list[Any]) -> _Flow:
         turned = any(_truth(node.attributes.get(f"transpose_{side}")) for side in "ab")
@@ -344,3 +345,18 @@ def _constant(value: memoryview) -> list[float]:
     if dtype not in (_FLOAT, _INT32) or not found:
         raise _UnknownError
     return found
+
+
+def activations(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the activations among the operations of a SavedModel's functions, none for other formats."""
+    file = next((f for f in checkpoint.files if f.path.endswith(f"/{saved_model.GRAPH}")), None)
+    if checkpoint.format != saved_model.NAME or file is None or file.size > limits.current().graph_bytes:
+        return frozenset()
+    meter = Meter()
+    try:
+        graphs = messages.parse(memoryview(file.read(0, file.size)), meter)
+        libraries = [_library(graph.nodes, meter) for graph in graphs if graph.nodes is not None]
+    except (_UnknownError, CkpttoolError, RecursionError, struct.error):
+        return frozenset()
+    nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())
+    return frozenset(_ACTIVATIONS[node.op] for node in nodes if node.op in _ACTIVATIONS)

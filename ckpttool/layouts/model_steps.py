@@ -27,11 +27,22 @@ class Step(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """A layer's tensors by their paths, where its steps were followed to them; a bias may be absent."""
+    """A layer's tensors by their paths, where its steps were followed to them; a bias may be absent.
+
+    `framework` is that whose order of axes a weight has, where one model has both.
+    """
 
     weight: Path
     bias: Path | None
     epsilon: float | None = None
+    framework: str | None = None
+
+
+class Cell(NamedTuple):
+    """A recurrent layer by its module's path, with the paths of the buffers that keep its states."""
+
+    module: Path
+    states: tuple[Path, ...]
 
 
 class ChainFacts(NamedTuple):

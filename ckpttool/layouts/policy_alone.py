@@ -7,25 +7,45 @@ not hold (activations, the action map) stays unknown here: a person gives it (op
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, cast
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UnsupportedError, UsageError, some
+from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError, some
 from ckpttool.formats import keras_tree
 from ckpttool.formats.probe import Format
-from ckpttool.layouts import canonical, graph_steps, model_steps, script_steps
-from ckpttool.layouts.canonical import LOG_STD, NO_LAYOUT, Binding, Facts, Part, PartLayer
-from ckpttool.layouts.model_steps import Step, Weights
+from ckpttool.layouts import (
+    canonical,
+    graph_steps,
+    memory,
+    model_steps,
+    onnx_steps,
+    script_steps,
+    statistics,
+)
+from ckpttool.layouts.canonical import (
+    LOG_STD,
+    NO_LAYOUT,
+    Binding,
+    Facts,
+    Norm,
+    Part,
+    PartLayer,
+    Program,
+)
+from ckpttool.layouts.fronts import Front, Stream
+from ckpttool.layouts.model_steps import Cell, Step, Weights
 from ckpttool.layouts.modules import Entry, Module
 from ckpttool.layouts.whole_module import Whole, whole
-from ckpttool.leaf import Leaf, Path, attr
+from ckpttool.leaf import Leaf, Path, ValueLeaf, attr
 from ckpttool.mapping import decorations
 from ckpttool.mapping.kinds import SPELLING, Kind, candidates, recognise
 from ckpttool.mapping.report import Move, Moves
@@ -111,6 +131,8 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
         return None
     if (followed := script_steps.of_script(checkpoint)) is not None:
         return _of_followed(followed, tree, checkpoint.path, "torch", "the TorchScript code")
+    if (model := onnx_steps.of_onnx(checkpoint, network)) is not None:
+        return _of_onnx(model, checkpoint)
     if (followed := graph_steps.of_saved_model(checkpoint)) is not None:
         return _of_followed(followed, tree, checkpoint.path, "tensorflow", "the SavedModel's graph")
     module = whole(tree)
@@ -134,7 +156,9 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
 def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | None = None) -> Binding | None:
     file = checkpoint.path
     framework = _framework(checkpoint.format, tree)
-    found = _groups(tree, framework)
+    normalisers = statistics.found(tree)
+    within = frozenset(path for each in normalisers for path in each.paths)
+    found = _groups(tree, framework, within)
     if not any(each.kind is not None and each.kind.name == "dense" for each in found):
         return None
     if len(found) > _MOST:
@@ -149,17 +173,126 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
     document = keras_tree.config_document(checkpoint.format, checkpoint.path)
     if document is not None:
         steps = model_steps.of_keras(document)
-    layers, action_map, notes = _parts(network_, file, _Surroundings.of(network_, tree, module))
-    limits = [tree.names[path] for path, leaf in tree.plain() if _LIMIT.fullmatch(str(path[-1].value))]
-    if limits:
-        assumed = (*assumed, f"{some(limits, 3)} changes no action: --bounds gives the bounds of actions")
+    surroundings = _Surroundings.of(network_, tree, module, within)
+    layers, action_map, notes = _parts(network_, file, surroundings)
+    where = (file, surroundings.hint(file))
+    limits = _limits(tree)
+    numbers = None if action_map else _bounds_of(limits)
+    if limits and numbers is None:
+        assumed = (*assumed, f"{some([*limits], 3)} changes no action: --bounds gives the bounds of actions")
     if steps is not None:
-        return _of_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
+        binding = _of_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
+        bounded = _bounded(binding, numbers, limits, layers)
+        return _normalised(bounded, normalisers, layers, where)
     chain = _ordered(layers, file)
     _require_sequential(chain.layers, file)
     facts = Facts(head="affine" if action_map else "", hidden="", epsilon=_EPSILON[framework])
     more = _gaps(chain.layers)
-    return _binding(chain.layers, facts, action_map, (*assumed, *chain.assumed, *more), notes, network_.title)
+    binding = _binding(
+        chain.layers, facts, action_map, (*assumed, *chain.assumed, *more), notes, network_.title
+    )
+    bounded = _bounded(binding, numbers, limits, chain.layers)
+    return _normalised(bounded, normalisers, chain.layers, where)
+
+
+def _limits(tree: Tree) -> dict[str, list[float] | None]:
+    """Return numbers beside the network whose names say that they bound actions; None for other values."""
+    found: dict[str, list[float] | None] = {}
+    for path, leaf in tree.items():
+        step = path[-2] if path[-1].kind == "index" and len(path) > 1 else path[-1]
+        if not _LIMIT.fullmatch(str(step.value)):
+            continue
+        name = tree.names[path] if step is path[-1] else tree.names[path].rpartition("/")[0]
+        if isinstance(leaf, ValueLeaf):
+            plain = isinstance(leaf.value, int | float) and not isinstance(leaf.value, bool)
+            row = [float(cast(float, leaf.value))] if plain else None
+        elif leaf.role == "other" and leaf.size <= _MOST and leaf.dtype.startswith(("float", "int")):
+            row = [float(number) for number in leaf.array().astype("float64").reshape(-1)]
+        else:
+            continue  # a parameter or a buffer: see _loose
+        before = found.get(name, [])
+        found[name] = None if row is None or before is None else [*before, *row]
+    return found
+
+
+def _bounds_of(limits: Mapping[str, list[float] | None]) -> tuple[list[float], list[float]] | None:
+    """Return the lowest and highest action that the numbers say together; None unless they say one thing."""
+    rows = {name.rpartition("/")[2]: row for name, row in limits.items() if row is not None}
+    if len(rows) != len(limits):
+        return None
+    largest = [row for name, row in rows.items() if _LARGEST.fullmatch(name)]
+    if rows.keys() == {"action_low", "action_high"}:
+        low, high = rows["action_low"], rows["action_high"]
+    elif len(largest) == 1 and rows.keys() - {"action_bias"} == {n for n in rows if _LARGEST.fullmatch(n)}:
+        scale, bias = largest[0], rows.get("action_bias", [0.0])
+        size = max(len(scale), len(bias))
+        if any(len(row) not in (1, size) for row in (scale, bias)):
+            return None
+        scale, bias = (row * (size // len(row)) for row in (scale, bias))
+        low = [b - s for s, b in zip(scale, bias, strict=True)]
+        high = [b + s for s, b in zip(scale, bias, strict=True)]
+    else:
+        return None
+    finite = all(map(math.isfinite, (*low, *high)))
+    ordered = len(low) == len(high) and all(a < b for a, b in zip(low, high, strict=False))
+    return (low, high) if finite and ordered else None
+
+
+_LARGEST = re.compile(r"max_actions?|action_(max|limit|bound|scale)|act_limit|action_?bounds?")
+
+
+def _bounded(
+    binding: Binding,
+    numbers: tuple[list[float], list[float]] | None,
+    limits: Collection[str],
+    layers: Sequence[Module],
+) -> Binding:
+    """Return the binding with the bounds that numbers beside the network say, unless it has others."""
+    if numbers is None or binding.facts.action_low is not None:
+        return binding
+    width = next((layer.width_out for layer in reversed(layers) if _is_dense(layer)), None) or 1
+    low, high = (tuple(row) * (width if len(row) == 1 else 1) for row in numbers)
+    if len(low) != width:
+        said = f"{some([*limits], 3)} changes no action: --bounds gives the bounds of actions"
+        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    facts = binding.facts.read(some([*limits], 3), action_low=low, action_high=high)
+    return replace(binding, facts=facts)
+
+
+def _normalised(
+    binding: Binding,
+    found: Sequence[statistics.Statistics],
+    layers: Sequence[Module],
+    where: tuple[str, str | None],
+) -> Binding:
+    """Return the policy with the statistics of its observations.
+
+    `where` is the file and a hint. Raise UnsupportedError for several that fit, or none.
+    """
+    if not found:
+        return binding
+    first = next(layer for layer in layers if _is_dense(layer))
+    fitting = [each for each in found if each.size == first.width_in]
+    parts = [each for each in found if each not in fitting]
+    split = len(parts) > 1 and sum(each.size for each in parts) == first.width_in
+    if len(fitting) > 1 or (not fitting and split):
+        raise UnsupportedError(
+            "several statistics of observations, and nothing decides which the policy uses"
+            if fitting
+            else "statistics of several parts of an observation, whose order no file holds",
+            file=where[0],
+            found=some([each.where for each in fitting or parts], 4),
+            hint=where[1],
+        )
+    if not fitting:
+        raise UnsupportedError(
+            "statistics of observations of another size than the policy's input",
+            file=where[0],
+            expected=f"{first.width_in} values",
+            found=some([f"{each.where} {each.size}" for each in found], 4),
+            hint=where[1],
+        )
+    return statistics.with_statistics(binding, fitting[0])
 
 
 def _framework(format_: str, tree: Tree) -> str:
@@ -171,11 +304,11 @@ def _framework(format_: str, tree: Tree) -> str:
     return "torch" if "weight" in lasts else "tensorflow"
 
 
-def _groups(tree: Tree, framework: str) -> list[_Group]:
-    """Return what stands together below each module."""
+def _groups(tree: Tree, framework: str, without: Collection[Path] = ()) -> list[_Group]:
+    """Return what stands together below each module, apart from the entries `without`."""
     groups: dict[Name, dict[str, Entry]] = {}
     for path, leaf in tree.tensors():
-        if leaf.role not in ("parameter", "buffer") or leaf.dtype in ("string", "bool"):
+        if leaf.role not in ("parameter", "buffer") or leaf.dtype in ("string", "bool") or path in without:
             continue
         if not leaf.shape and "int" in leaf.dtype:
             continue  # a count: no layer has such a tensor
@@ -289,7 +422,9 @@ class _Surroundings(NamedTuple):
     statistics: tuple[str, ...]
 
     @classmethod
-    def of(cls, network: _Network, tree: Tree, module: Whole | None) -> _Surroundings:
+    def of(
+        cls, network: _Network, tree: Tree, module: Whole | None, known: Collection[Path] = ()
+    ) -> _Surroundings:
         """Return the surroundings of a network in the tree; a pickled module has none."""
         layers = [layer for group in network.groups if (layer := group.layer) is not None]
         paths = [entry.path for layer in layers for entry in layer.tensors.values()]
@@ -299,7 +434,7 @@ class _Surroundings(NamedTuple):
             return cls(None, frozenset(), ())
         sizes = {size for layer in layers if _is_dense(layer) for size in (layer.width_in, layer.width_out)}
         wanted = frozenset(size for size in sizes if size is not None)
-        return cls(own, wanted, tuple(_statistics_beside(tree, own, wanted)))
+        return cls(own, wanted, tuple(_statistics_beside(tree, own, wanted, known)))
 
     def may_act(self, entry: Entry) -> bool:
         """Return whether the tensor may change the policy's actions.
@@ -331,11 +466,13 @@ class _Surroundings(NamedTuple):
         return f"if the policy does not use them, play the network alone, of: {words}" if part else None
 
 
-def _statistics_beside(tree: Tree, own: Path, sizes: frozenset[int]) -> Iterator[str]:
+def _statistics_beside(
+    tree: Tree, own: Path, sizes: frozenset[int], known: Collection[Path]
+) -> Iterator[str]:
     """Yield the names of statistics of observations that are arrays of numpy or lists of numbers."""
     rows: dict[Path, int] = {}
     for path, leaf in tree.items():
-        if path[: len(own)] == own:
+        if path[: len(own)] == own or path in known:
             continue
         if isinstance(leaf, Leaf):
             listed = leaf.role == "other" and math.prod(leaf.shape) in sizes
@@ -644,6 +781,11 @@ def _of_steps(
 
 def _of_followed(steps: Sequence[Step], tree: Tree, file: str, framework: str, origin: str) -> Binding:
     """Return the binding of a model whose code or graph was followed to its layers' tensors."""
+    if steps and isinstance(steps[0].value, Cell):
+        front, states = _remembering(steps[0], tree, file)
+        rest = _of_followed(steps[1:], tree, file, framework, origin)
+        used = rest.consumed | states
+        return replace(rest, fronts={"actor": front}, unplaced={"actor": tuple(front.covers)}, consumed=used)
     listed: list[Step] = []
     layers: list[Module] = []
     for number, step in enumerate(steps):
@@ -651,7 +793,7 @@ def _of_followed(steps: Sequence[Step], tree: Tree, file: str, framework: str, o
         if not isinstance(weights, Weights):
             listed.append(step)
             continue
-        kind = SPELLING[framework, step.kind]
+        kind = SPELLING[weights.framework or framework, step.kind]
         paths = (weights.weight, weights.bias)
         # Both frameworks' dense layers and norms have two tensors: what multiplies, and what is added.
         by_role = dict(zip(_ROLES[step.kind], paths, strict=True))
@@ -668,6 +810,60 @@ def _of_followed(steps: Sequence[Step], tree: Tree, file: str, framework: str, o
         layers.append(Module(name, kind, tensors))
         listed.append(Step(step.kind, name, weights.epsilon))
     return _of_steps(listed, layers, {}, (framework, file), ((), (), "its output"), origin)
+
+
+def _of_onnx(found: onnx_steps.Followed, checkpoint: Checkpoint) -> Binding:
+    """Return the binding of an ONNX model: a chain of layers, else a policy that computes a program."""
+    origin = "the ONNX graph"
+    if found.steps is not None:
+        with contextlib.suppress(CkpttoolError):
+            binding = _of_followed(found.steps, checkpoint.tree, checkpoint.path, "torch", origin)
+            facts = binding.facts
+            if found.mean is not None:
+                norm = Norm(found.mean, std=found.std, clip=found.clip)
+                facts = facts.read(origin, norm=norm)
+            consumed = binding.consumed | frozenset(found.used)
+            return replace(binding, facts=facts, consumed=consumed).noted(*found.notes)
+    program, head = _without_tanh(found.program)
+    names = checkpoint.tree.names
+    moves = tuple(Move(path, (attr("actor"), attr("graph"), attr(names[path])), KEEP) for path in found.used)
+    said = dict.fromkeys(("head", "activations"), origin)
+    return Binding(
+        layout=NO_LAYOUT,
+        moves=Moves(moves, (), found.notes),
+        parts=(Part("actor", None, (), program=program),),
+        facts=Facts(head=head, hidden="", epsilon=_EPSILON["torch"], said=said),
+        evidence="the graph of an ONNX model",
+    )
+
+
+def _without_tanh(program: Program) -> tuple[Program, str]:
+    """Return a program without the tanh that it ends in, and the action map that this is."""
+    number = program.output - len(program.inputs) - len(program.states)
+    last = program.operations[number] if number >= 0 else None
+    if last is None or last.value.get("name") != "tanh" or number != len(program.operations) - 1:
+        return program, "identity"
+    return program._replace(operations=program.operations[:-1], output=last.inputs[0]), "unit_tanh"
+
+
+def _remembering(step: Step, tree: Tree, file: str) -> tuple[Front, frozenset[Path]]:
+    """Return the recurrent layer that a policy begins with, and the buffers of its states."""
+    cell = cast(Cell, step.value)
+    tensors = {
+        tree.names[path]: path
+        for path, leaf in tree.tensors()
+        if path[:-1] == cell.module and str(path[-1].value).startswith(("weight_", "bias_"))
+    }
+    found = memory.cells(tree, "actor", tensors, "torch")
+    kernel = next((tree[path] for name, path in tensors.items() if name.endswith("weight_ih_l0")), None)
+    if found is None or not isinstance(kernel, Leaf) or found[0] != (step.kind,):
+        raise UnsupportedError(
+            "the recurrent layer has tensors that are not known", file=file, found=some([*tensors], 6)
+        )
+    kinds, moves = found
+    stream = Stream("obs", (kernel.shape[1],))
+    covers = frozenset(("/".join(str(each.value) for each in cell.module),))
+    return Front((stream,), kinds, moves=tuple(moves), covers=covers), frozenset(cell.states)
 
 
 _ROLES = {"dense": ("kernel", "bias"), "layer_norm": ("scale", "offset")}

@@ -11,6 +11,7 @@ from typing import cast
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
+from ckpttool.formats import onnx
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding
 from ckpttool.layouts.plan import Layout
 from ckpttool.leaf import display
@@ -25,6 +26,11 @@ _MOST = 50_000
 
 def recognised(checkpoint: Checkpoint, layout: str | None = None) -> Binding | None:
     """Return the agent in the checkpoint, None if no layout knows one; raise UsageError as `recognise`."""
+    if checkpoint.format == onnx.NAME:
+        # Names of constants are an exporter's: the graph says what a model computes, not a layout.
+        if layout not in (None, NO_LAYOUT):
+            raise UsageError("an ONNX model is of no layout", file=checkpoint.path, hint="leave out --layout")
+        return None
     return recognise(checkpoint.tree, os.path.basename(checkpoint.path), layout)
 
 

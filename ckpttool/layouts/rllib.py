@@ -5,12 +5,16 @@ torch/default_sac_torch_rl_module.py (`pi_encoder`, `pi`, `qf_encoder`, `qf`, th
 rllib/algorithms/ppo/ppo_catalog.py (`encoder`, `pi`, `vf`), rllib/core/rl_module/default_model_config.py
 (activations), rllib/models/torch/torch_distributions.py (the last layer gives means, then log standard
 deviations; without noise SAC's action is tanh of the mean, PPO's the mean), rllib/utils/spaces/space_utils.py
-(`unsquash_action`: [-1, 1] goes to the bounds and is limited to them).
+(`unsquash_action`: [-1, 1] goes to the bounds and is limited to them),
+rllib/connectors/env_to_module/mean_std_filter.py and rllib/utils/filter.py (observations become
+`(x - mean) / (std + 1e-8)`, limited to `clip_by_value`), rllib/connectors/connector_pipeline_v2.py (each
+connector has a folder that is called after its class).
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,9 +22,11 @@ from ckpttool import places
 from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Facts, settings_stay
 from ckpttool.layouts.rllib_plan import plan
+from ckpttool.layouts.rllib_policy import mean_std
 from ckpttool.layouts.small_arrays import numbers
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, ValueLeaf
+from ckpttool.ledger import Entry
 from ckpttool.tree import Tree
 
 __all__ = ["TABLE", "companions", "plan", "recognise", "told_by"]
@@ -44,6 +50,13 @@ TABLE = Table(
     joined=True,
 )
 # PPO's mean is limited to the bounds, not squashed.
+_CONNECTORS = "env_runner/env_to_module_connector"
+# Connectors that change no observation of a single agent, and those whose effect shows in its size.
+_NEUTRAL = re.compile(
+    "AddObservationsFromEpisodesToBatch|AddStatesFromEpisodesToBatch|AddTimeDimToBatchAndZeroPad"
+    "|AgentToModuleMapping|BatchIndividualItems|NumpyToTensor|FlattenObservations|WriteObservationsToEpisodes"
+)
+_FILTER = "MeanStdFilter"
 _PPO = Facts(head="clip_affine", hidden="tanh", epsilon=1e-5, lacks=_LACKS)
 
 
@@ -62,7 +75,28 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     binding = bind(tree, table)
     if binding is None or not any(part.acts for part in binding.parts):
         return None
-    return _without_settings(replace(binding, facts=_activations(binding)), tree)
+    facts = _filtered(_activations(binding), tree)
+    return _without_settings(replace(binding, facts=facts), tree)
+
+
+def _filtered(facts: Facts, tree: Tree) -> Facts:
+    """Return the facts with the statistics of a MeanStdFilter among the connectors, if there is one."""
+    said = {tree.names[path]: leaf for path, leaf in tree.items()}
+    means = [name for name in said if name.startswith(_CONNECTORS) and name.endswith("/mean_array")]
+    if not means:
+        return facts
+    agent = means[0].rpartition("/running_stats/")[0]
+    norm = mean_std(said, f"{agent}/running_stats/0") if len(means) == 1 else None
+    flags = [said.get(f"{agent}/{name}") for name in ("de_mean_to_zero", "de_std_to_one")]
+    whole = all(isinstance(flag, ValueLeaf) and flag.value is True for flag in flags)
+    clip = said.get(f"{agent}/clip_by_value")
+    limit = clip.value if isinstance(clip, ValueLeaf) else ""
+    pushes = said.get(f"{agent}/running_stats/0/num_pushes")
+    alone = isinstance(pushes, ValueLeaf) and pushes.value == 1  # its variance differs among versions
+    if norm is None or alone or not whole or not isinstance(limit, int | float | None):
+        return facts.lacking("the observation statistics")
+    where = f"{agent.rpartition('/')[0] or agent}/state.pkl"
+    return facts.read(where, norm=norm._replace(clip=float(limit) if limit else None))
 
 
 def _activations(binding: Binding) -> Facts:
@@ -112,25 +146,58 @@ def _without_settings(binding: Binding, tree: Tree) -> Binding:
 
 def companions(location: str) -> Sequence[str]:
     """Return the files in which RLlib keeps what each module was made with."""
-    folder = os.path.join(location, *_MODULES.split("/"))
+    modules = _arguments_below(os.path.join(location, *_MODULES.split("/")))
+    if modules is None:
+        return (os.path.join(location, _ARGUMENTS),) if places.isdir(location) else ()
+    return [*modules, *(_arguments_below(os.path.join(location, *_CONNECTORS.split("/"))) or ())]
+
+
+def _arguments_below(folder: str) -> list[str] | None:
+    """Return the arguments' files in the folders of a folder, None if that cannot be listed."""
     try:
         names = sorted(places.listdir(folder))
     except OSError:
-        return (os.path.join(location, _ARGUMENTS),) if places.isdir(location) else ()
+        return None
     folders = [os.path.join(folder, name) for name in names]
     return [os.path.join(inner, _ARGUMENTS) for inner in folders if places.isdir(inner)]
 
 
-def told_by(binding: Binding, file: str, tree: Tree) -> Binding:  # noqa: ARG001  # there is one kind
-    """Return the binding with the action's bounds and the activation of the module's arguments."""
+def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
+    """Return the binding with what the arguments of a module, or the class of a connector, say.
+
+    A module's are the action's bounds and the activations.
+    """
+    above, name = os.path.split(os.path.dirname(file))
+    if os.path.basename(above) == os.path.basename(_CONNECTORS):
+        return _connected(binding, name)
     said = {tree.names[path]: leaf for path, leaf in tree.items()}
     facts = binding.facts
     low, high = (numbers(_one(said, f"action_space/{end}")) for end in ("low", "high"))
     facts = facts.bounded(_ARGUMENTS, low, high) or facts
-    activation = _one(said, "model_config/fcnet_activation")
-    if isinstance(activation, ValueLeaf) and isinstance(activation.value, str):
-        facts = facts.read(_ARGUMENTS, hidden=activation.value)
+    names = [_one(said, f"model_config/{name}fcnet_activation") for name in ("", "head_")]
+    inside, head = (
+        leaf.value if isinstance(leaf, ValueLeaf) and isinstance(leaf.value, str) else None for leaf in names
+    )
+    actor = next(part for part in binding.parts if part.acts)
+    encoder = ["encoder" in layer.name[0] for layer in actor.layers[:-1]]
+    if not all(encoder) and (inside or head):
+        habit = facts.hidden
+        own = tuple((inside or habit) if each else (head or "relu") for each in encoder)
+        facts = facts.read(_ARGUMENTS, activations=own)
+    elif inside:
+        facts = facts.read(_ARGUMENTS, hidden=inside)
     return binding if facts is binding.facts else replace(binding, facts=facts)
+
+
+def _connected(binding: Binding, name: str) -> Binding:
+    """Return the binding with a connector that changes observations and is not applied, by its class."""
+    name = re.sub(r"^\d+[-_]", "", name)
+    if _NEUTRAL.fullmatch(name) or (name == _FILTER and binding.facts.norm is not None):
+        return binding
+    if name == _FILTER:
+        return replace(binding, facts=binding.facts.lacking("the observation statistics"))
+    where = f"{_CONNECTORS}/{name}"
+    return binding.entered(Entry("not used", "wrapper", f"connector {name}", where, decides=True))
 
 
 def _one(said: dict[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:

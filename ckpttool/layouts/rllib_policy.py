@@ -56,7 +56,18 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     if binding is None or not any(part.acts for part in binding.parts):
         return None
     facts = _statistics(_bounds(_settings(binding.facts, said, policy), said, policy), said, policy)
-    return _without_settings(replace(binding, facts=facts), tree)
+    return _without_settings(_own_activations(replace(binding, facts=facts), said, policy), tree)
+
+
+def _own_activations(binding: Binding, said: Said, policy: str) -> Binding:
+    """Refuse Q-functions whose activation is another one than the policy's: an agent has one for both."""
+    for config in ("algorithm_state/config", f"{policy}/policy_spec/config"):
+        names = ("q_model_config/fcnet_activation", "critic_hidden_activation")
+        theirs = next((name for each in names if (name := _text(said, f"{config}/{each}"))), None)
+        if binding.facts.head == "affine" and theirs not in (None, binding.facts.hidden):
+            reason = f"hidden layers with {theirs}, where the policy has {binding.facts.hidden}"
+            return binding.refused("critic", reason)
+    return binding
 
 
 def _table(weights: str, said: Said) -> Table | None:
@@ -93,6 +104,8 @@ def _settings(facts: Facts, said: Said, policy: str) -> Facts:
             facts = facts.read(config, env=env)
         model = "policy_model_config" if facts.head == "affine" else "model"
         activation = _text(said, f"{config}/{model}/fcnet_activation")
+        # DDPG's and TD3's (rllib/algorithms/ddpg/ddpg.py).
+        activation = activation or _text(said, f"{config}/actor_hidden_activation")
         if activation is not None and "hidden" not in facts.said:
             facts = facts.read(config, hidden=activation)
     return facts if facts.env is not None else facts.lacking("the environment")
@@ -122,24 +135,41 @@ def _array(text: str | None, dtype: str | None) -> tuple[float, ...]:
     # numpy/lib/format.py, version 1: the header's length stands behind the magic and the version.
     if not data.startswith(b"\x93NUMPY\x01\x00") or len(data) < 10:
         return ()
-    body = data[10 + int.from_bytes(data[8:10], "little") :]
-    return unpacked(body, _DTYPES[dtype])
+    start = 10 + int.from_bytes(data[8:10], "little")
+    if f"'{dtype}'".encode() not in data[10:start]:
+        return ()
+    return unpacked(data[start:], _DTYPES[dtype])
 
 
 def _statistics(facts: Facts, said: Said, policy: str) -> Facts:
     """Return the facts with the running statistics of a MeanStdFilter, if there is one."""
     place = f"algorithm_state/worker/filters/{policy.rpartition('/')[2]}/running_stats"
-    mean, squares = (said.get(f"{place}/{name}") for name in ("mean_array", "sum_sq_diff_array"))
-    pushes = said.get(f"{place}/num_pushes")
-    if not isinstance(mean, Leaf) or not isinstance(squares, Leaf) or squares.dtype != "float64":
+    if f"{place}/mean_array" not in said:
         return facts
-    count = pushes.value if isinstance(pushes, ValueLeaf) and isinstance(pushes.value, int) else 0
-    if not count:
+    pushes = said.get(f"{place}/num_pushes")
+    if not isinstance(pushes, ValueLeaf) or not pushes.value:
         return facts.lacking("statistics of observations: the filter saw none")
-    variances = [s / (count - 1) for s in numbers(squares)] if count > 1 else [m * m for m in numbers(mean)]
-    if len(variances) != mean.size:
-        return facts.lacking("statistics of observations")
-    return facts.read(place, norm=Norm(mean, tensor(variances), epsilon=_SMALL, outside=True))
+    norm = mean_std(said, place)
+    return facts.lacking("statistics of observations") if norm is None else facts.read(place, norm=norm)
+
+
+def mean_std(said: Said, place: str) -> Norm | None:
+    """Return the statistics of a RunningStat at `place`: arrays, or the texts that RLlib makes of them.
+
+    None if it is incomplete or of no observation.
+    """
+    rows = [said.get(f"{place}/{name}") for name in ("mean_array", "sum_sq_diff_array")]
+    pushes = said.get(f"{place}/num_pushes")
+    texts = [leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in rows]
+    mean, squares = (
+        _array(text, "<f8") if isinstance(text, str) else numbers(leaf)
+        for text, leaf in zip(texts, rows, strict=True)
+    )
+    count = pushes.value if isinstance(pushes, ValueLeaf) and isinstance(pushes.value, int) else 0
+    if count < 1 or not mean or len(mean) != len(squares):
+        return None
+    variances = [s / (count - 1) for s in squares] if count > 1 else [m * m for m in mean]
+    return Norm(tensor(mean, place), tensor(variances, place), epsilon=_SMALL, outside=True)
 
 
 def _without_settings(binding: Binding, tree: Tree) -> Binding:

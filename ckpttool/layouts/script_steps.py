@@ -12,13 +12,13 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, UnsupportedError
 from ckpttool.formats.torch_pickle import names, script
-from ckpttool.layouts.model_steps import Step, Weights
+from ckpttool.layouts.model_steps import Cell, Step, Weights
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr
 from ckpttool.source import File
 from ckpttool.tree import Tree
@@ -26,6 +26,9 @@ from ckpttool.wire import zip as archives
 
 _CALLS, _DEEP, _ELEMENTS = 5_000, 40, 4096
 _TOP = "__torch__"
+_RECURRENT = f"{_TOP}.torch.nn.modules.rnn"
+_CELL_KINDS = frozenset(("lstm", "gru"))
+_CELLS = frozenset(("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"))
 # What Python's parser raises for text that is no code, or nests too deep.
 _HOSTILE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 
@@ -46,6 +49,12 @@ class _Tensor(NamedTuple):
     path: Path
 
 
+class _State(NamedTuple):
+    """The next value of a buffer in which a recurrent layer keeps its state, by its path."""
+
+    path: Path
+
+
 class _Function(NamedTuple):
     """A function of the archive's code, by its name."""
 
@@ -57,9 +66,11 @@ class _Flow:
     """What the input has become: the steps up to here."""
 
     steps: tuple[Step, ...] = ()
+    lead: int | None = None
+    """the position of an axis of extent 1 that the code has put before the last one"""
 
     def then(self, kind: str, value: Any = None) -> _Flow:
-        return _Flow((*self.steps, Step(kind, (f"step {len(self.steps)}",), value)))
+        return _Flow((*self.steps, Step(kind, (f"step {len(self.steps)}",), value)), self.lead)
 
 
 def of_script(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
@@ -88,13 +99,22 @@ def of_script(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
         RecursionError,
         MemoryError,
         OverflowError,
-    ):
+    ) as error:
+        word = str(error) if isinstance(error, _UnknownError) else ""
+        cells = {_short(held.name) for held in checkpoint.tree.containers.values() if held.name} & _CELLS
         raise UnsupportedError(
             "the TorchScript code is not one chain of known operations",
             file=checkpoint.path,
-            hint="if its layers are one chain all the same: ckpttool convert writes them without the code, "
+            found=", ".join(sorted(cells)) or word or None,
+            hint=None
+            if cells
+            else "if its layers are one chain all the same: ckpttool convert writes them without the code, "
             "--to torch, and eval takes that file with --activation",
         ) from None
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 @dataclass
@@ -107,22 +127,49 @@ class _Reader:
     depth: int = 0
     parsed: dict[str, ast.Module] = field(default_factory=dict)
     overwritten: list[_Flow] = field(default_factory=list)
+    carried: set[Path] = field(default_factory=set)
 
     def forward(self) -> tuple[Step, ...]:
         found = self._method((), "forward", [_Flow()])
         if not isinstance(found, _Flow):
             raise _UnknownError
+        cells = [step.value for step in found.steps if step.kind in _CELL_KINDS]
+        if {path for cell in cells for path in cell.states} != self.carried:
+            raise _UnknownError("a state that is not kept")
         return found.steps
 
     def _method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
         container = self.tree.containers.get(module)
         where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
+        if where.startswith(_RECURRENT) and cls.lower() in _CELL_KINDS and name.startswith("forward"):
+            return self._cell(module, cls.lower(), given)
         for node in self._module(where).body:
             if isinstance(node, ast.ClassDef) and node.name == cls:
                 for part in node.body:
                     if isinstance(part, ast.FunctionDef) and part.name == name:
                         return self._run(part, [_Module(module), *given])
         raise _UnknownError
+
+    def _cell(self, module: Path, kind: str, given: Sequence[Any]) -> Any:
+        """Return what PyTorch's own recurrent layer gives, whose states are buffers that begin at zero."""
+        flow, states = given if len(given) == 2 else (None, None)
+        buffers = states if isinstance(states, list) else [states]
+        settings = {name: self._of(module, name) for name in ("num_layers", "bidirectional", "batch_first")}
+        plain = settings["num_layers"] == 1 and settings["bidirectional"] is False
+        plain = plain and self._of(module, "proj_size") == 0
+        lead = 1 if settings["batch_first"] else 0
+        if not isinstance(flow, _Flow) or not all(isinstance(buffer, _Tensor) for buffer in buffers):
+            raise _UnknownError(kind.upper())
+        if not plain or flow.lead != lead or len(buffers) != (2 if kind == "lstm" else 1):
+            raise _UnknownError(kind.upper())
+        paths = [buffer.path for buffer in buffers if isinstance(buffer, _Tensor)]
+        for path in paths:
+            leaf = self.tree.get(path)
+            if not isinstance(leaf, Leaf) or math.prod(leaf.shape) > _ELEMENTS or leaf.array().any():
+                raise _UnknownError(f"{kind.upper()} from a state that is not zero")
+        after = [_State(path) for path in paths]
+        cell = Cell(module, tuple(paths))
+        return [flow.then(kind, cell), after if isinstance(states, list) else after[0]]
 
     def _function(self, name: str, given: Sequence[Any]) -> Any:
         where, _, last = name.rpartition(".")
@@ -162,10 +209,7 @@ class _Reader:
             if isinstance(node, ast.Return) and node.value is not None:
                 return True, self._value(node.value, scope)
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                target = node.targets[0]
-                if not isinstance(target, ast.Name):
-                    raise _UnknownError
-                scope[target.id] = self._value(node.value, scope)
+                self._assign(node.targets[0], self._value(node.value, scope), scope)
             elif isinstance(node, ast.If):
                 test = self._value(node.test, scope)
                 if not isinstance(test, bool):
@@ -176,6 +220,15 @@ class _Reader:
             elif not isinstance(node, ast.Pass):
                 raise _UnknownError
         return False, None
+
+    def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
+        if isinstance(target, ast.Name):
+            scope[target.id] = value
+        elif isinstance(target, ast.Tuple) and isinstance(value, list) and len(value) == len(target.elts):
+            for each, part in zip(target.elts, value, strict=True):
+                self._assign(each, part, scope)
+        else:
+            raise _UnknownError
 
     def _value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Constant):
@@ -262,14 +315,19 @@ class _Reader:
             return self._function(called, given)
         operation = _OPERATIONS.get(called.removesuffix("_"))
         if operation is None:
-            raise _UnknownError
+            raise _UnknownError(called)
         if called.endswith("_"):
             # It overwrites its input, under whichever names that has.
             self.overwritten += [each for each in given if isinstance(each, _Flow)]
         self.calls += 1
         if self.calls > _CALLS:
             raise _UnknownError
-        return operation(self, given)
+        try:
+            return operation(self, given)
+        except (_UnknownError, ValueError) as error:
+            raise _UnknownError(
+                str(error) if isinstance(error, _UnknownError) and str(error) else called
+            ) from None
 
     def numbers(self, value: Any) -> list[float]:
         """Return a number, or a small tensor's numbers."""
@@ -302,7 +360,7 @@ def _flow(value: Any) -> _Flow:
 
 
 def _linear(_: _Reader, given: Sequence[Any]) -> _Flow:
-    flow, weight, bias = given
+    flow, weight, bias = given if len(given) > 2 else (*given, None)
     if not isinstance(weight, _Tensor) or not (bias is None or isinstance(bias, _Tensor)):
         raise _UnknownError
     return _flow(flow).then("dense", Weights(weight.path, None if bias is None else bias.path))
@@ -341,7 +399,7 @@ def _affine(flow: _Flow, scale: list[float], offset: list[float]) -> _Flow:
         before, shift, scale, offset = (_wide(v, size) for v in (before, shift, scale, offset))
         offset = [s * b + o for s, b, o in zip(scale, shift, offset, strict=True)]
         scale = [s * b for s, b in zip(scale, before, strict=True)]
-        flow = _Flow(steps[:-1])
+        flow = replace(flow, steps=steps[:-1])
     return flow.then("affine", (scale, offset))
 
 
@@ -349,6 +407,44 @@ def _wide(values: Sequence[float], size: int) -> list[float]:
     if len(values) not in (1, size):
         raise _UnknownError
     return [*values] * (size if len(values) == 1 else 1)
+
+
+def _flatten(_: _Reader, given: Sequence[Any]) -> _Flow:
+    # A policy that begins with a dense layer takes rows: flattening one from its second axis on changes none.
+    flow, *axes = given
+    if axes not in ([1], [1, -1]):
+        raise _UnknownError("torch.flatten")
+    return _flow(flow)
+
+
+def _unsqueeze(_: _Reader, given: Sequence[Any]) -> _Flow:
+    flow, axis = _flow(given[0]), given[1]
+    if flow.lead is not None or axis not in (0, 1):
+        raise _UnknownError
+    return replace(flow, lead=axis)
+
+
+def _squeeze(_: _Reader, given: Sequence[Any]) -> _Flow:
+    flow, axis = _flow(given[0]), given[1]
+    if flow.lead is None or axis != flow.lead:
+        raise _UnknownError
+    return replace(flow, lead=None)
+
+
+def _whole_slice(_: _Reader, given: Sequence[Any]) -> Any:
+    # `buffer[:] = value` is a slice of all of it, and a copy into that.
+    if len(given) != 1 or not isinstance(given[0], _Tensor):
+        raise _UnknownError
+    return given[0]
+
+
+def _copy(reader: _Reader, given: Sequence[Any]) -> Any:
+    buffer, value = given[:2]
+    same = isinstance(buffer, _Tensor) and isinstance(value, _State) and buffer.path == value.path
+    if not same or len(given) != 2:
+        raise _UnknownError("torch.copy_")
+    reader.carried.add(value.path)
+    return buffer
 
 
 def _scaled(sign: int) -> Callable[[_Reader, Sequence[Any]], _Flow]:
@@ -408,4 +504,9 @@ _OPERATIONS: dict[str, Callable[[_Reader, Sequence[Any]], Any]] = {
     "torch.dropout": _same,
     "torch.detach": _same,
     "torch.contiguous": _same,
+    "torch.flatten": _flatten,
+    "torch.unsqueeze": _unsqueeze,
+    "torch.squeeze": _squeeze,
+    "torch.slice": _whole_slice,
+    "torch.copy": _copy,
 }

@@ -13,19 +13,20 @@ dqn/policies.py: up to version 2.3 the optimizer has the target's parameters too
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ckpttool.layouts import baselines_settings, canonical, optimizers, stable_baselines3_fronts, zoo
 from ckpttool.layouts.canonical import Binding, Facts, settings_stay
-from ckpttool.layouts.stable_baselines3_plan import plan
+from ckpttool.layouts.stable_baselines3_plan import plan, statistics_beside
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Path, ValueLeaf, attr, index, key
+from ckpttool.ledger import Entry
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import ToTensor
 from ckpttool.tree import Tree
 
-__all__ = ["TABLE", "companions", "plan", "recognise", "told_by"]
+__all__ = ["TABLE", "companions", "plan", "recognise", "statistics_beside", "told_by"]
 
 _TITLE = "Stable-Baselines3 agent (TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS)"
 _SEEN = "agents of rl-trained-agents; every algorithm as the library 2.9.2 and its contrib save it"
@@ -102,6 +103,8 @@ _VALUE = re.compile(r"(?:mlp_extractor\.value_net|value_net)\.")
 _POLICY, _OPTIMIZER, _DATA = key("policy"), key("policy.optimizer"), attr("data")
 _COUNTERS = {"_n_updates": "total_it", "num_timesteps": "num_timesteps"}
 _CLIP_MEAN = 2.0
+_EXTRACTOR_CLASS = "features_extractor_class"
+_LIBRARIES = ("stable_baselines3.", "sb3_contrib.")
 
 
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the file's name says nothing
@@ -118,7 +121,16 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
         binding = _on_policy(tree, _ON_POLICY if any(map(_VALUE.match, names)) else _SEARCHED)
     else:
         return None
-    return _told(binding, tree) if binding is not None else None
+    return _told(binding, tree).entered(*_own_code(tree)) if binding is not None else None
+
+
+def _own_code(tree: Tree) -> Iterator[Entry]:
+    """Yield an entry for a policy or a features extractor whose class is the program's own: it is not run."""
+    for names, what in ((("policy_class",), "policy"), (("policy_kwargs", _EXTRACTOR_CLASS), "extractor")):
+        kind = baselines_settings.class_of(tree, *names)
+        if kind is not None and not kind.startswith(_LIBRARIES):
+            value = f"{what} class {kind}: the library's own is played in its place"
+            yield Entry("not used", "custom code", value, "/".join(("data", *names)), decides=True)
 
 
 def _on_policy(tree: Tree, table: Table) -> Binding | None:
@@ -135,7 +147,10 @@ def _on_policy(tree: Tree, table: Table) -> Binding | None:
 
 def _searched(binding: Binding, tree: Tree) -> Binding:
     """Return the binding of ARS's policy with the action map that its class has."""
-    linear = not any(layer.name[-1].isdigit() for part in binding.parts for layer in part.layers)
+    kind = (baselines_settings.class_of(tree, "policy_class") or "").rpartition(".")[2]
+    numbered = any(layer.name[-1].isdigit() for part in binding.parts for layer in part.layers)
+    # Since contrib 1.7 a linear policy is an MLP without hidden layers, numbered as one.
+    linear = kind == "ARSLinearPolicy" if kind.startswith("ARS") else not numbered
     squashed = baselines_settings.setting(tree, "policy_kwargs", "squash_output", not linear)
     if squashed is False and not linear:
         # Some versions build a tanh nevertheless.

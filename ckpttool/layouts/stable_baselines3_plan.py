@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ckpttool.errors import UnsupportedError
-from ckpttool.layouts import canonical
+from ckpttool.layouts import canonical, zoo
 from ckpttool.layouts.action_maps import acts_as, told_bounds
 from ckpttool.layouts.canonical import Binding, Part
 from ckpttool.layouts.writing import Lone, Names, Network, Writing, critics, gaussian, written
@@ -50,7 +51,9 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
         rows += [_q(component, number) for number in range(critics(binding))]
     notes = ["the settings of training (gamma, tau, noise, ...) are the library's defaults"]
     if (attr(canonical.NORMALIZER), attr("mean")) in agent or binding.facts.norm is not None:
-        notes.append("observation statistics are in the sidecar: the library keeps them in another file")
+        file = zoo.STATISTICS_FILE
+        load = f'VecNormalize.load("{file}", venv)'
+        notes.append(f"observation statistics are in {file} beside the target: {load}")
     writing = Writing(
         _WHOSE,
         [*rows, *(_temperature(agent) if soft else [])],
@@ -64,6 +67,13 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
     found = written(writing, binding, agent, told)
     # The library's zip needs no containers, but to be told what to build.
     return replace(found, added={**found.added, **_data(binding, agent)}, containers={})
+
+
+def statistics_beside(
+    norm: Mapping[str, Any], low: Sequence[float] | None, high: Sequence[float] | None
+) -> tuple[str, bytes]:
+    """Return the name of the library's own file of statistics, and what it holds."""
+    return zoo.STATISTICS_FILE, zoo.statistics_file(norm, low or (-1.0,), high or (1.0,))
 
 
 def _policy(component: str, *, soft: bool) -> Network:

@@ -142,6 +142,19 @@ def bind(tree: Tree, table: Table) -> Binding | None:
     )
 
 
+def is_all(binding: Binding, tree: Tree) -> bool:
+    """Say whether an agent without a policy is all of the tree: beside it no matrix is a parameter.
+
+    A tree with `critic` and networks of other names is a program's own, whose policy would be left behind.
+    """
+    if any(part.acts for part in binding.parts):
+        return True
+    used = {move.source for move in binding.moves.moves} | binding.consumed
+    return not any(
+        leaf.role == "parameter" and len(leaf.shape) > 1 and path not in used for path, leaf in tree.tensors()
+    )
+
+
 def _repeated(state: Sequence[OptimizerMoves]) -> frozenset[Path]:
     """Return what only repeats: of two optimizers for one canonical one the second's counts and settings."""
     first: dict[Path, Path] = {}

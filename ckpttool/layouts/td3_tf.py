@@ -8,7 +8,7 @@ from ckpttool.layouts import arguments, canonical, keras_rl, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Part, PartLayer
 from ckpttool.layouts.memory import remembered
 from ckpttool.layouts.optimizers.keras_write import as_tensor
-from ckpttool.layouts.table import Table, bind
+from ckpttool.layouts.table import Table, bind, is_all
 from ckpttool.leaf import Path, attr, display
 from ckpttool.mapping.kinds import SPELLING
 from ckpttool.mapping.plan import Label, Plan, Settings, edges
@@ -61,7 +61,9 @@ def recognise(tree: Tree, name: str) -> Binding | None:
     ):
         return None
     binding = bind(tree, TABLE)
-    return remembered(binding, tree, TABLE.framework) if binding is not None else None
+    if binding is None or not is_all(binding, tree):
+        return None
+    return remembered(binding, tree, TABLE.framework)
 
 
 def companions(location: str) -> Sequence[str]:

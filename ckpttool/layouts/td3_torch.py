@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Part, PartLayer
 from ckpttool.layouts.memory import remembered
-from ckpttool.layouts.table import Table, bind
+from ckpttool.layouts.table import Table, bind, is_all
 from ckpttool.layouts.writing import together
 from ckpttool.leaf import Path, attr, display, key
 from ckpttool.mapping.kinds import SPELLING
@@ -64,7 +64,9 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     if any(_SPLIT.fullmatch(str(path[0].value)) for path in tree if path):
         return None  # with critics apart too
     binding = bind(tree, TABLE)
-    return remembered(binding, tree, TABLE.framework) if binding is not None else None
+    if binding is None or not is_all(binding, tree):
+        return None
+    return remembered(binding, tree, TABLE.framework)
 
 
 def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:

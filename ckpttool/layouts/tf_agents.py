@@ -42,6 +42,10 @@ _VALUES = {"_value_net": "value", "_value_network": "value"}
 # A policy that adds noise, or takes the mode, has the other one inside.
 _INSIDE = ("", "_wrapped_policy/")
 _JOINED = "_projection_layer"
+# CategoricalProjectionNetwork of discrete actions has a layer of this name too: what only SAC's agent has,
+# and what agents of discrete actions have.
+_OF_SAC = frozenset(("_log_alpha", "_critic_network_1", "_critic_network_2"))
+_NOT_SAC = frozenset(("_value_net", "_value_network", "_q_network", "_target_q_network"))
 # Critics that are no chain. A Sequential of the examples flattens a dict: the action comes first.
 _CANNOT = {
     "_action_layers": "layers of the action's own",
@@ -107,7 +111,12 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # a pre
     segments = [tuple(each.split("/")) for each in names]
     if not any({"_actor_network", "_actor_net"} & set(each[1:3]) for each in segments):
         return None
-    halved = any(each[-2:-1] == (_JOINED,) for each in segments)
+    joined = [path for each, path in names.items() if each.split("/")[-2:-1] == [_JOINED]]
+    halved = bool(joined)
+    agent = {step for each in segments for step in each}
+    certain = not _OF_SAC.isdisjoint(agent)
+    if halved and not (_is_even(tree, joined) and (certain or _NOT_SAC.isdisjoint(agent))):
+        return None
     binding = bind(tree, replace(TABLE, joined=halved))
     if binding is None:
         return None
@@ -115,11 +124,21 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # a pre
         if any(segment in each[2:-2] for each in segments if set(_CRITICS) & set(each[:2])):
             found = (*binding.unplaced.get("critic", ()), left)
             binding = replace(binding, unplaced={**binding.unplaced, "critic": found})
+    if halved and not certain:
+        said = f"the last layer of the policy ({_JOINED}) holds means and deviations, as SAC's does"
+        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
     if any("_value_net" in each[1:2] for each in segments):
         binding = replace(
             binding, facts=binding.facts._replace(lacks=(*binding.facts.lacks, "the activations"))
         )
     return _normalised(binding, names, tree)
+
+
+def _is_even(tree: Tree, paths: Sequence[Path]) -> bool:
+    """Say whether a layer's outputs can be halves: means and deviations."""
+    return all(
+        isinstance(leaf := tree[path], Leaf) and leaf.shape[-1:] and not leaf.shape[-1] % 2 for path in paths
+    )
 
 
 def _plainly(tree: Tree) -> Tree:

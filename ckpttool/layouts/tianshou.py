@@ -1,11 +1,13 @@
 """Tianshou's policies: policy.state_dict() of 0.4 to 1.x, the algorithm's of 2.x, or {"model", "obs_rms"}.
 
 Sources in github.com/thu-ml/tianshou: tianshou/utils/net/continuous.py: Actor gives max_action * tanh,
-ActorProb's mean is unbounded in every example, and SAC takes tanh of it (policy/modelfree/sac.py).
-policy/base.py (2.x: algorithm/algorithm_base.py), `map_action`: then the action is limited to [-1, 1]
-("clip"; SAC's lies there already) and scaled to [low, high]. Hidden layers are ReLU (utils/net/common.py).
-utils/statistics.py, RunningMeanStd.norm: the observations' statistics, epsilon inside the root. In 2.x
-`algorithm.state_dict()` adds the optimizers in the order policy, critic, critic2.
+ActorProb's mean is unbounded in every example, and SAC takes tanh of it (policy/modelfree/sac.py); by
+default, and so in 2.x's high-level factory (highlevel/module/actor.py), tanh bounds it. policy/base.py (2.x:
+algorithm/algorithm_base.py), `map_action`: then the action is limited to [-1, 1] ("clip"; SAC's lies there
+already) and scaled to [low, high]. Hidden layers are ReLU (utils/net/common.py), those of PPO and its kin
+tanh (examples/mujoco/mujoco_ppo.py). utils/statistics.py, RunningMeanStd.norm: the observations' statistics,
+epsilon inside the root. In 2.x `algorithm.state_dict()` adds the optimizers in the order policy, critic,
+critic2.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP, ToTensor
 from ckpttool.tree import Container, Tree
 
-_LACKS = ("the action bounds", "the actor's max_action (taken as the first upper bound)")
+_LACKS = (
+    "the action bounds",
+    "the actor's max_action (the first upper bound in Tianshou's examples; 1 by default: --head affine)",
+)
+# examples/mujoco/mujoco_ppo.py (and a2c, npg, trpo, reinforce) against highlevel/module/actor.py.
+_PROBABILISTIC = (
+    "the activations (tanh in Tianshou's examples, ReLU in its high-level default: --activation)",
+    "whether tanh bounds the mean (no in Tianshou's examples, yes in its high-level default: --head affine)",
+)
 _SIGMA = {"sigma/model/0": "log_std"}
 _CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
 
@@ -61,7 +71,7 @@ _ON_POLICY = replace(
     TABLE,
     components={"policy/actor": "actor", "actor": "actor", "critic": "value", "disc_net": "discriminator"},
     optimizers={"_optimizers/0": canonical.JOINT},
-    facts=Facts(head="clip_affine", hidden="relu", epsilon=1e-5, lacks=_LACKS[:1]),
+    facts=Facts(head="clip_affine", hidden="tanh", epsilon=1e-5, lacks=(*_LACKS[:1], *_PROBABILISTIC)),
     branches={},
     tensors={"actor/sigma_param": "actor/log_std", "policy/actor/sigma_param": "actor/log_std"},
 )

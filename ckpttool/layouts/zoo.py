@@ -10,21 +10,33 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ckpttool import places
+from ckpttool.formats.pickled import making
 from ckpttool.layouts import arguments
 from ckpttool.layouts.canonical import Binding, Facts, Norm
-from ckpttool.leaf import Leaf, ValueLeaf
+from ckpttool.leaf import Leaf, ValueLeaf, key
 from ckpttool.tree import Tree
+from ckpttool.wire import pickle_numpy
+from ckpttool.wire.pickle_values import Global, Object
+from ckpttool.wire.pickle_writer import dumps
 
 _STATISTICS = ("vecnormalize.pkl", "vec_normalize.pkl", "obs_rms.pkl")
+STATISTICS_FILE = _STATISTICS[0]
+_VEC_ENV = "stable_baselines3.common.vec_env.vec_normalize"
+_MEAN_STD = Global("stable_baselines3.common.running_mean_std", "RunningMeanStd")
+_UNLIMITED = 1e30  # what VecNormalize limits to where nothing is limited
 _SETTINGS = ("config.yml", "args.yml")
 _STEPS = re.compile(r"(.*)_(\d+_steps)")
 _RUN = re.compile(r"(.+)_\d+")
 UNTOLD = "whether training normalised observations (VecNormalize keeps statistics in a file of its own)"
 """What an agent lacks until a file beside it says otherwise."""
+# Arguments of an environment that say how it is drawn.
+_DRAWN = ("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config")
 _MISSING = "the observation statistics that training used (config.yml says normalize)"
 
 
@@ -78,27 +90,84 @@ def _normalised(binding: Binding, tree: Tree, name: str) -> Binding:
         mean,
         var,
         epsilon=float(epsilon) if isinstance(epsilon, int | float) else 1e-8,
-        clip=float(clip) if isinstance(clip, int | float) else 10.0,
+        clip=_limit(clip),
     )
     return _with(binding, _told(binding.facts.read(name, norm=norm)))
+
+
+def _limit(clip: object) -> float | None:
+    if not isinstance(clip, int | float):
+        return 10.0
+    return None if clip >= _UNLIMITED else float(clip)
 
 
 def _configured(binding: Binding, tree: Tree) -> Binding:
     """Take from the hyperparameters whether statistics are needed, and what wraps the environment."""
     found = {shown: tree[path] for path, shown in tree.names.items()}
     # Another program's config.yml says nothing by its silence; the zoo's always names the policy.
-    lacks = list((_told(binding.facts) if "policy" in found or "normalize" in found else binding.facts).lacks)
+    named = {shown.partition("/")[0] for shown in found}
+    facts = _told(binding.facts) if named & {"policy", "normalize"} else binding.facts
     if _asks_for_statistics(found) and "norm" not in binding.facts.said:
-        lacks.append(_MISSING)
-    wrappers = [
-        leaf.value
-        for shown, leaf in found.items()
-        if shown.split("/")[0] == "env_wrapper" and isinstance(leaf, ValueLeaf) and leaf.value is not None
-    ]
-    lacks += [f"what training's wrapper {str(wrapper)[:80]} does to the environment" for wrapper in wrappers]
-    if lacks == list(binding.facts.lacks):
-        return binding
-    return _with(binding, binding.facts._replace(lacks=tuple(lacks)))
+        facts = facts.lacking(_MISSING)
+    wrappers = tuple(
+        named for group in ("env_wrapper", "vec_env_wrapper") for named in _wrappers(_nested(tree, group))
+    )
+    stack = _plain(found, "frame_stack")
+    if isinstance(stack, int) and not isinstance(stack, bool) and stack > 1:
+        facts = facts.read(_SETTINGS[0], stacked=stack)
+    if wrappers or facts.stacked > 1:
+        facts = facts.read(_SETTINGS[0], wrappers=wrappers)
+    facts = _with_arguments(facts, _SETTINGS[0], _nested(tree, "env_kwargs"))
+    return binding if facts == binding.facts else _with(binding, facts)
+
+
+def _nested(tree: Tree, group: str) -> Any:
+    """Return what the settings hold below a name as lists, mappings and plain values."""
+    found: dict[Any, Any] = {}
+    for path, leaf in tree.plain():
+        if path[:1] != (key(group),):
+            continue
+        place = found
+        for step in path[:-1]:
+            place = place.setdefault(step, {})
+        place[path[-1]] = leaf.value
+    return _plainly(found.get(key(group)))
+
+
+def _plainly(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    if all(step.kind == "index" for step in node):
+        return [_plainly(each) for each in node.values()]
+    return {str(step.value): _plainly(each) for step, each in node.items()}
+
+
+def _wrappers(node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the wrappers of a name, a mapping of one name to its arguments, or a list of those."""
+    for each in node if isinstance(node, list) else [node]:
+        if isinstance(each, str):
+            yield each, {}
+        elif isinstance(each, dict):
+            for name, arguments in each.items():
+                yield name, arguments if isinstance(arguments, dict) else {}
+
+
+def _with_arguments(facts: Facts, file: str, arguments: Any) -> Facts:
+    """Return the facts with the environment's arguments; one that may name a file is not taken."""
+    if not isinstance(arguments, dict) or not arguments:
+        return facts
+    taken = {name: value for name, value in arguments.items() if name not in _DRAWN}
+    left = sorted(name for name, value in taken.items() if not _is_plain(value))
+    if left:
+        facts = facts.lacking(f"the environment's argument {left[0]} in {file}, which may name a file")
+    plain = {name: value for name, value in taken.items() if name not in left}
+    return facts.read(file, env_arguments={**facts.env_arguments, **plain}) if plain else facts
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float)
 
 
 def _asks_for_statistics(found: dict[str, Leaf | ValueLeaf]) -> bool:
@@ -106,24 +175,19 @@ def _asks_for_statistics(found: dict[str, Leaf | ValueLeaf]) -> bool:
     told = _plain(found, "normalize")
     if isinstance(told, str):
         return re.search(r"norm_obs['\"]?\s*[:=]\s*False", told) is None
-    quiet = _plain(found, "normalize_kwargs/norm_obs") is False
-    return bool(told) and not quiet
+    # A mapping of arguments asks for it as well; norm_obs is true unless it is said to be false.
+    groups = ("normalize", "normalize_kwargs")
+    quiet = any(_plain(found, f"{group}/norm_obs") is False for group in groups)
+    return (bool(told) or any(shown.startswith("normalize/") for shown in found)) and not quiet
 
 
 def _arguments(binding: Binding, tree: Tree) -> Binding:
-    """Take the environment's plain id; one that asks for an import, or for arguments, is not used."""
+    """Take the environment's plain id and its arguments; an id that asks for an import is not used."""
     found = {shown: tree[path] for path, shown in tree.names.items()}
     env = arguments.plain_id(_plain(found, "env"))
-    more = any(
-        shown.split("/")[0] == "env_kwargs" and isinstance(leaf, ValueLeaf) and leaf.value is not None
-        for shown, leaf in found.items()
-    )
-    if env is None:
-        return binding
-    if more:
-        lacks = f"the environment: args.yml gives {env} arguments, which are not taken from a file"
-        return _with(binding, binding.facts.lacking(lacks))
-    return _with(binding, binding.facts.read("args.yml", env=env))
+    facts = binding.facts if env is None else binding.facts.read(_SETTINGS[1], env=env)
+    facts = _with_arguments(facts, _SETTINGS[1], _nested(tree, "env_kwargs"))
+    return binding if facts is binding.facts else _with(binding, facts)
 
 
 def _plain(found: dict[str, Leaf | ValueLeaf], name: str) -> object:
@@ -137,3 +201,51 @@ def _told(facts: Facts) -> Facts:
 
 def _with(binding: Binding, facts: Facts) -> Binding:
     return replace(binding, facts=facts)
+
+
+def statistics_file(norm: Mapping[str, Any], low: Sequence[float], high: Sequence[float]) -> bytes:
+    """Return the file that `VecNormalize.load` of Stable-Baselines3 reads: statistics that change no more.
+
+    `norm` holds mean, var, epsilon and clip as a sidecar does, `low` and `high` are the action bounds.
+    Rewards are left as they are, because their statistics are not known.
+    """
+    size = len(norm["mean"])
+    clip = norm.get("clip")
+    free = [float("inf")] * size
+    box = Global("gymnasium.spaces.box", "Box")
+    state = {
+        "num_envs": 1,
+        "observation_space": making.box(box, _row([-each for each in free], "f4"), _row(free, "f4")),
+        "action_space": making.box(box, _row(low, "f4"), _row(high, "f4")),
+        "render_mode": None,
+        "reset_infos": [{}],
+        "norm_obs": True,
+        "norm_obs_keys": None,
+        "obs_rms": _running(_row(norm["mean"]), _row(norm["var"])),
+        "ret_rms": _running(_row(0.0), _row(1.0)),
+        "clip_obs": _UNLIMITED if clip is None else float(clip),
+        "clip_reward": 10.0,
+        "gamma": 0.99,
+        "epsilon": float(norm.get("epsilon", 1e-8)),
+        "training": False,
+        "norm_reward": False,
+        "old_reward": _row([]),
+    }
+    return dumps(_made(Global(_VEC_ENV, "VecNormalize"), state), making.PROTOCOL)
+
+
+def _running(mean: Object, var: Object) -> Object:
+    return _made(_MEAN_STD, {"mean": mean, "var": var, "count": 1e4})
+
+
+def _made(name: Global, state: Mapping[str, Any]) -> Object:
+    """Return an object of that class without a call of its own code, as pickle makes one."""
+    return Object(Global("copyreg", "__newobj__"), (name,), 0, state=dict(state))
+
+
+def _row(numbers: Sequence[float] | float, dtype: str = "f8") -> Object:
+    """Return an array [n], or [] of one number."""
+    shape = () if isinstance(numbers, float) else (len(numbers),)
+    values = [numbers] if isinstance(numbers, float) else numbers
+    code = {"f4": "f", "f8": "d"}[dtype]
+    return pickle_numpy.stored(dtype, shape, struct.pack(f"<{len(values)}{code}", *values))

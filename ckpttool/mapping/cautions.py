@@ -7,12 +7,15 @@ tensorflow/core/framework/common_shape_fns.cc (SAME).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ckpttool.errors import MappingError, some
+from ckpttool.leaf import Leaf
+from ckpttool.mapping.kinds import IN_OUT, OUT_IN
 from ckpttool.mapping.kinds.attention import HEADS
 from ckpttool.mapping.layers import Layer
+from ckpttool.mapping.modules import TITLE
 
 _EPSILON = "epsilon is 0.001 in Keras and 1e-5 in PyTorch unless the program says otherwise"
 _SIGMOID = (
@@ -64,31 +67,57 @@ def left(names: Sequence[str]) -> tuple[str, ...]:
     return (f"{some(names, 2)} {have} no place in the target, which computes the same without",)
 
 
+def orientation(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, ...]:
+    """Return what is assumed of matrices whose class the file does not tell: which axis has the outputs."""
+    square: dict[str, list[str]] = {}
+    turned: dict[str, list[str]] = {}
+    for layer, group in done:
+        kind = layer.kinds[0]
+        shape = next((leaf.shape for leaf in group.values() if len(leaf.shape) == 2), (0, 1))
+        if kind.name != "dense" or layer.about.cls or layer.given:
+            continue
+        if kind.form in (IN_OUT, OUT_IN):
+            turned.setdefault(kind.framework, []).append(layer.title)
+        elif shape[0] == shape[1] > 1:
+            square.setdefault(kind.framework, []).append(layer.title)
+    by_bias = (
+        f"{some(names, 3)}: matrix {_TURNED[name]}, as the length of its bias shows"
+        for name, names in turned.items()
+    )
+    by_default = (
+        f"{some(names, 3)}: square, read as {_USUAL[name]} because the file has no classes"
+        for name, names in square.items()
+    )
+    return (*by_bias, *by_default)
+
+
+_USUAL = {"torch": "nn.Linear [out, in]", "tensorflow": "Dense [in, out]"}
+_TURNED = {"torch": "[in, out]", "tensorflow": "[out, in]"}
+
+
 class Why(NamedTuple):
-    """Why a layer is not converted, and the option that helps, written for a layer called `_TITLE`."""
+    """Why a layer is not converted, and the option that helps, written for a layer called `TITLE`."""
 
     reason: str
     hint: str = ""
 
     def sentence(self, titles: Sequence[str]) -> str:
         """Return the sentence for all layers of which this is true."""
-        hint = self.hint.replace(_TITLE, titles[0])
-        return f"{some(titles, 3)}: {self.reason}" + (f" ({hint})" if hint else "")
-
-
-_TITLE = "\0"
+        hint = self.hint.replace(TITLE, titles[0])
+        reason = self.reason.replace(TITLE, titles[0])
+        return f"{some(titles, 3)}: {reason}" + (f" ({hint})" if hint else "")
 
 
 def ambiguous(layer: Layer) -> Why:
     """Return that a layer may be of several kinds."""
-    names = list(dict.fromkeys(kind.name for kind in layer.kinds))
-    able = dict.fromkeys(kind.name for kind in layer.kinds if kind.refused is None)
-    options = " or ".join(f"--kind '{_TITLE}={name}'" for name in able)
+    names = list(dict.fromkeys(kind.option for kind in layer.kinds))
+    able = dict.fromkeys(kind.option for kind in layer.kinds if kind.refused is None)
+    options = " or ".join(f"--kind '{TITLE}={name}'" for name in able)
     return Why(f"may be {' or '.join(names)}, which go different ways", options)
 
 
 def refused(error: MappingError) -> Why:
     """Return that a layer has no equivalent, or what is missing for one."""
     if error.message == HEADS:
-        return Why(error.message, f"--kind '{_TITLE}=attention:8'")
+        return Why(error.message, f"--kind '{TITLE}=attention:HEADS'")
     return Why(error.message + (f" (found {error.found})" if error.found else ""))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ckpttool.dtypes import alike
+from ckpttool import dtypes
 from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf
-from ckpttool.mapping import cautions
+from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
 from ckpttool.mapping.flattened import Reordering, reordering, unknown
 from ckpttool.mapping.kinds import Kind
@@ -16,9 +17,10 @@ from ckpttool.mapping.layers import Choice, Layer, converted, layers
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Move
-from ckpttool.mapping.rules import KEEP
+from ckpttool.mapping.rule_file import RuleFile
+from ckpttool.mapping.rules import KEEP, Cast, chain
 from ckpttool.mapping.skeleton import Skeleton
-from ckpttool.mapping.solver import Pair, Solution, solve
+from ckpttool.mapping.solver import By, Pair, Solution, solve
 from ckpttool.tree import Tree
 
 _SHOWN = 3
@@ -34,18 +36,32 @@ def fill(
     choices: Sequence[Choice] = (),
     given: Sequence[tuple[str, str]] = (),
     strict: bool = True,
+    accept_order: bool = False,
+    cast: bool = False,
 ) -> Filling:
     """Return how the source tree of a framework fills the skeleton.
 
     `in_order` says that the tree lists its layers as they were made, `choices` what somebody said of its
-    layers, `given` which names belong together (see solver.solve). Raise MappingError where a name or the
-    user says that two belong together and their shapes differ; unless `strict`, these are the filling's
+    layers, `given` which names belong together, `accept_order` that order may decide (see solver.solve),
+    `cast` that numbers may be rounded. Raise MappingError where a name or the user says that two belong
+    together and their shapes differ, or numbers would be rounded; unless `strict`, these are the filling's
     misfits, and numbers of another width are left to whoever puts them into the model.
     """
     target, places = skeleton.named()
-    theirs = side(tree, layers(tree, framework, choices))
-    ours = side(target, skeleton.layers(target))
-    solution = solve(theirs.candidates, ours.candidates, in_order=in_order, given=given)
+    foreign = framework != skeleton.framework
+    theirs = side(tree, layers(tree, framework, choices, classes=foreign), in_order=in_order)
+    ours = side(target, skeleton.layers(target, classes=foreign))
+    calls = {part.name: part for part in skeleton.parts}
+    wanting = [
+        one._replace(call=part.call, after=part.after)
+        if (part := calls.get(layer.name)) is not None and not layer.part
+        else one
+        for one, layer in zip(ours.candidates, ours.layers, strict=False)
+    ]
+    ours = ours._replace(candidates=(*wanting, *ours.candidates[len(wanting) :]))
+    solution = solve(
+        theirs.candidates, ours.candidates, in_order=in_order, given=given, accept_order=accept_order
+    )
     misfits = [
         Misfit(
             theirs.title(pair.source),
@@ -57,13 +73,14 @@ def fill(
     ]
     if misfits and strict:
         raise misfits[0].error
-    foreign = framework != skeleton.framework
     made = _Made(theirs, ours, places, (framework, skeleton.framework))
     for pair in made.known(solution.pairs):
         made.add(pair)
     # Two models of one framework differ in nothing that these sentences say.
     needs = cautions.notes(made.done) if foreign else ()
-    filled, unfit = _filled(tree, skeleton.tree, made, strict=strict)
+    if foreign:
+        made.assumed += cautions.orientation([(layer, layer.group(tree)) for layer in made.done])
+    filled, unfit = _filled(tree, skeleton.tree, made, strict=strict, cast=cast)
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
     used = {move.source for move in made.moves} | made.left
     linked = set(places.values())
@@ -72,22 +89,76 @@ def fill(
         tuple(made.moves),
         tuple(made.matched),
         tuple(
-            Ambiguity(tuple(map(theirs.title, group.sources)), tuple(map(ours.title, group.targets)))
+            Ambiguity(
+                tuple(map(theirs.title, group.sources)), tuple(map(ours.title, group.targets)), group.ordered
+            )
             for group in solution.ambiguous
         ),
         tuple(path for path in skeleton.tree if path in linked and path not in reached),
         tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
-        (*_by_order(solution), *dict.fromkeys(made.assumed)),
+        (*_assumed(theirs, ours, solution), *dict.fromkeys(made.assumed)),
         (*made.notes, *needs, *_unfit(theirs, ours, solution)),
         (*misfits, *unfit.values()),
+        made.evidence,
     )
 
 
-def _by_order(solution: Solution) -> Iterator[str]:
-    """Go through the one sentence about what only its order tells from others like it."""
-    if solution.by_order:
-        said = some([f"{source} is {target}" for source, target in solution.by_order], _SAID)
-        yield f"paired by order, since no name tells them apart: {said}"
+def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFile, **how: Any) -> Filling:
+    """Return how a user's rules fill the skeleton.
+
+    A rule's `to` is the name of a tensor in the model, with dots or slashes, and its `rule` is all that
+    happens to the numbers. What no rule names is filled as `fill` does with `rest = "kinds"`, and else left.
+    `how` are the options of `fill`. Raise MappingError for a name that the model does not have, or a shape
+    that differs.
+    """
+    found = by_rules.applied(rules, tree)
+    linked = {path for part in skeleton.parts for path in part.tensors.values()}
+    names = {skeleton.tree.names[path]: path for path in linked}
+    own = {
+        "/".join((*part.name, name)): path for part in skeleton.parts for name, path in part.tensors.items()
+    }
+    places = {**names, **own}
+    moves = []
+    for source, name, rule in found.ways:
+        place = places.get(name) or places.get(name.replace(".", "/"))
+        if place is None:
+            raise MappingError("the model has no tensor of this name", path=name, file=rules.path)
+        moves.append(Move(source, place, rule))
+    leaves = dict(skeleton.tree.leaves)
+    for path, leaf in build(tree, Plan(tuple(moves))).tensors():
+        place_leaf = skeleton.tree[path]
+        assert isinstance(place_leaf, Leaf)  # noqa: S101  # the modules' tensors
+        if (leaf.dtype, leaf.shape) != (place_leaf.dtype, place_leaf.shape):
+            shown = [f"{each.dtype}{list(each.shape)}" for each in (leaf, place_leaf)]
+            raise Misfit(_sources(tree, moves, path), skeleton.tree.names[path], *shown).error
+        leaves[path] = replace(place_leaf, source=leaf.source)
+    filled = {move.target for move in moves}
+    parts = [
+        replace(part, tensors={n: path for n, path in part.tensors.items() if path not in filled})
+        for part in skeleton.parts
+    ]
+    rest = Tree({path: tree[path] for path in found.rest}, {}, tree.containers)
+    wanted = rest if rules.rest == "kinds" else Tree({}, {}, {})
+    held = Tree(leaves, skeleton.tree.aliases, skeleton.tree.containers)
+    other = fill(wanted, framework, Skeleton(skeleton.framework, held, parts), **how)
+    left = () if rules.rest == "kinds" else tuple(p for p, leaf in rest.tensors() if leaf.role in STATES)
+    matched = [Match(tree.names[m.source], skeleton.tree.names[m.target], BARE, "given") for m in moves]
+    return replace(
+        other,
+        moves=(*moves, *other.moves),
+        matched=(*matched, *other.matched),
+        unused=(*other.unused, *left),
+        evidence={**dict.fromkeys(filled, "given"), **other.evidence},
+    )
+
+
+def _assumed(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
+    """Go through sentences for pairs that rest on order, and for those that rest on a framework's count."""
+    accepted = [pair for pair in solution.pairs if pair.by == "order"]
+    for said, pairs in (("order", accepted), ("numbers are the order of calls", solution.counted)):
+        if pairs:
+            named = [f"{theirs.title(pair.source)} is {ours.title(pair.target)}" for pair in pairs]
+            yield f"{said}: {some(named, _SAID)}"
 
 
 def _unfit(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
@@ -117,6 +188,7 @@ class _Made:
         self.matched: list[Match] = []
         self.assumed: list[str] = []
         self.done: list[Layer] = []
+        self.evidence: dict[Path, By] = {}
         self.notes = [
             f"{layer.title}: {kind.refused}"
             for layer in theirs.layers
@@ -186,6 +258,7 @@ class _Made:
         for place, moves in mine.items():
             if self._is_first(place, moves):
                 self.moves += moves
+                self.evidence[place] = pair.by
         self.added |= {
             stored[name]: leaf for name, leaf in done.added.items() if name in stored and name not in own
         }
@@ -225,11 +298,12 @@ class _Made:
         place = self.places[self.ours.bare[pair.target - len(self.ours.layers)]]
         leaf, name = self.theirs.tree[source], self.theirs.title(pair.source)
         self.matched.append(Match(name, self.ours.title(pair.target), BARE, pair.by))
-        if isinstance(leaf, Leaf) and len(leaf.shape) > 1:
+        if self._foreign and isinstance(leaf, Leaf) and len(leaf.shape) > 1:
             self.assumed.append(f"{name}, which is no known layer's, has the same axes in the model")
         move = Move(source, place, KEEP)
         if self._is_first(place, [move]):
             self.moves.append(move)
+            self.evidence[place] = pair.by
 
 
 def _value(tree: Tree, moves: list[Move]) -> bytes:
@@ -237,11 +311,16 @@ def _value(tree: Tree, moves: list[Move]) -> bytes:
     return bytes(leaf.read()) if isinstance(leaf, Leaf) else b""
 
 
-def _filled(tree: Tree, skeleton: Tree, made: _Made, *, strict: bool) -> tuple[Tree, Mapping[Path, Misfit]]:
+def _filled(
+    tree: Tree, skeleton: Tree, made: _Made, *, strict: bool, cast: bool
+) -> tuple[Tree, Mapping[Path, Misfit]]:
     """Return the skeleton with the source's values, and the places that these do not fit.
 
-    Raise MappingError for the first of those where `strict`; else numbers of another width fit.
+    Numbers that a wider type of the model holds exactly become that, and with `cast` others are rounded.
+    Raise MappingError for the first place that does not fit where `strict`; else numbers of another width
+    fit.
     """
+    casts: dict[Path, Cast] = {}
     leaves = dict(skeleton.leaves)
     unfit: dict[Path, Misfit] = {}
     added: Mapping[Path, Leaf | ValueLeaf] = made.added
@@ -250,16 +329,41 @@ def _filled(tree: Tree, skeleton: Tree, made: _Made, *, strict: bool) -> tuple[T
             place = skeleton[path]
             if not isinstance(place, Leaf):
                 continue
-            same = place.dtype == leaf.dtype or (not strict and alike(place.dtype, leaf.dtype))
+            if strict and place.shape == leaf.shape and dtypes.alike(place.dtype, leaf.dtype):
+                exact = dtypes.widens(leaf.dtype, place.dtype)
+                if place.dtype != leaf.dtype and (exact or cast):
+                    casts[path] = Cast(place.dtype, rounded=not exact)
+                    leaf = _cast(leaf, casts[path])
+            same = place.dtype == leaf.dtype or (not strict and dtypes.alike(place.dtype, leaf.dtype))
             if same and place.shape == leaf.shape:
                 leaves[path] = replace(place, dtype=leaf.dtype, source=leaf.source)
                 continue
             names = _sources(tree, made.moves, path), skeleton.names[path]
             unfit[path] = Misfit(*names, *(f"{each.dtype}{list(each.shape)}" for each in (leaf, place)))
             if strict:
-                raise unfit[path].error
+                wide = place.shape == leaf.shape and dtypes.alike(place.dtype, leaf.dtype)
+                error = unfit[path].error
+                error.hint = "--cast rounds to the model's type" if wide else None
+                raise error
         added = {}
+    if casts:
+        made.moves[:] = [
+            move
+            if move.target not in casts
+            else Move(move.source, move.target, chain(move.rule, casts[move.target]))
+            for move in made.moves
+        ]
+        for rule in dict.fromkeys(casts.values()):
+            reached = [skeleton.names[path] for path, each in casts.items() if each == rule]
+            what = "rounded" if rule.rounded else "exactly"
+            made.notes.append(f"{rule.name} ({what}), the model's type: {some(reached, _SHOWN)}")
     return Tree(leaves, skeleton.aliases, skeleton.containers), unfit
+
+
+def _cast(leaf: Leaf, rule: Cast) -> Leaf:
+    made = rule.leaf(leaf)
+    assert isinstance(made, Leaf)  # noqa: S101  # a tensor stays one
+    return made
 
 
 def _sources(tree: Tree, moves: Sequence[Move], target: Path) -> str:

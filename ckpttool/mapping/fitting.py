@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf, Path
 from ckpttool.mapping.kinds import Kind
-from ckpttool.mapping.layer_names import steps_of_part
+from ckpttool.mapping.layer_names import numbers, steps_of_part
 from ckpttool.mapping.layers import Layer, canonical
 from ckpttool.mapping.scopes import Candidate, Signature
 from ckpttool.tree import Tree
@@ -45,8 +45,12 @@ def _word(part: object) -> str:
     return str(list(part)) if isinstance(part, tuple) else str(part)
 
 
-def side(tree: Tree, found: tuple[Layer, ...]) -> Side:
-    """Return a tree's layers and other tensors as candidates for a match; slots and counters are none."""
+def side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> Side:
+    """Return a tree's layers and other tensors as candidates for a match; slots and counters are none.
+
+    `in_order` says that the tree lists its layers in the order of its model.
+    """
+    ranks = {n: n for n in range(len(found))} if in_order else _ranks(tree, found)
     within = {path for layer in found for path in layer.tensors.values()}
     bare = tuple(p for p, leaf in tree.tensors() if leaf.role in STATES and p not in within)
     directions: dict[tuple[str, ...], set[bool]] = {}
@@ -58,14 +62,30 @@ def side(tree: Tree, found: tuple[Layer, ...]) -> Side:
             (*layer.name, *steps_of_part(layer.part, both=len(directions.get(layer.name, ())) > 1)),
             frozenset(s for kind in layer.kinds if (s := signature(tree, layer, kind)) is not None),
             layer.title,
+            ranks.get(number, -1),
         )
-        for layer in found
+        for number, layer in enumerate(found)
     ]
     for path in bare:
         leaf = tree[path]
         shape = leaf.shape if isinstance(leaf, Leaf) else ()
         candidates.append(Candidate(tuple(tree.names[path].split("/")), frozenset({(BARE, shape)})))
     return Side(tree, found, bare, tuple(candidates))
+
+
+def _ranks(tree: Tree, found: tuple[Layer, ...]) -> dict[int, int]:
+    """Return the order of layers that a `.weights.h5` of Keras counts by class, as its model lists them.
+
+    The groups of the file are numbered in that order, the layers' own names as they were made
+    (keras/src/saving/saving_lib.py, _save_container_state).
+    """
+    stored: list[tuple[tuple[tuple[int, ...], ...], int]] = []
+    for number, layer in enumerate(found):
+        leaf = tree[next(iter(layer.tensors.values()))]
+        if not isinstance(leaf, Leaf) or "/vars/" not in leaf.key:
+            return {}
+        stored.append((numbers(tuple(leaf.key.rpartition("/vars/")[0].split("/"))), number))
+    return {number: rank for rank, (_, number) in enumerate(sorted(stored))}
 
 
 def signature(tree: Tree, layer: Layer, kind: Kind) -> Signature | None:

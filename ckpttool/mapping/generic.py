@@ -11,7 +11,7 @@ from ckpttool.leaf import Leaf, Path, key
 from ckpttool.mapping import cautions, flattened
 from ckpttool.mapping.kinds import UNTOLD
 from ckpttool.mapping.layers import Choice, Done, Layer, converted, layers, spelled
-from ckpttool.mapping.modules import Name
+from ckpttool.mapping.modules import About, Name
 from ckpttool.mapping.names import tensorflow_names, torch_names
 from ckpttool.mapping.plan import Label, Plan, edges
 from ckpttool.mapping.report import Move
@@ -24,12 +24,14 @@ _STATISTICS = frozenset(("moving_mean", "moving_variance"))
 class Placed(NamedTuple):
     """What becomes of a tree's layers, under the names that their tensors get; and what is said of it.
 
-    `refused` are the tensors of layers that are not converted; a note gives the reason.
+    `refused` are the tensors of layers that are not converted; a note gives the reason. `oriented` says which
+    axes of matrices were taken for their outputs where neither a class nor a shape decides.
     """
 
     done: tuple[tuple[Layer, Done, Mapping[str, Name]], ...]
     notes: tuple[str, ...]
     refused: frozenset[Path] = frozenset()
+    oriented: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[Name, ...]:
@@ -44,7 +46,8 @@ class Placed(NamedTuple):
     @property
     def assumed(self) -> tuple[str, ...]:
         """The sentences on defaults that were taken."""
-        return tuple(dict.fromkeys(said for _, done, _ in self.done for said in done.assumed))
+        said = dict.fromkeys(said for _, done, _ in self.done for said in done.assumed)
+        return (*said, *self.oriented)
 
     def moves(self, paths: Mapping[Name, Path]) -> tuple[Move, ...]:
         """Return the moves to the paths that the names get."""
@@ -66,9 +69,11 @@ def placed_torch(tree: Tree, given: Sequence[Choice] = ()) -> Placed:
     return _placed(tree, layers(tree, "tensorflow", given), "torch", torch_names)
 
 
-def placed_tensorflow(tree: Tree, given: Sequence[Choice] = ()) -> Placed:
-    """Return what becomes of the layers of a PyTorch tree in TensorFlow."""
-    return _placed(tree, layers(tree, "torch", given), "tensorflow", tensorflow_names)
+def placed_tensorflow(
+    tree: Tree, given: Sequence[Choice] = (), described: Mapping[Path, About] | None = None
+) -> Placed:
+    """Return what becomes of the layers of a PyTorch tree in TensorFlow; see layers() for `described`."""
+    return _placed(tree, layers(tree, "torch", given, described), "tensorflow", tensorflow_names)
 
 
 def to_torch(tree: Tree, given: Sequence[Choice] = ()) -> Plan:
@@ -144,7 +149,8 @@ def _placed(
     refused += [reason.sentence(titles) for reason, titles in asked.items()]
     left = [tree.names[path] for _, made, _ in done for path in made.left]
     said = (*cautions.left(left), *cautions.notes(layer for layer, _, _ in done))
-    return Placed(tuple(done), (*refused, *said), frozenset(not_done))
+    oriented = cautions.orientation([(layer, layer.group(tree)) for layer, _, _ in done])
+    return Placed(tuple(done), (*refused, *said), frozenset(not_done), oriented)
 
 
 def _ways(tree: Tree, layer: Layer, framework: str) -> tuple[list[Done], list[cautions.Why]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ckpttool import dtypes
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, key
+from ckpttool.mapping.modules import About, about_class
 from ckpttool.mapping.plan import Plan
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP
@@ -38,6 +40,32 @@ def to_state_dicts(tree: Tree) -> Plan | None:
     }
     aliases = _aliases(tree, places, objects)
     return Plan(moves, containers=containers, aliases=aliases)
+
+
+def described(tree: Tree) -> dict[Path, About]:
+    """Return for each tensor of whole modules and TorchScript what the file says of its module.
+
+    Settings are the object's plain values, a tuple of numbers (`stride`) as a list.
+    """
+    settings: dict[Path, dict[str, Any]] = {}
+    for path, leaf in tree.plain():
+        if len(path) > 1 and path[-1].kind == "index":
+            found = settings.setdefault(path[:-2], {}).setdefault(str(path[-2].value), [])
+            if isinstance(found, list):
+                found.append(leaf.value)
+        elif path:
+            settings.setdefault(path[:-1], {})[str(path[-1].value)] = leaf.value
+    made: dict[Path, About] = {}
+    for path, _ in tree.tensors():
+        module = path[:-2] if path[-2:-1] and path[-2].value in _OWN else path[:-1]
+        held = tree.containers.get(module)
+        if held is not None and _is_object(held) and held.name:
+            made[path] = about_class(held.name, settings.get(module, {}))
+    return made
+
+
+# Where a torch.nn.Module keeps its own tensors (torch/nn/modules/module.py).
+_OWN = frozenset(("_parameters", "_buffers"))
 
 
 def _is_object(held: Container) -> bool:

@@ -79,3 +79,94 @@ def steps_of_part(part: str, *, both: bool) -> tuple[str, ...]:
     if found is None:
         return (part,) if part else ()
     return (found[1], "backward_layer" if found[2] else "forward_layer") if both else (found[1],)
+
+
+# Words that name what a layer is for; those of one line mean the same. Two lines of one family exclude each
+# other: a value stream is no advantage stream.
+_FAMILIES = (
+    (("q", "query"), ("k", "key"), ("value", "v", "val")),
+    (("value", "v", "val"), ("advantage", "adv")),
+    (
+        ("mean", "mu", "means", "loc"),
+        ("std", "sigma", "logstd", "log_std", "log_sigma", "logsigma", "logvar", "var", "scale", "log_scale"),
+    ),
+    (("actor", "policy", "pi"), ("critic", "qf", "qfunc", "value", "vf", "q", "v", "baseline")),
+    (("online",), ("target", "targ", "tgt")),
+    (("encoder", "enc"), ("decoder", "dec")),
+    (("forward", "fwd"), ("backward", "bwd", "reverse")),
+    (("student",), ("teacher",)),
+    (("generator", "gen"), ("discriminator", "disc")),
+    (("user",), ("item",)),
+    (("left",), ("right",)),
+)
+# One spelling for words that mean the same: that of the first family that has the word.
+_SPELLINGS: dict[str, str] = {}
+for _same in (("o", "output", "out", "final"), *(same for family in _FAMILIES for same in family)):
+    for _word in _same:
+        _SPELLINGS.setdefault(_word, _same[0])
+# Words for any layer or module, which tell nothing from another one.
+_GENERIC = frozenset(
+    (
+        "layer",
+        "layers",
+        "dense",
+        "linear",
+        "fc",
+        "conv",
+        "net",
+        "network",
+        "model",
+        "module",
+        "block",
+        "blocks",
+    )
+) | frozenset(
+    (
+        "mlp",
+        "kernel",
+        "weight",
+        "bias",
+        "w",
+        "b",
+        "lin",
+        "proj",
+        "projection",
+        "embedding",
+        "embeddings",
+        "norm",
+    )
+)
+_TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+# Words for networks and heads that stand beside each other; numbers at them (q1, q2) count no layers.
+_PARALLEL = frozenset(
+    ("q", "critic", "head", "value", "actor", "mean", "std", "stream", "branch", "tower", "expert", "member")
+)
+
+
+def tokens(name: tuple[str, ...]) -> frozenset[str]:
+    """Return the words in all steps of a name that may tell a layer from others, each in one spelling."""
+    found: set[str] = set()
+    for step, said in words(name):
+        if said.text is None:
+            continue
+        whole = re.sub(r"[\d_.-]+$", "", step.lower())
+        parts = [whole] if whole in _SPELLINGS else [each.lower() for each in _TOKEN.findall(step)]
+        found |= {_SPELLINGS.get(part, part) for part in parts if part not in _GENERIC}
+    return frozenset(found)
+
+
+def contradict(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Say whether words of two names exclude each other: one has `value`, the other `advantage`."""
+    for family in _FAMILIES:
+        mine, theirs = (
+            {n for n, same in enumerate(family) if any(_SPELLINGS[each] in said for each in same)}
+            for said in (one, other)
+        )
+        if mine and theirs and not mine & theirs:
+            return True
+    return False
+
+
+def is_parallel(step: str) -> bool:
+    """Say whether a step names a network or head that stands beside others of its kind."""
+    return not _PARALLEL.isdisjoint(tokens((step,)))

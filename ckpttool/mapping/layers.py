@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -36,7 +37,8 @@ class Layer(NamedTuple):
     """One layer: its module's name as people read it, the kinds that fit, its tensors by stored name.
 
     A PyTorch module of several recurrent layers is several layers, each with its `part`: "l0", "l0_reverse".
-    `told` is what somebody says of it, `about` what the file does.
+    `told` is what somebody says of it, `about` what the file does; `given` says that an option names its
+    kind.
     """
 
     name: Name
@@ -45,6 +47,7 @@ class Layer(NamedTuple):
     part: str = ""
     told: Told = UNTOLD
     about: About = NOT_TOLD
+    given: bool = False
 
     @property
     def title(self) -> str:
@@ -55,7 +58,7 @@ class Layer(NamedTuple):
     def kind(self) -> Kind:
         """The one kind that fits; raise MappingError if several do."""
         if len(self.kinds) != 1:
-            named = " or ".join(dict.fromkeys(kind.name for kind in self.kinds))
+            named = " or ".join(dict.fromkeys(kind.option for kind in self.kinds))
             raise MappingError("the layer is of one of several kinds", path=self.title, expected=named)
         return self.kinds[0]
 
@@ -76,17 +79,34 @@ class Done(NamedTuple):
     assumed: tuple[str, ...]
 
 
-def layers(tree: Tree, framework: str, given: Sequence[Choice] = ()) -> tuple[Layer, ...]:
+def layers(
+    tree: Tree,
+    framework: str,
+    given: Sequence[Choice] = (),
+    described: Mapping[Path, About] | None = None,
+    *,
+    classes: bool = True,
+) -> tuple[Layer, ...]:
     """Return the layers of a framework's tree in its order; tensors of no known kind are in none.
+
+    `described` has for tensors of whole modules what the file says of their module. Without `classes`, a
+    class that is no known layer does not keep tensors from being taken for one: between two models of one
+    framework nothing depends on it.
 
     Raise UsageError for a choice that fits no layer, or a kind that a layer cannot be.
     """
-    asked = {choice.kind: choice.fits for choice in given if choice.kind is not None}
+    asked: dict[str, Callable[[str], bool]] = {
+        name: partial(_is_given, [choice for choice in given if choice.kind == name])
+        for name in {choice.kind for choice in given}
+        if name is not None
+    }
     found = []
     used: set[int] = set()
-    for module in modules.modules(tree, framework, asked):
+    for module in modules.modules(tree, framework, asked, described):
         group = module.group(tree)
         fitting = kinds.candidates(group, framework, module.last)
+        if not fitting and classes:
+            fitting = modules.misfit(module.about, framework)
         if not fitting:
             continue
         layer = Layer(
@@ -95,8 +115,8 @@ def layers(tree: Tree, framework: str, given: Sequence[Choice] = ()) -> tuple[La
         said = {n: choice for n, choice in enumerate(given) if choice.fits(layer.title)}
         used |= said.keys()
         layer = _as_said(layer, list(said.values()), group, framework)
-        if len(layer.kinds) > 1 and not any(choice.kind for choice in said.values()):
-            layer = layer._replace(kinds=modules.narrowed(layer.kinds, group, module.about))
+        if not any(choice.kind for choice in said.values()):
+            layer = layer._replace(kinds=modules.narrowed(layer.kinds, group, module.about, classes=classes))
         found.append(layer)
     for number, choice in enumerate(given):
         if number not in used:
@@ -105,14 +125,41 @@ def layers(tree: Tree, framework: str, given: Sequence[Choice] = ()) -> tuple[La
                 path=choice.pattern,
                 hint="ckpttool inspect shows the names; a pattern takes a layer's, without its tensors'",
             )
-    return tuple(found)
+    return _with_orientation(tree, found)
+
+
+def _is_given(choices: Sequence[Choice], title: str) -> bool:
+    return any(choice.fits(title) for choice in choices)
+
+
+def _with_orientation(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers, where one is a dense layer [in, out] by its bias the square ones with both ways.
+
+    A model that multiplies x @ W in one layer (GPT-2) does so in others, whose shape does not show it.
+    """
+    if not any(layer.kinds[0].form in (kinds.IN_OUT, kinds.OUT_IN) for layer in found):
+        return tuple(found)
+    made = []
+    for layer in found:
+        both = kinds.oriented(layer.group(tree), layer.kinds[0].framework)
+        told = layer.about.cls or layer.kinds[0].refused or layer.given
+        unsure = len(both) > 1 and {kind.name for kind in layer.kinds} == {"dense"} and not told
+        made.append(layer._replace(kinds=both) if unsure else layer)
+    return tuple(made)
 
 
 def _told(about: About, fitting: Sequence[Kind]) -> Told:
-    """Return what a configuration in the file tells: the images that a layer takes or makes flattened."""
-    found = about.settings.get("flattened")
+    """Return what the file tells: flattened images, heads of an attention, a multiplier."""
+    heads = about.settings.get("num_heads")
+    names = {kind.name for kind in fitting}
     told = Told(takes=_order(about.settings, "takes"), makes=_order(about.settings, "makes"))
-    if told.takes is not None or not isinstance(found, list) or {kind.name for kind in fitting} != {"dense"}:
+    if isinstance(heads, int) and heads > 0 and names == {"attention"}:
+        return told._replace(number=heads)
+    channels, groups = about.settings.get("out_channels"), about.settings.get("groups")
+    if "depthwise" in names and isinstance(channels, int) and isinstance(groups, int) and groups > 0:
+        return told._replace(number=channels // groups)
+    found = about.settings.get("flattened")
+    if told.takes is not None or not isinstance(found, list) or names != {"dense"}:
         return told
     return told._replace(flatten=tuple(found))
 
@@ -157,14 +204,19 @@ def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], fr
         fitting = tuple(
             kind
             for kind in kinds.KINDS
-            if kind.framework == framework and kind.name == choice.kind and kind.fits(group)
+            if kind.framework == framework and kind.option == choice.kind and kind.fits(group)
+        ) or tuple(
+            # A bias may leave a dense layer one orientation, and that not the usual one.
+            kind
+            for kind in kinds.candidates(group, framework)
+            if kind.name == choice.kind
         )
         if not fitting:
-            able = dict.fromkeys(kind.name for kind in layer.kinds)
+            able = dict.fromkeys(kind.option for kind in layer.kinds)
             raise UsageError(
                 f"the layer cannot be {choice.kind}", path=layer.title, expected=" or ".join(able)
             )
-        layer = layer._replace(kinds=fitting[:1])
+        layer = layer._replace(kinds=fitting[:1], given=True)
     return layer
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Path
@@ -28,10 +29,14 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Ambiguity:
-    """Layers that fit each other on both sides, of which nothing says which is which."""
+    """Layers of both sides that fit each other, without evidence which is which.
+
+    `ordered` says that their order decides if it is accepted.
+    """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
+    ordered: bool = False
 
     def document(self) -> dict[str, list[str]]:
         """Return the JSON object."""
@@ -39,11 +44,11 @@ class Ambiguity:
 
     @property
     def sentence(self) -> str:
-        """What a person reads of it."""
+        """Both sides' candidates, none of them chosen, and the options that decide."""
+        accepted = ", or --accept-order if both sides list them in the same order" if self.ordered else ""
         return (
             f"ambiguous: {some(self.sources, 4)} could fill {some(self.targets, 4)}; "
-            f"--match '{self.sources[0]}={self.targets[0]}' says which, "
-            "of layers or of modules around them"
+            f"--match SOURCE=TARGET pairs layers or modules around them{accepted}"
         )
 
 
@@ -80,7 +85,8 @@ class Filling:
     """The way into a skeleton: its tree with the source's values, the moves, and what stays open.
 
     `unfilled` are places in the skeleton that keep what their own program gave them, `unused` source leaves,
-    `misfits` what belongs together and was left out because it does not fit.
+    `misfits` what belongs together and was left out because it does not fit. `evidence` says by place on what
+    each pair rests.
     """
 
     tree: Tree
@@ -92,3 +98,4 @@ class Filling:
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
     misfits: tuple[Misfit, ...] = ()
+    evidence: Mapping[Path, By] = field(default_factory=dict)

@@ -30,13 +30,17 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """One line of the report: display paths, the rule's name, shapes before and after."""
+    """One line of the report: display paths, the rule's name, shapes before and after.
+
+    `by` is the evidence that the two belong together, None where the target has the source's own names.
+    """
 
     source: str
     target: str
     rule: str
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
+    by: str | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -46,6 +50,7 @@ class Mapped:
             "rule": self.rule,
             "shape_in": list(self.shape_in),
             "shape_out": list(self.shape_out),
+            **({} if self.by is None else {"by": self.by}),
         }
 
 

@@ -120,14 +120,15 @@ class Reshape(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """Convert the elements; for counters only, whose whole numbers both types hold exactly."""
+    """Convert the elements, which both types hold exactly; with `rounded` the new type need not."""
 
     dtype: str
+    rounded: bool = False
 
     @property
     def name(self) -> str:
         """Return the new type."""
-        return f"cast to {self.dtype}"
+        return f"{'round' if self.rounded else 'cast'} to {self.dtype}"
 
     def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:  # noqa: ARG002
         """Return the new dtype and the same shape."""
@@ -136,7 +137,8 @@ class Cast(NamedTuple):
     def apply(self, array: np.ndarray) -> np.ndarray:
         """Return the converted array; raise MappingError if a number would change."""
         converted = array.astype(dtypes.numpy_dtype(self.dtype))
-        if not (converted.astype(array.dtype) == array).all():
+        back = converted.astype(array.dtype)
+        if not self.rounded and not ((back == array) | ((back != back) & (array != array))).all():
             raise MappingError(f"{self.name} would change a number", found=str(array.reshape(-1)[:1]))
         return converted
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,11 +12,19 @@ Signature = tuple[object, ...]
 
 
 class Candidate(NamedTuple):
-    """A layer of either side: its name's steps, what it could be (kinds with shapes), what people call it."""
+    """A layer of either side: its name's steps, what it could be (kinds with shapes), what people call it.
+
+    `rank` is its place in the order in which its model lists or uses layers, -1 where the file has none.
+    `call` is the number of its call in one of its model, -1 where none was seen, and `after` has the bits of
+    the calls whose results it takes.
+    """
 
     name: tuple[str, ...]
     signatures: frozenset[Signature]
     shown: str = ""
+    rank: int = -1
+    call: int = -1
+    after: int = 0
 
     @property
     def title(self) -> str:
@@ -43,6 +51,10 @@ class Module:
                 found[child.word.text] = None if child.word.text in found else child
         return {text: child for text, child in found.items() if child is not None}
 
+    def numbered(self) -> dict[str, Module]:
+        """Return the modules in it whose steps only count."""
+        return {step: child for step, child in self.children.items() if child.word.text is None}
+
     def only(self) -> Module | None:
         """Return the one module in it, if it is nothing else."""
         return next(iter(self.children.values())) if len(self.children) == 1 and not self.own else None
@@ -67,10 +79,26 @@ class Module:
         return len(set(found)) == len(found) and len(stems) == 1
 
 
-def shared(theirs: Module, ours: Module) -> list[tuple[Module, Module]]:
-    """Return the modules of the same name in two modules."""
+def shared(
+    theirs: Module, ours: Module, agree: Callable[[Module, Module], bool]
+) -> list[tuple[Module, Module]]:
+    """Return the modules of the same name in two modules.
+
+    Numbers are names where both sides have the same, or all of one side's list are in the other's, and all of
+    these modules `agree`.
+    """
     named = ours.named()
-    return [(child, named[text]) for text, child in theirs.named().items() if text in named]
+    found = [(child, named[text]) for text, child in theirs.named().items() if text in named]
+    mine, others = theirs.numbered(), ours.numbered()
+    both = [step for step in mine if step in others]
+    lists = all(step.isdecimal() for step in (*mine, *others))
+    if both and (
+        len(mine) == len(others) == len(both) or (lists and len(both) == min(len(mine), len(others)))
+    ):
+        counted = [(mine[step], others[step]) for step in both]
+        if all(agree(one, other) for one, other in counted):
+            found += counted
+    return found
 
 
 def tree_of(every: Sequence[Candidate], some: Iterable[int]) -> Module:

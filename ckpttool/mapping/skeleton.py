@@ -22,7 +22,8 @@ class Part:
 
     `flatten` is the image (channels last) that the module takes as one axis; () says that it takes none, None
     that nobody knows. `orders` are those of the features that it takes ("in") and makes ("out"), None for
-    what could not be followed.
+    what could not be followed. `call` is the number of the module's first call, -1 where no call was seen,
+    and `after` has the bits of the calls whose results it takes.
     """
 
     name: Name
@@ -31,6 +32,8 @@ class Part:
     tensors: Mapping[str, Path]
     flatten: Shape | None = None
     orders: Mapping[str, Order | None] = field(default_factory=dict)
+    call: int = -1
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,13 @@ class Skeleton:
                 places[(*above, attr(name))] = place
         return Tree(leaves, containers=containers), places
 
-    def layers(self, tree: Tree) -> tuple[Layer, ...]:
-        """Return the layers of `named`'s tree with all that the model's classes tell of them."""
+    def layers(self, tree: Tree, *, classes: bool = True) -> tuple[Layer, ...]:
+        """Return the layers of `named`'s tree with all that the model's classes tell of them.
+
+        See layers.layers for `classes`.
+        """
         parts = {part.name: part for part in self.parts}
-        return tuple(_told(layer, tree, parts) for layer in layers(tree, self.framework))
+        return tuple(_told(layer, tree, parts) for layer in layers(tree, self.framework, classes=classes))
 
 
 def _told(layer: Layer, tree: Tree, parts: Mapping[Name, Part]) -> Layer:

@@ -1,25 +1,45 @@
-"""Finds for every layer of a target what it gets of the source: by name, by order, or by its only fit.
+"""Finds for every layer of a target what it gets of the source, and on what evidence.
 
 Names are compared from the root: modules of one name are one scope, and what lies in it goes nowhere else.
-What no name decides is matched in order if all that is left on both sides of a scope agrees, kind by kind and
-shape by shape; twins that only one side has words for (`mean`, `log_std`) stay open, and so do those whose
-numbers say another order (`q2` before `q1`). A fit alone decides only where there is one layer of that kind
-and shape on either side.
+What names leave open is decided by the only fit of kind and shape, by words that both sides use, by modules
+whose other layers are matched, and by numbers that count the layers on both sides. The order in which the two
+sides list layers is no evidence: it decides only where somebody accepts it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from ckpttool.errors import UsageError
-from ckpttool.mapping.layer_names import numbers, stem
+from ckpttool.mapping.layer_names import (
+    contradict,
+    counted_by_framework,
+    numbers,
+    stem,
+    tokens,
+    word,
+    words,
+)
 from ckpttool.mapping.scopes import Candidate, Module, Signature, shared, tree_of
-from ckpttool.mapping.siblings import alike, judged, says, twins
 
-By = Literal["given", "name", "order", "only fit"]
+By = Literal["given", "name", "words", "numbers", "calls", "only fit", "order"]
 # How far to trust a match, in words.
-CONFIDENCE: dict[By, str] = {"given": "given", "name": "high", "order": "medium", "only fit": "low"}
+CONFIDENCE: dict[By, str] = {
+    "given": "given",
+    "name": "high",
+    "words": "medium",
+    "numbers": "medium",
+    "calls": "medium",
+    "only fit": "medium",
+    "order": "low",
+}
+Numbers = tuple[tuple[int, ...], ...]
+_NETWORK = re.compile(r"(?:sequential|functional|model)(?:_\d+)?")
+_Links = dict[tuple[str, ...], set[tuple[str, ...]]]
 
 
 class Pair(NamedTuple):
@@ -31,23 +51,26 @@ class Pair(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Layers of both sides that fit each other, of which nothing says which is which."""
+    """Layers of both sides that fit each other, without evidence which is which.
+
+    `ordered` says that their order could decide if it were accepted.
+    """
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
+    ordered: bool = False
 
 
 class Solution(NamedTuple):
     """The pairs in the order of the targets, what is ambiguous, and pairs of one name that do not fit.
 
-    `by_order` names modules and layers, source and target, that are like others beside them and that nothing
-    but their order tells from those.
+    `counted` are pairs of which one side's numbers are the framework's count.
     """
 
     pairs: tuple[Pair, ...]
     ambiguous: tuple[Group, ...]
     misfits: tuple[Pair, ...]
-    by_order: tuple[tuple[str, str], ...] = ()
+    counted: tuple[Pair, ...] = ()
 
 
 def solve(
@@ -56,23 +79,37 @@ def solve(
     *,
     in_order: bool = True,
     given: Sequence[tuple[str, str]] = (),
+    accept_order: bool = False,
 ) -> Solution:
     """Return which target gets which source.
 
     `in_order` says that the source lists its layers in the order in which they were made; if not, only
     numbers in names say an order. `given` are names of modules or layers, source and target, that belong
-    together. Raise UsageError for a name of `given` that nothing has.
+    together. With `accept_order`, order decides where nothing else does. Raise UsageError for a name of
+    `given` that nothing has.
     """
-    return _Solver(sources, targets, in_order).solved(given)
+    return _Solver(sources, targets, in_order=in_order, accept_order=accept_order).solved(given)
 
 
 class _Solver:
-    def __init__(self, sources: Sequence[Candidate], targets: Sequence[Candidate], in_order: bool) -> None:
-        self.sources, self.targets, self.in_order = sources, targets, in_order
+    def __init__(
+        self,
+        sources: Sequence[Candidate],
+        targets: Sequence[Candidate],
+        *,
+        in_order: bool,
+        accept_order: bool,
+    ) -> None:
+        self.sources, self.targets = sources, targets
+        self.in_order, self.accept_order = in_order, accept_order
         self.pairs: list[Pair] = []
         self.ambiguous: list[Group] = []
         self.misfits: list[Pair] = []
-        self.by_order: list[tuple[str, str]] = []
+        self.counted: list[Pair] = []
+        self._tokens: tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]] = ({}, {})
+        # By height above the layers: modules of one side with those of the other that their layers went to.
+        self._links: tuple[tuple[_Links, _Links], ...] = (({}, {}), ({}, {}), ({}, {}))
+        self._linked = 0
 
     def solved(self, given: Sequence[tuple[str, str]]) -> Solution:
         """Return the whole solution."""
@@ -91,7 +128,7 @@ class _Solver:
             tuple(sorted(self.pairs, key=lambda pair: pair.target)),
             tuple(self.ambiguous),
             tuple(self.misfits),
-            tuple(dict.fromkeys(self.by_order)),
+            tuple(sorted(self.counted, key=lambda pair: pair.target)),
         )
 
     def _given(self, sources: list[int], targets: list[int]) -> None:
@@ -101,14 +138,18 @@ class _Solver:
             return
         before = len(self.pairs)
         self._close(*self._scope(tree_of(self.sources, sources), tree_of(self.targets, targets)))
-        self.pairs[before:] = [pair._replace(by="given") for pair in self.pairs[before:]]
+        self.pairs[before:] = [
+            pair if pair.by == "order" else pair._replace(by="given") for pair in self.pairs[before:]
+        ]
 
     def _fits(self, source: int, target: int) -> bool:
         return not self.sources[source].signatures.isdisjoint(self.targets[target].signatures)
 
+    # Names.
+
     def _scope(self, theirs: Module, ours: Module) -> tuple[list[int], list[int]]:
         """Match what lies in two modules that belong together; return what is left on either side."""
-        named, above = shared(theirs, ours), (theirs, ours)
+        named, above = shared(theirs, ours, self._agree), (theirs, ours)
         while not named:
             # One module alone around everything says nothing.
             if (inner := theirs.only()) is not None:
@@ -117,7 +158,8 @@ class _Solver:
                 ours = inner
             else:
                 break
-            named = shared(theirs, ours)
+            named = shared(theirs, ours, self._agree)
+        named += self._one_sided(theirs, ours, named)
         left: tuple[list[int], list[int]] = ([], [])
         for one, other in named:
             rest = self._scope(one, other)
@@ -127,11 +169,47 @@ class _Solver:
                 # What one side has too many may have its counterpart further out.
                 left[0].extend(rest[0])
                 left[1].extend(rest[1])
-        sources = [*theirs.layers(one for one, _ in named), *left[0]]
-        targets = [*ours.layers(other for _, other in named), *left[1]]
+        sources = [*theirs.layers(_each(one for one, _ in named)), *left[0]]
+        targets = [*ours.layers(_each(other for _, other in named)), *left[1]]
         if (theirs, ours) == above:
             sources, targets = self._by_name(theirs.own, ours.own, sources, targets)
-        return self._in_order(sources, targets)
+        return self._settled(sources, targets)
+
+    def _agree(self, one: Module, other: Module) -> bool:
+        """Say whether two modules of one number may be one: layers that fit, or modules with common kinds."""
+        if one.children or other.children:
+            theirs = {s for n in one.layers() for s in self.sources[n].signatures}
+            return any(not theirs.isdisjoint(self.targets[n].signatures) for n in other.layers())
+        return len(one.own) == len(other.own) == 1 and self._fits(one.own[0], other.own[0])
+
+    def _one_sided(
+        self, theirs: Module, ours: Module, named: Sequence[tuple[Module, Module]]
+    ) -> list[tuple[Module, Module]]:
+        """Return modules of other names, or a module and what stands beside, that hold the same names."""
+        known = {id(module) for pair in named for module in pair}
+        rest = [
+            Module({step: child for step, child in side.children.items() if id(child) not in known})
+            for side in (theirs, ours)
+        ]
+        if not (rest[0].children and rest[1].children):
+            return []
+        holders = [_holders(side) for side in rest]
+        edges: dict[tuple[int, int], tuple[Module, Module]] = {}
+        several: set[int] = set()
+        for name, mine in holders[0].items():
+            others = holders[1].get(name, [])
+            if len(mine) == len(others) == 1:
+                edges[id(mine[0]), id(others[0])] = mine[0], others[0]
+            elif others:
+                several |= {id(module) for module in (*mine, *others)}
+        degree = Counter(number for edge in edges for number in edge)
+        return [
+            (one, other)
+            for (first, second), (one, other) in edges.items()
+            if degree[first] == degree[second] == 1
+            and not {first, second} & several
+            and not contradict(tokens(_step_of(rest[0], one)), tokens(_step_of(rest[1], other)))
+        ]
 
     def _by_name(
         self, theirs: list[int], ours: list[int], sources: list[int], targets: list[int]
@@ -146,58 +224,135 @@ class _Solver:
         self.pairs.append(Pair(source, target, "name"))
         return [n for n in sources if n != source], [n for n in targets if n != target]
 
-    def _in_order(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
-        """Match two rows of layers if all of them agree; else those of one fit, then the rest again."""
-        for last in (False, True):
-            ordered = self._ordered(sources, targets)
-            if ordered is not None:
-                return self._paired(*ordered)
-            if not last:
-                sources, targets = self._only_fits(sources, targets)
-        return sources, targets
+    # What names leave open.
 
-    def _paired(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
-        """Match two rows in order; return those that words of one side alone tell from others like them."""
-        groups = list(alike(self.sources, sources)), list(alike(self.targets, targets))
-        theirs, ours = map(twins, groups)
-        open_: set[Signature] = set()
-        for s, t in zip(sources, targets, strict=True):
-            if (s in theirs and not says(self.targets[t], theirs[s])) or (
-                t in ours and not says(self.sources[s], ours[t])
-            ):
-                open_ |= self.sources[s].signatures | self.targets[t].signatures
-        there = dict(zip(targets, sources, strict=True))
-        left = {t for t in targets if not open_.isdisjoint(self.targets[t].signatures)}
-        matched = {t: s for t, s in there.items() if t not in left}
-        counted, said = judged(self.sources, self.targets, groups, matched)
-        left |= counted
-        self.by_order += said
-        self.pairs += [Pair(s, t, "order") for t, s in there.items() if t not in left]
-        return [s for t, s in there.items() if t in left], [t for t in there if t in left]
+    def _settled(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
+        """Match what there is evidence for, until nothing changes; return what is left on either side."""
+        if not (sources and targets):
+            return sources, targets
+        left = self._only_fits(sources, targets)
+        tried: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        while left[0] and left[1]:
+            before = len(self.pairs)
+            for having, wanting in self._groups(*left):
+                if (mark := (tuple(having), tuple(wanting))) not in tried:
+                    tried.add(mark)
+                    self._resolve(having, wanting)
+            if len(self.pairs) == before:
+                break
+            tried.clear()
+            taken = {p.source for p in self.pairs[before:]}, {p.target for p in self.pairs[before:]}
+            left = self._only_fits(*([n for n in left[i] if n not in taken[i]] for i in (0, 1)))
+        if self.accept_order and left[0] and left[1]:
+            left = self._accepted(*left)
+        return left
 
-    def _ordered(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]] | None:
-        if len(sources) != len(targets) or not sources:
-            return None
-        if not self.in_order:
-            return self._counted(sources, targets)
-        return (sources, targets) if all(map(self._fits, sources, targets)) else None
-
-    def _counted(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]] | None:
-        """Return both rows in one order, kind by kind; None unless numbers in names order the sources."""
+    def _groups(self, sources: list[int], targets: list[int]) -> list[tuple[list[int], list[int]]]:
+        """Return layers of one kind and shape, of both sides; one that may be of several is in the first."""
         theirs, ours = _by_signature(self.sources, sources), _by_signature(self.targets, targets)
-        both = [signature for signature in theirs if signature in ours]
-        rows: tuple[list[int], list[int]] = ([], [])
-        for signature in both:
-            having, wanting = theirs[signature], ours[signature]
-            stems = {stem(self.sources[n].name) for n in having}
-            counts = {numbers(self.sources[n].name) for n in having}
-            if len(having) != len(wanting) or len(stems) > 1 or len(counts) < len(having):
-                return None
-            rows[0].extend(sorted(having, key=lambda n: numbers(self.sources[n].name)))
-            rows[1].extend(wanting)
-        # A layer of two kinds would be there twice.
-        once = all(sorted(r) == sorted(w) for r, w in zip(rows, (sources, targets), strict=True))
-        return rows if once else None
+        found: dict[tuple[int, ...], list[int]] = {}
+        for signature, wanting in ours.items():
+            if (having := theirs.get(signature)) is not None:
+                found.setdefault(tuple(wanting), having)
+        return [(having, list(wanting)) for wanting, having in found.items()]
+
+    def _resolve(self, having: list[int], wanting: list[int]) -> None:
+        """Match layers that all fit each other, by words, by their modules and by their numbers."""
+        for parted, by in ((self._by_words, "words"), (self._by_modules, "only fit")):
+            parts = parted(having, wanting)
+            found = len(self.pairs)
+            for theirs, ours in parts:
+                if len(theirs) == len(ours) == 1:
+                    self._pair(theirs[0], ours[0], "words" if by == "words" else "only fit")
+                elif len(theirs) < len(having) or len(ours) < len(wanting):
+                    self._resolve(theirs, ours)
+            if len(self.pairs) > found:
+                return
+        self._by_numbers(having, wanting)
+        if len(self.pairs) == found:
+            self._by_calls(having, wanting)
+
+    def _pair(self, source: int, target: int, by: By) -> bool:
+        """Match two unless their words exclude each other."""
+        if contradict(self._words(0, source), self._words(1, target)):
+            return False
+        self.pairs.append(Pair(source, target, by))
+        return True
+
+    def _words(self, side: int, number: int) -> frozenset[str]:
+        known = self._tokens[side]
+        if number not in known:
+            known[number] = tokens((self.sources, self.targets)[side][number].name)
+        return known[number]
+
+    def _by_words(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
+        """Return parts of both sides that have the same words, of those that tell some from others."""
+        theirs, ours = [self._words(0, n) for n in having], [self._words(1, n) for n in wanting]
+        everywhere = frozenset.intersection(*theirs, *ours)
+        common = frozenset[str]().union(*theirs) & frozenset[str]().union(*ours) - everywhere
+        if not common:
+            return []
+        return _matched(
+            {n: said & common for n, said in zip(having, theirs, strict=True)},
+            {n: said & common for n, said in zip(wanting, ours, strict=True)},
+        )
+
+    def _by_modules(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
+        """Return parts of both sides that lie in modules whose matched layers went from one to the other."""
+        self._link()
+        for height, (links, back) in enumerate(self._links, start=1):
+            sides: list[dict[int, frozenset[str]]] = [{}, {}]
+            for side, table, every in ((0, links, having), (1, back, wanting)):
+                for n in every:
+                    module = _module((self.sources, self.targets)[side][n], height)
+                    partners = table.get(module, set())
+                    partner = next(iter(partners)) if len(partners) == 1 else None
+                    sure = module and partner and len((back, links)[side][partner]) == 1
+                    place = (partner if side == 0 else module) if sure else None
+                    sides[side][n] = frozenset(("/".join(place),)) if place else frozenset()
+            parts = _matched(*sides)
+            if any(len(a) < len(having) or len(b) < len(wanting) for a, b in parts):
+                return parts
+        return []
+
+    def _link(self) -> None:
+        """Note for the pairs found since the last time which modules they connect."""
+        for pair in self.pairs[self._linked :]:
+            for height, (links, back) in enumerate(self._links, start=1):
+                one = _module(self.sources[pair.source], height)
+                other = _module(self.targets[pair.target], height)
+                links.setdefault(one, set()).add(other)
+                back.setdefault(other, set()).add(one)
+        self._linked = len(self.pairs)
+
+    def _by_numbers(self, having: list[int], wanting: list[int]) -> None:
+        """Match two rows of layers that both sides count."""
+        if len(having) != len(wanting):
+            return
+        theirs, ours = _row(self.sources, having), _row(self.targets, wanting)
+        if theirs is None or ours is None:
+            return
+        agreed = theirs.agrees(ours)
+        if agreed is None:
+            return
+        calls = [self.targets[n] for n in ours.layers]
+        if agreed == "counted" and all(one.call >= 0 for one in calls) and not _is_chain(calls):
+            return
+        for source, target in zip(theirs.layers, ours.layers, strict=True):
+            if self._pair(source, target, "numbers") and agreed == "counted":
+                self.counted.append(self.pairs[-1])
+
+    def _by_calls(self, having: list[int], wanting: list[int]) -> None:
+        """Match a row of numbered layers with those of a model that calls them one after the other."""
+        if len(having) != len(wanting) or any(self.targets[n].call < 0 for n in wanting):
+            return
+        theirs = _row(self.sources, having)
+        ours = sorted(wanting, key=lambda n: self.targets[n].call)
+        if theirs is None or theirs.has_networks or not _is_chain([self.targets[n] for n in ours]):
+            return
+        for source, target in zip(theirs.layers, ours, strict=True):
+            if self._pair(source, target, "calls"):
+                self.counted.append(self.pairs[-1])
 
     def _only_fits(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
         """Match, until nothing changes, each target that only one source fits, which no other needs."""
@@ -207,26 +362,184 @@ class _Solver:
             found: dict[int, int] = {}
             for signature, wanting in ours.items():
                 having = theirs.get(signature, [])
-                if len(wanting) == len(having) == 1 and self._alone(having[0], wanting[0], theirs):
+                alone = len(wanting) == len(having) == 1 and self._alone(having[0], wanting[0], theirs)
+                if alone and having[0] not in found and self._pair(having[0], wanting[0], "only fit"):
                     found[having[0]] = wanting[0]
             if not found:
                 return left
-            self.pairs += [Pair(source, target, "only fit") for source, target in found.items()]
             taken = set(found.values())
             left = [n for n in left[0] if n not in found], [n for n in left[1] if n not in taken]
 
-    def _alone(self, source: int, target: int, theirs: dict[Signature, list[int]]) -> bool:
+    def _alone(self, source: int, target: int, theirs: Mapping[Signature, list[int]]) -> bool:
         return all(theirs.get(s, [source]) == [source] for s in self.targets[target].signatures)
+
+    # Order.
+
+    def _accepted(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
+        """Match in order what is left: the whole rows if they agree, else kind by kind."""
+        rows: list[tuple[list[int], list[int]]] = []
+        if self.in_order and len(sources) == len(targets) and all(map(self._fits, sources, targets)):
+            rows = [(sources, targets)]
+        else:
+            rows = [
+                row for group in self._groups(sources, targets) if (row := self._row_of(*group)) is not None
+            ]
+        taken: tuple[set[int], set[int]] = set(), set()
+        for row in rows:
+            for source, target in zip(*row, strict=True):
+                if source not in taken[0] and target not in taken[1]:
+                    self.pairs.append(Pair(source, target, "order"))
+                    taken[0].add(source)
+                    taken[1].add(target)
+        return [n for n in sources if n not in taken[0]], [n for n in targets if n not in taken[1]]
+
+    def _row_of(self, having: list[int], wanting: list[int]) -> tuple[list[int], list[int]] | None:
+        """Return layers of one kind and shape in order, None where the source has none."""
+        if len(having) != len(wanting):
+            return None
+        if not self.in_order and all(self.sources[n].rank >= 0 for n in having):
+            having = sorted(having, key=lambda n: self.sources[n].rank)
+        elif not self.in_order:
+            counts = {numbers(self.sources[n].name) for n in having}
+            if len({stem(self.sources[n].name) for n in having}) > 1 or len(counts) < len(having):
+                return None
+            having = sorted(having, key=lambda n: numbers(self.sources[n].name))
+        return having, wanting
 
     def _close(self, sources: list[int], targets: list[int]) -> None:
         """Note what is ambiguous of what is left in a scope."""
-        theirs, ours = _by_signature(self.sources, sources), _by_signature(self.targets, targets)
         said: set[int] = set()
-        for signature, wanting in ours.items():
-            having = theirs.get(signature)
-            if having and not said.issuperset(wanting):
+        for having, wanting in self._groups(sources, targets):
+            if not said.issuperset(wanting):
                 said |= set(wanting)
-                self.ambiguous.append(Group(tuple(having), tuple(wanting)))
+                ordered = self._row_of(having, wanting) is not None
+                self.ambiguous.append(Group(tuple(having), tuple(wanting), ordered))
+
+
+class _Row(NamedTuple):
+    """Layers that one side counts: their numbers, step by step, and which of these steps differ."""
+
+    layers: list[int]
+    steps: list[tuple[str, ...]]
+    counts: list[Numbers]
+    varying: list[int]
+
+    @property
+    def by_framework(self) -> bool:
+        """Say whether all numbers that differ are the framework's count."""
+        return all(counted_by_framework(self.steps[0][at]) for at in self.varying)
+
+    @property
+    def has_networks(self) -> bool:
+        """Say whether the numbers are Keras's of whole networks, which may stand beside each other."""
+        return any(_NETWORK.fullmatch(self.steps[0][at]) for at in self.varying)
+
+    @property
+    def nesting(self) -> object:
+        """How many layers stand under each number, and so on inwards."""
+        return _nesting([tuple(count[at] for at in self.varying) for count in self.counts])
+
+    def agrees(self, other: _Row) -> str | None:
+        """Say how two rows of numbers correspond: "named", "counted" (one side's framework counts), None."""
+        if self.nesting == other.nesting and self.by_framework == other.by_framework:
+            return "named"
+        if self.by_framework == other.by_framework:
+            mine, named = (other, self) if _is_grouped(self.nesting) else (self, other)
+            if any(word(mine.steps[0][at]).text is not None for at in mine.varying):
+                return None
+        else:
+            mine, named = (self, other) if self.by_framework else (other, self)
+        *outer, last = named.varying
+        # Numbers in the words of a program (fc1, q1) may count layers that stand beside each other.
+        if any(word(named.steps[0][at]).text is not None for at in (*outer, last)):
+            return None
+        # Networks that only the framework counts stand beside each other in an order of their construction.
+        return "counted" if len(mine.varying) == 1 and not mine.has_networks else None
+
+
+def _row(every: Sequence[Candidate], some: Sequence[int]) -> _Row | None:
+    """Return the layers in the order of their numbers, None unless nothing else tells them apart."""
+    steps = {n: tuple(step for step, _ in words(every[n].name)) for n in some}
+    if len({stem(name) for name in steps.values()}) != 1:
+        return None
+    counts = {n: numbers(name) for n, name in steps.items()}
+    if len(set(counts.values())) < len(some):
+        return None
+    ordered = sorted(some, key=counts.__getitem__)
+    rows = [counts[n] for n in ordered]
+    varying = [at for at in range(len(rows[0])) if len({row[at] for row in rows}) > 1]
+    if all(every[n].rank >= 0 and _is_by_class(steps[n][at]) for n in some for at in varying):
+        # Keras counts layers of a class as they are made, which need not be as they are called.
+        ordered = sorted(some, key=lambda n: every[n].rank)
+        rows = [counts[n] for n in ordered]
+    return _Row(ordered, [steps[n] for n in ordered], rows, varying)
+
+
+def _is_chain(called: Sequence[Candidate]) -> bool:
+    """Say whether each of the layers takes what the one before it has a part in."""
+    return all(later.after >> earlier.call & 1 for earlier, later in pairwise(called))
+
+
+def _is_by_class(step: str) -> bool:
+    return counted_by_framework(step) and not step.startswith("layer")
+
+
+def _nesting(counts: Sequence[Numbers]) -> object:
+    """Return the shape of nested rows; a step that never has two numbers below one counts for nothing."""
+    if not counts or not counts[0]:
+        return len(counts)
+    below: dict[tuple[int, ...], list[Numbers]] = {}
+    for count in counts:
+        below.setdefault(count[0], []).append(count[1:])
+    if len(below) == 1:
+        return _nesting(next(iter(below.values())))
+    inner = [_nesting(rest) for rest in below.values()]
+    return len(inner) if all(each == 1 for each in inner) else tuple(inner)
+
+
+def _is_grouped(nesting: object) -> bool:
+    return not isinstance(nesting, int)
+
+
+def _matched(
+    theirs: Mapping[int, frozenset[str]], ours: Mapping[int, frozenset[str]]
+) -> list[tuple[list[int], list[int]]]:
+    """Return the members of both sides that have equal marks."""
+    found: dict[frozenset[str], tuple[list[int], list[int]]] = {}
+    for side, marked in enumerate((theirs, ours)):
+        for number, marks in marked.items():
+            found.setdefault(marks, ([], []))[side].append(number)
+    return [(mine, others) for marks, (mine, others) in found.items() if marks and mine and others]
+
+
+def _module(one: Candidate, height: int) -> tuple[str, ...]:
+    steps = tuple(step for step, _ in words(one.name))
+    return steps[:-height]
+
+
+def _each(modules: Iterable[Module]) -> list[Module]:
+    """Return the modules, and of one that only gathers others (see _one_sided) these."""
+    return [inner for module in modules for inner in (module, *module.children.values())]
+
+
+def _unwrapped(module: Module) -> Module:
+    while (inner := module.only()) is not None and inner.children:
+        module = inner
+    return module
+
+
+def _holders(rest: Module) -> dict[str, list[Module]]:
+    """Return by name the modules that hold one of that name: what stands here, and what lies in that."""
+    found: dict[str, list[Module]] = {name: [rest] for name in rest.named()}
+    for child in rest.children.values():
+        inner = _unwrapped(child)
+        for name in inner.named():
+            found.setdefault(name, []).append(inner)
+    return found
+
+
+def _step_of(rest: Module, module: Module) -> tuple[str, ...]:
+    return tuple(step for step, child in rest.children.items() if _unwrapped(child) is module)
 
 
 def _by_signature(every: Sequence[Candidate], some: Iterable[int]) -> dict[Signature, list[int]]:

@@ -10,15 +10,16 @@ from typing import cast
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
+from ckpttool.formats import onnx
+from ckpttool.layouts import joints, recognise
 from ckpttool.layouts import plan as plans
 from ckpttool.layouts.canonical import NORMALIZER, Binding, with_targets
 from ckpttool.layouts.optimizers import differences
-from ckpttool.layouts.recognise import recognise
 from ckpttool.layouts.td3_tf import SAVES
 from ckpttool.leaf import Path
 from ckpttool.mapping.plan import Plan, Settings, after
-from ckpttool.ops import knowledge
-from ckpttool.ops.restore import canonical_tree
+from ckpttool.ops import folding, knowledge
+from ckpttool.ops.restore import canonical_tree, with_statistics
 from ckpttool.ops.targets import TargetKind
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
@@ -30,16 +31,30 @@ def recognised(
     checkpoint: Checkpoint, tree: Tree, layout: str | None, part: str | None
 ) -> tuple[Binding | None, tuple[str, ...]]:
     """Return the agent that the tree is, with what files beside it say, and a note for each of those."""
-    binding = recognise(tree, os.path.basename(checkpoint.path), layout)
+    if checkpoint.format == onnx.NAME:
+        return recognise.recognised(checkpoint, layout), ()
+    binding = recognise.recognise(tree, os.path.basename(checkpoint.path), layout)
     if part is not None and layout is None and binding is not None and not _is_whole(binding):
         binding = None  # one network of an agent is a model of its own
-    return knowledge.with_companions(binding, checkpoint) if binding is not None else (None, ())
+    if binding is None:
+        return None, ()
+    binding, notes = knowledge.with_companions(binding, checkpoint)
+    return joints.recorded(with_statistics(binding, tree), checkpoint), notes
 
 
-def plan(tree: Tree, binding: Binding, kind: TargetKind, told: Settings, known: Sidecar | None) -> Plan:
+def plan(
+    tree: Tree,
+    binding: Binding,
+    kind: TargetKind,
+    told: Settings,
+    known: Sidecar | None,
+    *,
+    fold: bool = False,
+) -> Plan:
     """Return the way to the kind's layout; raise UsageError if that is not written, and what its plan raises.
 
-    `told` are settings of the optimizers that are known from elsewhere.
+    `told` are settings of the optimizers that are known from elsewhere. With `fold` the first layers compute
+    what the statistics of observations do.
     """
     layout = plugins.find("layouts", kind.layout).load()
     if not plans.writes(layout):
@@ -48,15 +63,23 @@ def plan(tree: Tree, binding: Binding, kind: TargetKind, told: Settings, known: 
     facts = knowledge.merged(known, knowledge.of_files(binding, agent))
     added = knowledge.action_map(facts, agent)
     binding = _as_known(binding, facts)
+    consumed: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+    if fold:
+        folded = folding.folded(binding, agent, facts)
+        consumed = tuple(move.source for move in binding.moves.moves if move.target in folded.taken)
+        binding, agent, notes = folded.binding, folded.agent, (folded.note,)
+        added = {**added, **folded.added}
+        facts = replace(facts, obs_norm=None)
     found = binding.moves
     binding, copies = with_targets(binding, agent)
     added = {**added, **copies}
-    first = Plan(found.moves, added, assumed=found.assumed, notes=found.notes)
+    first = Plan(found.moves, added, assumed=found.assumed, consumed=consumed, notes=(*found.notes, *notes))
     second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), told))
     said = differences.notes(agent, framework_of(binding), layout.TABLE.framework)
     if any(move.source in copies for move in second.moves):
         second = replace(second, assumed=(*second.assumed, _copied(binding, copies)))
-    return after(first, _noted(replace(second, notes=(*second.notes, *said)), facts))
+    return after(first, _noted(replace(second, notes=(*second.notes, *said)), facts, kind))
 
 
 def _copied(binding: Binding, copies: Iterable[Path]) -> str:
@@ -67,14 +90,22 @@ def _copied(binding: Binding, copies: Iterable[Path]) -> str:
     return f"{names}: copies of the online networks{whose}; the source stores no targets"
 
 
-def _noted(plan: Plan, facts: Sidecar) -> Plan:
-    """Return the plan with a note where only the sidecar keeps what observations are normalised with."""
+def _noted(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
+    """Return the plan with a note where only the sidecar keeps what observations are normalised with.
+
+    A library's own form that lacks them is another agent to the library: they are missing then.
+    """
     held = any(move.source[0].value == NORMALIZER for move in plan.moves)
-    # Some layouts say so themselves, and where their library keeps it.
-    if facts.obs_norm is None or held or any(note.startswith(_STATISTICS) for note in plan.notes):
+    said = [note for note in plan.notes if note.startswith(_STATISTICS)]
+    if facts.obs_norm is None or held or (said and not said[0].startswith(f"{_STATISTICS} in the sidecar")):
         return plan
-    note = f"{_STATISTICS} in the sidecar: the target has no place for them"
-    return replace(plan, notes=(*plan.notes, note))
+    notes = () if said else (f"{_STATISTICS} in the sidecar: the target has no place for them",)
+    # A limit alone is a setting of some libraries' programs, which they keep with those of training.
+    limit = not any(facts.obs_norm["mean"]) and all(var == 1 for var in facts.obs_norm["var"])
+    if not kind.agent or limit:
+        return replace(plan, notes=(*plan.notes, *notes))
+    hint = "--fold-normalizer makes the statistics of observations a part of the first layers"
+    return replace(plan, missing=(*plan.missing, NORMALIZER), notes=(*plan.notes, *notes, hint))
 
 
 def _as_known(binding: Binding, known: Sidecar) -> Binding:

@@ -28,10 +28,10 @@ from ckpttool.writing import hidden
 # Suffixes that checkpoints have and little else: such a file must be read, or it fails the check.
 _OWN = (
     "ckpt cleanrl_model cloudpickle cpb d3 dill distcp h5 h5f hdf5 joblib keras mar msgpack msgpck npy npz "
-    "pickle pkl pt pt2 pth ptl pyt safetensors t7 th"
+    "onnx pickle pkl pt pt2 pth ptl pyt safetensors t7 th"
 )
 # Suffixes that other programs use too: such a file counts unless it is text, or a model that only runs.
-_SHARED = "bin index meta model onnx p pb"
+_SHARED = "bin index meta model p pb"
 # Archives: what they hold counts, each member by itself.
 _ARCHIVES = "tar tbz2 tgz txz zip"
 _PACKED = (".bz2", ".gz", ".lzma", ".xz", ".z", ".zst")

@@ -15,7 +15,7 @@ from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path
 from ckpttool.ops import asking, candidates, moments, stats
 from ckpttool.ops.candidates import Candidate
-from ckpttool.ops.findings import Finding, data_alone, unjudged
+from ckpttool.ops.findings import Finding, data_alone, unjudged, weightless
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.recorded_shapes import Recorded, drift
 from ckpttool.shown import count
@@ -186,6 +186,7 @@ def _shown(checkpoint: Checkpoint) -> str:
 def _judge(checkpoint: Checkpoint, wanted: Wanted, findings: list[Finding]) -> str | None:
     """Add what is found, and return the layout; what cannot be read leaves what was found before."""
     findings += _loading(checkpoint, wanted)
+    findings += weightless(checkpoint, values=False)
     layout, misfit = _layout(checkpoint, wanted.layout)
     findings += misfit
     if wanted.recorded is not None:

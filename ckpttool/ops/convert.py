@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
+from ckpttool import ledger as ledgers
 from ckpttool import plugins, sidecar, urls
 from ckpttool.behind import Lane
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UnsupportedError, UsageError
+from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Path
+from ckpttool.ledger import Entries
 from ckpttool.mapping import rule_file
 from ckpttool.mapping.report import Report
 from ckpttool.ops import knowledge, receipt, save, side_files, targets
@@ -28,7 +31,7 @@ from ckpttool.ops.plain_names import Wanted
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.proof import DiffersError, Proof, as_read, prove
 from ckpttool.ops.request import Request
-from ckpttool.ops.restore import Own, networks, own_sidecar, playable_binding, policy_sizes
+from ckpttool.ops.restore import Own, ledger_of, networks, own_sidecar, playable_binding, policy_sizes
 from ckpttool.ops.route import Route, route
 from ckpttool.ops.undo import Undo, undo
 from ckpttool.sidecar import Sidecar
@@ -60,6 +63,7 @@ class Conversion:
     parity: tuple[Parity, ...] = ()
     model: Filled | None = None
     load: tuple[str, ...] = ()
+    ledger: Entries = ()
 
     @property
     def within(self) -> bool:
@@ -75,6 +79,7 @@ class Conversion:
             "unused": list(self.report.unused),
             "missing": list(self.report.missing),
             "assumed": list(self.report.assumed),
+            "ledger": ledgers.documents(self.ledger),
             "notes": list(self.report.notes),
             "parity": [network.document() for network in self.parity],
             "digest": self.digest,
@@ -94,6 +99,7 @@ def convert(
     strip: bool = False,
     restore: bool = False,
     fold_weight_norm: bool = False,
+    fold_normalizer: bool = False,
     weights: str | None = None,
     rules: str | None = None,
     l2: Sequence[str] = (),
@@ -106,6 +112,9 @@ def convert(
     facts: AgentFacts = NO_FACTS,
     like: Like | str | None = None,
     match: Sequence[str] = (),
+    accept_order: bool = False,
+    from_: str | None = None,
+    cast: bool = False,
     allow_missing: bool = False,
     dry_run: bool = False,
     force: bool = False,
@@ -118,16 +127,20 @@ def convert(
     `part` names a path: only what lies below it is converted. `weights` is "ema" for the averaged weights
     alone, "raw" for the trained ones without them. First, `strip` takes out of names what wrappers
     put into them, `restore` puts it back as the source's sidecar says, `fold_weight_norm` makes one weight of
-    a direction and a length. `l2` and `optimizer` say what no file does of optimizers
+    a direction and a length. `fold_normalizer` makes statistics of observations part of an agent's first
+    layers, for libraries that keep none. `l2` and `optimizer` say what no file does of optimizers
     (ops/optimizer_options.py), `kinds`, `flatten` and `unflatten` what none does of layers
     (ops/layer_options.py). `rules` is a TOML file of the user's own rules. Nothing is written when something
-    is unmapped (unless `allow_missing`) or on `dry_run`. The target is written beside, read back,
-    compared and then renamed;
+    is unmapped (unless `allow_missing`) or on `dry_run`. The target is written beside, read back, compared
+    and then renamed;
     the same conversion gives the same bytes. To onnx goes one network, the policy unless `network` names
     another. `facts` and `env`, the environment, are what no file holds of an agent: they go into the
     sidecar. `like` names the user's own model, which is the target then, and `match` pairs layers or
-    modules of the two (ops/like.py). With `verify` an agent's networks are compared with what was read
-    back, and nothing is written if one computes something else.
+    modules of the two (ops/like.py); with `accept_order`, order pairs what nothing else tells apart,
+    and `cast` rounds numbers to the model's type.
+    `from_` ("torch" or "tf") states whose orientation the arrays have where the file has no evidence. With
+    `verify` an agent's networks are compared with what was read back, and nothing is written if one computes
+    something else.
     """
     given_facts = merged_facts(facts, env)
     if targets.word(target, to) in targets.EXPORTS:
@@ -136,15 +149,10 @@ def convert(
 
         _require_none("is not for onnx", weights=weights)
         _require_none("is not for onnx", part=part, strip=strip, restore=restore, map=rules, like=like)
-        _require_none("is not for onnx", fold_weight_norm=fold_weight_norm, l2=l2, optimizer=optimizer)
-        _require_none(
-            "is not for onnx",
-            kind=kinds,
-            flatten=flatten,
-            unflatten=unflatten,
-            match=match,
-            no_verify=not verify,
-        )
+        _require_none("is not for onnx", fold_weight_norm=fold_weight_norm, fold_normalizer=fold_normalizer)
+        _require_none("is not for onnx", l2=l2, optimizer=optimizer)
+        _require_none("is not for onnx", kind=kinds, flatten=flatten, match=match, accept_order=accept_order)
+        _require_none("is not for onnx", unflatten=unflatten, no_verify=not verify)
         title = network or "actor"
         made = export(
             source,
@@ -163,15 +171,27 @@ def convert(
         from ckpttool.ops import like as models
 
         _require_none("is not for --like", weights=weights)
-        _require_none("is not for --like", layout=layout, restore=restore, map=rules)
+        _require_none("is not for --like", layout=layout, restore=restore)
         _require_none("is not for --like", **{name: [1] for name in given_facts.known})
-        _require_none("is not for --like", l2=l2, optimizer=optimizer)
+        _require_none("is not for --like", l2=l2, optimizer=optimizer, fold_normalizer=fold_normalizer)
         wanted, said = Wanted(strip, False, fold_weight_norm), choices(kinds, flatten, unflatten)
         model = models.How(
-            part, wanted, said, models.pairs(match), allow_missing, dry_run, force, sync, verify
+            part,
+            wanted,
+            said,
+            models.pairs(match),
+            allow_missing=allow_missing,
+            accept_order=accept_order,
+            source=from_,
+            cast=cast,
+            rules=rule_file.load(rules) if rules is not None else None,
+            dry_run=dry_run,
+            force=force,
+            sync=sync,
+            prove=verify,
         )
         return _filled(models.like(source, target, to, like, model, progress), target)
-    _require_none("is for --like alone", match=match)
+    _require_none("is for --like alone", match=match, accept_order=accept_order, cast=cast)
     rule_set = rule_file.load(rules) if rules is not None else None
     request = Request(
         targets.target_kind(target, to),
@@ -182,6 +202,8 @@ def convert(
         Stated(tuple(l2), tuple(optimizer)),
         choices(kinds, flatten, unflatten),
         weights,
+        fold_normalizer,
+        from_,
     )
     how = _How(allow_missing, dry_run, force, sync, verify, progress, target, to, given_facts)
     return _converted(source, targets.stem(target, request.kind), request, how)
@@ -222,16 +244,23 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         # The receipt, written last, tells the source's digest: it is taken of what is read on the way.
         heard = Overheard(checkpoint, aside) if own.sha256 is None and not how.dry_run else None
         checkpoint = checkpoint if heard is None else heard.checkpoint
-        way = route(checkpoint, request, own.sidecar)
+        try:
+            way = route(checkpoint, request, own.sidecar)
+        except CkpttoolError:
+            side_files.require_shards(checkpoint.tree)
+            raise
         side_files.require_shards(way.source)
         way = replace(way, report=replace(way.report, notes=(*said, *way.report.notes)))
         if how.dry_run or not (way.report.complete or how.allow_missing):
-            return Conversion(urls.spelled(checkpoint.path), target, way.report, None, written=False)
+            entries = _ledger(checkpoint, way, own)
+            return Conversion(
+                urls.spelled(checkpoint.path), target, way.report, None, written=False, ledger=entries
+            )
 
         def digested() -> Own:
             return own if heard is None else replace(own, sha256=heard.digest().sha256)
 
-        written, proof, back = _written(checkpoint, way, target, request, digested, how)
+        written, proof, back = _written(checkpoint, way, target, request, digested, how, own.sidecar)
     sha256 = None if written is None else written.sha256
     lost = () if back.note is None or sha256 is None else (back.note,)
     notes = (*way.report.notes, *proof.notes, *_compared(way, sha256), *lost)
@@ -244,7 +273,18 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         written=written is not None,
         parity=proof.networks,
         load=() if written is None else _loading(target, request, way, checkpoint),
+        ledger=_ledger(checkpoint, way, own),
     )
+
+
+def _ledger(checkpoint: Checkpoint, way: Route, own: Own) -> Entries:
+    """Return the ledger of what is converted: an agent's, as its sidecar will hold it, or a model's."""
+    if way.binding is None:
+        return ledgers.assumed("architecture", way.report.assumed)
+    tree = networks(way.source, way.binding)
+    known = knowledge.merged(own.sidecar, knowledge.of_files(way.binding, tree))
+    found = ledger_of(checkpoint, way.binding, own.sidecar, known, tree)
+    return ledgers.merged(found, ledgers.assumed("architecture", way.report.assumed))
 
 
 def _with_facts(
@@ -283,10 +323,17 @@ def _compared(way: Route, sha256: str | None) -> tuple[str, ...]:
 
 
 def _written(
-    checkpoint: Checkpoint, way: Route, target: str, request: Request, digested: Callable[[], Own], how: _How
+    checkpoint: Checkpoint,
+    way: Route,
+    target: str,
+    request: Request,
+    digested: Callable[[], Own],
+    how: _How,
+    known: Sidecar | None,
 ) -> tuple[Digest | None, Proof, Undo]:
     """Write the target with all that lies beside it; no digest if a network of it computes something else."""
     back, proof = Undo(why=request.no_way_back), Proof()
+    statistics = _statistics_beside(checkpoint, way, target, request, known, how)
 
     def beside(places: Mapping[Path, Path], lane: Lane) -> list[Output]:
         nonlocal back
@@ -296,14 +343,17 @@ def _written(
         kept = back.outputs(target, lane)
         for output in kept:
             require_new(output.file, checkpoint.files, force=how.force)
-        return kept
+        return [*kept, *statistics]
 
     def told(written: Digest, found: Checkpoint) -> Sidecar:
         nonlocal proof
         own = digested()
         if way.binding is None and request.part is None:
             own = receipt.with_policy_facts(checkpoint, found, own)
-        made = receipt.receipt(checkpoint, way, own, written, back, request.part)
+        made = receipt.receipt(checkpoint, way, own, written, back, request.part, request.options)
+        if request.fold_normalizer:
+            said = {**made.provenance, "obs_norm": "given: folded into the first layers"}
+            made = replace(made, obs_norm=None, provenance=said)
         if not how.verify or way.binding is None:
             return made
         proof = prove(as_read(checkpoint, way.source, way.binding, own), found, target, made)
@@ -326,6 +376,31 @@ def _written(
     return written, proof, back
 
 
+def _statistics_beside(
+    checkpoint: Checkpoint,
+    way: Route,
+    target: str,
+    request: Request,
+    known: Sidecar | None,
+    how: _How,
+) -> list[Output]:
+    """Return the file of statistics that the target's library reads beside its own, if the agent has any."""
+    layout = plugins.find("layouts", request.kind.layout).load()
+    if way.binding is None or request.fold_normalizer or not hasattr(layout, "statistics_beside"):
+        return []
+    facts = knowledge.merged(known, knowledge.of_files(way.binding, networks(way.source, way.binding)))
+    if facts.obs_norm is None:
+        return []
+    name, data = layout.statistics_beside(facts.obs_norm, facts.action_low, facts.action_high)
+    file = os.path.join(os.path.dirname(target), name)
+    require_new(file, checkpoint.files, force=how.force)
+
+    def put(stream: IO[bytes]) -> None:
+        stream.write(data)
+
+    return [Output(file, put)]
+
+
 def _require_none(why: str, **options: object) -> None:
     """Raise UsageError for an option that was given and that means nothing for such a target."""
     for name, value in options.items():
@@ -345,5 +420,11 @@ def _exported(made: Exported, target: str) -> Conversion:
     """Return an export as the record of a conversion."""
     networks = () if made.parity is None else (made.parity,)
     return Conversion(
-        made.source, target, made.report, made.sha256, written=made.sha256 is not None, parity=networks
+        made.source,
+        target,
+        made.report,
+        made.sha256,
+        written=made.sha256 is not None,
+        parity=networks,
+        ledger=made.ledger,
     )

@@ -65,6 +65,7 @@ def difference(found: Laid, sort: Sort = "abs", progress: Progress = silent) -> 
         found.only_left,
         found.only_right,
         told,
+        found.declared,
     )
 
 

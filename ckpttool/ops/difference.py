@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ckpttool import documents
 from ckpttool.leaf import Leaf, ValueLeaf
 from ckpttool.ops.array_difference import ArrayDifference
 from ckpttool.ops.rows import shown_value
 
-By = Literal["path", "agent", "model"]
+By = Literal["path", "agent", "model", "conversion"]
 Sort = Literal["abs", "rel", "cosine"]
 Entry = Leaf | ValueLeaf
+
+
+class Declared(NamedTuple):
+    """An entry that one side has alone because a conversion leaves or adds it: no difference.
+
+    `what` is "kept" (in the sidecar, or implied by the target), "dropped" (unmapped, and listed in the
+    receipt) or "added" (by the writer of the format).
+    """
+
+    side: Literal["left", "right"]
+    path: str
+    what: Literal["kept", "dropped", "added"]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return self._asdict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +46,7 @@ class Changed:
     values: ArrayDifference | None
 
     @property
-    def what(self) -> str:
+    def what(self) -> Literal["kind", "shape", "dtype", "values"]:
         """Name the first thing that differs: "kind", "shape", "dtype" or "values"."""
         if not (isinstance(self.left, Leaf) and isinstance(self.right, Leaf)):
             return "values" if type(self.left) is type(self.right) else "kind"
@@ -62,10 +78,10 @@ class Changed:
 class Diff:
     """Two checkpoints beside each other.
 
-    `by` says what was laid side by side: entries of one path, of one meaning in agents of `layouts`, or what
-    fills a live model.
+    `by` says what was laid side by side: entries of one path, of one meaning in agents of `layouts`, what
+    fills a live model, or one side's conversion into the form of the other.
     `equal` counts tensors that are the same in both, `only_left` and `only_right` name entries that one has
-    alone.
+    alone, `declared` those of which a conversion says so.
     """
 
     left: str
@@ -78,6 +94,7 @@ class Diff:
     only_left: tuple[str, ...]
     only_right: tuple[str, ...]
     notes: tuple[str, ...]
+    declared: tuple[Declared, ...] = ()
 
     @property
     def identical(self) -> bool:
@@ -95,6 +112,7 @@ class Diff:
             "changed": [each.document() for each in self.changed],
             "only_left": list(self.only_left),
             "only_right": list(self.only_right),
+            "declared": [each.document() for each in self.declared],
             "notes": list(self.notes),
         }
 

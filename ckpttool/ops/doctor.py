@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ckpttool import ledger as ledgers
 from ckpttool import urls
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import ChecksumError, CkpttoolError, MissingExtraError, UsageError
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding
 from ckpttool.layouts.policy_alone import policy_alone
 from ckpttool.layouts.recognise import recognised
+from ckpttool.ledger import Entries, Entry
 from ckpttool.ops import evaluate, knowledge
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.findings import Finding, command, data_alone, unjudged
+from ckpttool.ops.findings import Finding, command, data_alone, unjudged, weightless
 from ckpttool.ops.load_into import opened
 from ckpttool.ops.model_findings import of_model
 from ckpttool.ops.progress import Progress, silent
-from ckpttool.ops.restore import Agent, Own, agent_of, own_sidecar
+from ckpttool.ops.restore import Agent, Own, agent_of, ledger_of, own_sidecar
 from ckpttool.ops.stats import Stats, stats_of
 from ckpttool.ops.wiring import require_facts
 from ckpttool.shown import count
@@ -37,6 +39,7 @@ class Diagnosis:
     layout: str | None
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    ledger: Entries = ()
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -46,6 +49,7 @@ class Diagnosis:
             "layout": self.layout,
             "healthy": not self.findings,
             "findings": [each.document() for each in self.findings],
+            "ledger": ledgers.documents(self.ledger),
             "notes": list(self.notes),
         }
 
@@ -81,10 +85,11 @@ def diagnose(
             played = policy_alone(checkpoint)
         except CkpttoolError as error:
             findings.append(Finding("agent", error.message + _facts(error), error.hint))
-    findings += _agent(checkpoint, played, env, notes, _environment, facts=facts)
+    entries: list[Entry] = []
+    findings += _agent(checkpoint, played, env, (notes, entries), _environment, facts=facts)
     if model is not None:
         findings += of_model(checkpoint, model, part, notes)
-    return _diagnosis(checkpoint, binding, findings, notes)
+    return _diagnosis(checkpoint, binding, findings, notes, entries)
 
 
 def examined(checkpoint: Checkpoint, binding: Binding | None, numbers: Stats, sha256: str) -> Diagnosis:
@@ -94,23 +99,31 @@ def examined(checkpoint: Checkpoint, binding: Binding | None, numbers: Stats, sh
     """
     notes: list[str] = []
     findings = list(_at_rest(checkpoint, binding, numbers, notes))
-    findings += _agent(checkpoint, binding, None, notes, lambda *_: iter(()), sha256)
-    return _diagnosis(checkpoint, binding, findings, notes)
+    entries: list[Entry] = []
+    findings += _agent(checkpoint, binding, None, (notes, entries), lambda *_: iter(()), sha256)
+    return _diagnosis(checkpoint, binding, findings, notes, entries)
 
 
 def _diagnosis(
-    checkpoint: Checkpoint, binding: Binding | None, findings: list[Finding], notes: list[str]
+    checkpoint: Checkpoint,
+    binding: Binding | None,
+    findings: list[Finding],
+    notes: list[str],
+    entries: list[Entry],
 ) -> Diagnosis:
     if checkpoint.integrity == "none":
         notes.append("the format has no checksums: `ckpttool digest PATH --json` saves some")
     named = None if binding is None else binding.layout
-    return Diagnosis(urls.spelled(checkpoint.path), checkpoint.format, named, tuple(findings), tuple(notes))
+    path = urls.spelled(checkpoint.path)
+    return Diagnosis(path, checkpoint.format, named, tuple(findings), tuple(notes), tuple(entries))
 
 
 def _at_rest(
     checkpoint: Checkpoint, binding: Binding | None, numbers: Stats, notes: list[str]
 ) -> Iterator[Finding]:
     yield from _loading(checkpoint, notes)
+    # A pickle of plain values may be anybody's settings.
+    yield from weightless(checkpoint, values=checkpoint.format != "pickle")
     yield from _numbers(numbers)
     yield from _orphans(checkpoint, binding)
 
@@ -165,12 +178,16 @@ def _agent(
     checkpoint: Checkpoint,
     binding: Binding | None,
     env: str | None,
-    notes: list[str],
+    told: tuple[list[str], list[Entry]],
     place: Callable[[Agent, str | None, list[str]], Iterator[Finding]],
     sha256: str | None = None,
     facts: AgentFacts = NO_FACTS,
 ) -> Iterator[Finding]:
-    """Give what running the checkpoint as an agent would lack, and what `place` says of its environment."""
+    """Give what running the checkpoint as an agent would lack, and what `place` says of its environment.
+
+    Notes and the entries of the agent's ledger are added to the lists of `told`.
+    """
+    notes, entries = told
     if binding is None:
         notes.append("no layout recognises an agent: bounds, statistics and environment were not looked at")
         return
@@ -190,11 +207,14 @@ def _agent(
     except UsageError as error:
         yield Finding("agent", error.message, error.hint)
         return
-    for what in knowledge.lacking(agent.binding, agent.sidecar):
-        if what == knowledge.ACTION_BOUNDS and env is not None:
-            continue
-        fix = f"{command('eval', checkpoint.path, '--env', 'ID')} takes them from the environment"
-        yield Finding("agent", f"nothing tells {what}", fix if what == knowledge.ACTION_BOUNDS else None)
+    entries += ledger_of(
+        checkpoint, agent.binding, agent.sidecar, agent.known, agent.tree, bounds=env is None
+    )
+    bounds = f"{command('eval', checkpoint.path, '--env', 'ID')} takes them from the environment"
+    for entry in entries:
+        if entry.use in ("not used", "cannot be known"):
+            fix = bounds if entry.value == knowledge.ACTION_BOUNDS else entry.hint
+            yield Finding("agent", f"{entry.use}: {entry.sentence}", fix)
     yield from place(agent, env, notes)
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
-from ckpttool import plugins
+from ckpttool import ledger, plugins
 from ckpttool.agents import envs
 from ckpttool.agents.actions import Noise
 from ckpttool.agents.components import policy_network, widths
 from ckpttool.agents.encoders import Shapes, fits
-from ckpttool.agents.envs import OBS, EnvSpec, VectorEnv
-from ckpttool.agents.envs.drift import suggestion
+from ckpttool.agents.envs import ADAPTERS, OBS, EnvSpec, Evidence, VectorEnv, WrapperSpec, drift, wrappers
+from ckpttool.agents.envs.adapters import POSITIONS, ZERO_FORCES
 from ckpttool.agents.envs.tensors import ENGINE as DEVICE
 from ckpttool.agents.envs.tensors import HINT
 from ckpttool.agents.network import Network
@@ -23,13 +24,20 @@ from ckpttool.agents.statistics import summarise
 from ckpttool.errors import EnvironmentMismatchError, UsageError
 from ckpttool.layouts.canonical import Part
 from ckpttool.layouts.fronts import Front
+from ckpttool.ledger import Entries
+from ckpttool.ops import knowledge
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluation import Evaluation, Protocol
+from ckpttool.ops.findings import command
 from ckpttool.ops.fingerprint import surroundings
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
-from ckpttool.ops.wiring import Bounds, require_facts, wire
+from ckpttool.ops.wiring import Bounds, require_even_bounds, require_facts, wire
+from ckpttool.shown import count
 from ckpttool.version import __version__
+
+# The variance of what never changed, after the first of the running statistics' counts.
+_CONSTANT = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,18 @@ class Place:
     trusted: bool
     obs_dim: int
     adapter: str | None = None
+    trained: str | None = None
+    """the environment that the agent's own files name"""
+    wrappers: str = ""
+    """as envs.wrappers.written gives them"""
+    arguments: str = ""
+    """what the environment is made with, as JSON"""
+
+    @property
+    def identity(self) -> str:
+        """The environment with all that its files add to it: equal for equal places."""
+        more = [each for each in (self.arguments, self.wrappers) if each not in ("", "[]")]
+        return " ".join((self.env, *more))
 
     def make(
         self, num_envs: int, engine: str = "auto", *, device: str = "cpu", pictures: bool = False
@@ -49,8 +69,11 @@ class Place:
             self.env,
             num_envs,
             trusted=self.trusted,
+            kwargs=json.loads(self.arguments) if self.arguments else None,
             obs_dim=self.obs_dim,
             adapter=self.adapter,
+            evidence=Evidence(self.trained),
+            wrappers=wrappers.read(self.wrappers),
             engine=engine,
             device=device,
             pictures=pictures,
@@ -59,7 +82,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entrant:
-    """An agent that is ready to play: its policy as a network, and what had to be assumed for it.
+    """An agent that is ready to play: its policy as a network, and what it was and was not made of.
 
     It holds no open file and can be pickled, so that another process may play it.
     """
@@ -67,8 +90,13 @@ class Entrant:
     checkpoint: str
     place: Place
     network: Network
-    assumed: tuple[str, ...]
+    ledger: Entries
     notes: tuple[str, ...]
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The sentences of what was assumed."""
+        return ledger.assumptions(self.ledger)
 
 
 def evaluate(
@@ -105,19 +133,85 @@ def place_of(agent: Agent, asked: str | None, how: Protocol) -> Place:
     """Return where the agent plays: what was asked for, or what its own files name."""
     part = _policy_part(agent, how.network)
     known = agent.known.env or {}
-    require_facts(agent, "eval", agent.checkpoint.path, "--env", asked or str(known.get("id") or "ID"))
+    around = _wrappers(agent, how)
     front = agent.front(part.title)
-    seen = widths(agent.tree, part)[0] if front is None else sum(s.size for s in front.streams)
+    seen, acts = widths(agent.tree, part)
+    if front is not None:
+        seen = sum(s.size for s in front.streams)
+    inner = wrappers.inner_size(seen, acts, around)
+    outfit: dict[str, Any] = {
+        "adapter": how.adapter or _no_forces(agent, asked or str(known.get("id")), inner),
+        # A person may have named another version's task to a conversion.
+        "trained": known.get("id") if agent.known.provenance.get("env", "").startswith("read") else None,
+        "wrappers": wrappers.written(around),
+        "arguments": json.dumps(known["arguments"], sort_keys=True) if known.get("arguments") else "",
+    }
+    require_facts(agent, "eval", agent.checkpoint.path, "--env", asked or str(known.get("id") or "ID"))
     if asked is not None:
-        return Place(asked, trusted=True, obs_dim=seen, adapter=how.adapter)
+        return Place(asked, trusted=True, obs_dim=seen, **outfit)
     if not known.get("id"):
         raise UsageError(
             "the checkpoint does not say which environment it was trained in",
             file=agent.checkpoint.path,
-            hint="; ".join(("--env ID, such as --env Pendulum-v1", *agent.notes)),
+            hint=environment_hint(agent, "eval", inner, acts),
         )
     # gymnasium imports the module before a colon: a file may not ask for that.
-    return Place(str(known["id"]), trusted=False, obs_dim=seen, adapter=how.adapter)
+    return Place(str(known["id"]), trusted=False, obs_dim=seen, **outfit)
+
+
+def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action_dim: int) -> str:
+    """Return the option that names the environment, as a whole command of a verb, or the candidates."""
+    path = agent.checkpoint.path
+    words = "/".join(path.rstrip("/").split("/")[-3:])
+    found = drift.candidates(words, obs_dim or 0, action_dim)
+    sizes = f"{count(obs_dim or 0, 'observation')} and {count(action_dim, 'action')}"
+    if len(found) == 1:
+        return f"--env {found[0]}" if verb is None else command(verb, path, "--env", found[0])
+    if found:
+        return f"--env ID: {sizes} are those of {' and '.join(found)}"
+    return f"--env ID, an environment of {sizes}"
+
+
+def _wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
+    """Return what wraps the environment: as given, else as the agent's own files name it.
+
+    Raise UsageError for a wrapper that is not known: what it does to an agent would be left out.
+    """
+    found = knowledge.wrappers_of(agent.known)
+    if how.wrappers is not None:
+        found = tuple(wrappers.parsed(text) for text in how.wrappers if text != wrappers.NONE)
+    for each in found:
+        if not wrappers.known(each):
+            raise UsageError(
+                "unknown environment wrapper",
+                file=agent.checkpoint.path,
+                found=each.name,
+                hint="--wrapper none plays without it, if it changes neither observations nor actions",
+            )
+        if each.title in wrappers.NORMALIZERS and agent.known.obs_norm is None:
+            raise UsageError(
+                "a wrapper of training normalises observations, and no file holds its statistics",
+                file=agent.checkpoint.path,
+                found=each.name,
+                hint="--obs-norm FILE gives the statistics, --wrapper none plays without",
+            )
+    return found
+
+
+def _no_forces(agent: Agent, env: str, size: int | None) -> str | None:
+    """Return the adapter of an agent whose statistics of observations show that contact forces were zeros."""
+    at = drift.forces_at(env, size or 0)
+    variances = (agent.known.obs_norm or {}).get("var", ())
+    if at is None or len(variances) < at.stop:
+        return None
+    return ZERO_FORCES if max(variances[at]) < _CONSTANT else None
+
+
+def _given_wrappers(agent: Agent, how: Protocol) -> tuple[str, ...]:
+    named = [each.name for each in knowledge.wrappers_of(agent.known)]
+    if how.wrappers is None or not named:
+        return ()
+    return (f"environment wrappers given: {', '.join(how.wrappers)}; the files name {', '.join(named)}",)
 
 
 def enter(agent: Agent, place: Place, how: Protocol, spec: EnvSpec) -> Entrant:
@@ -125,11 +219,22 @@ def enter(agent: Agent, place: Place, how: Protocol, spec: EnvSpec) -> Entrant:
     part = _policy_part(agent, how.network)
     front = agent.front(part.title)
     wiring, assumed = wire(agent, _bounds(agent, part, front, spec))
+    require_even_bounds(agent, wiring)
     network = policy_network(agent.tree, part, wiring, front, spec.shapes)
-    assumed = (*assumed, *(front.assumed if front is not None else ()))
+    more = ledger.assumed("architecture", front.assumed) if front is not None else ()
+    if place.adapter is not None and how.adapter is None:
+        why = f"{ADAPTERS[place.adapter]}: the observation statistics show none in training"
+        more = (*more, *ledger.assumed("environment", (why,)))
+    more = (*more, *ledger.assumed("environment", spec.assumed))
+    own = agent.ledger
+    if how.wrappers is not None:
+        own = tuple(each for each in own if each.what != "wrapper")
+        more = (*more, *knowledge.wrapper_entries(wrappers.read(place.wrappers), "given"))
+    entries = ledger.merged(own, assumed, more)
     if how.dtype != "float32":
         network = network.cast(how.dtype)
-    return Entrant(agent.checkpoint.path, place, network, assumed, (*agent.notes, *_drift(agent, spec)))
+    notes = (*agent.notes, *_given_wrappers(agent, how), *_drift(agent, spec))
+    return Entrant(agent.checkpoint.path, place, network, entries, notes)
 
 
 def play(
@@ -166,7 +271,7 @@ def play(
             versions,
             result,
             summarise(result.returns),
-            entrant.assumed,
+            entrant.ledger,
             (*entrant.notes, *vector.notes, *_rounded(result), *_clipped(result), *_unseeded(result, how)),
             stacked=len(entrants),
             surroundings=surroundings(vector.spec, result.engine),
@@ -226,9 +331,22 @@ def bounds_of(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> Bounds:
             file=agent.checkpoint.path,
             expected=f"{spec.obs_dim} observations and {spec.action_dim} actions",
             found=f"{obs_dim} and {act_dim}",
-            hint=suggestion(spec.id, obs_dim, act_dim),
+            hint=_sizes_hint(spec, obs_dim, act_dim),
         )
     return Bounds(spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space", spec.id)
+
+
+def _sizes_hint(spec: EnvSpec, obs_dim: int, act_dim: int) -> str | None:
+    """Return what may explain the policy's size: another task, a time feature, positions that were shown."""
+    if act_dim == spec.action_dim and obs_dim > spec.obs_dim and "wrappers" not in spec.arguments:
+        options = ["--wrapper TimeFeatureWrapper"] if obs_dim == spec.obs_dim + 1 else []
+        if drift.with_positions(spec.id, spec.obs_dim, obs_dim):
+            options.append(f"--adapter {POSITIONS}")
+        if options:
+            other = drift.suggestion(spec.id, obs_dim, act_dim)
+            own = f"if training used it: {' or '.join(options)}"
+            return f"{other}; {own}" if other else own
+    return drift.suggestion(spec.id, obs_dim, act_dim)
 
 
 def _drift(agent: Agent, spec: EnvSpec) -> tuple[str, ...]:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
+from ckpttool import ledger as ledgers
 from ckpttool import urls
 from ckpttool.agents.execute import Dtype
 from ckpttool.agents.reference_scores import SOURCE, reference
 from ckpttool.agents.rollout import Rollout
 from ckpttool.agents.statistics import Summary
 from ckpttool.errors import UsageError
+from ckpttool.ledger import Entries
 from ckpttool.ops.fingerprint import fingerprint
 
 _AT_ONCE = 16
@@ -30,7 +32,9 @@ class Protocol:
 
     `num_envs` None means as many as there are episodes, up to 16. `engine` is what steps the environments,
     `noise` the deviation of exploration noise in half action ranges, None for the deterministic policy.
-    `adapter` is one of agents.envs.ADAPTERS, None for what the policy's size decides.
+    `adapter` is one of agents.envs.ADAPTERS, None for what the policy's size decides. `wrappers` are the
+    training's environment wrappers, as `TimeLimit:max_episode_steps=100`, the first one innermost; None for
+    those that the agent's own files name.
     """
 
     episodes: int = 10
@@ -43,6 +47,12 @@ class Protocol:
     engine: str = "auto"
     noise: float | None = None
     adapter: str | None = None
+    wrappers: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Hold the wrappers as a tuple, which a document in JSON does not."""
+        if self.wrappers is not None:
+            object.__setattr__(self, "wrappers", tuple(self.wrappers))
 
     @property
     def at_once(self) -> int:
@@ -64,11 +74,16 @@ class Evaluation:
     versions: dict[str, str]
     rollout: Rollout
     statistics: Summary
-    assumed: tuple[str, ...]
+    ledger: Entries
     notes: tuple[str, ...]
     stacked: int = 1
     surroundings: Mapping[str, Any] = field(default_factory=dict)
     """what the environment was (see ops.fingerprint)"""
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The sentences of what was assumed."""
+        return ledgers.assumptions(self.ledger)
 
     @property
     def normalized(self) -> float | None:
@@ -96,6 +111,7 @@ class Evaluation:
                 "backend": self.protocol.backend,
                 "engine": played.engine,
                 "adapter": self.protocol.adapter,
+                "wrappers": None if self.protocol.wrappers is None else list(self.protocol.wrappers),
                 "network": self.protocol.network,
                 "dtype": self.protocol.dtype,
             },
@@ -119,6 +135,7 @@ class Evaluation:
             "clipped_actions": played.clipped,
             "interrupted": played.interrupted,
             "assumed": list(self.assumed),
+            "ledger": ledgers.documents(self.ledger),
             "notes": list(self.notes),
         }
 

@@ -10,11 +10,12 @@ from typing import IO
 
 import numpy as np
 
-from ckpttool import sidecar, urls
+from ckpttool import ledger, sidecar, urls
 from ckpttool.agents.backends import numpy as reference
 from ckpttool.agents.network import Network
 from ckpttool.errors import FormatError, MissingExtraError, UnsupportedError, UsageError
 from ckpttool.layouts.canonical import Part
+from ckpttool.ledger import Entries
 from ckpttool.mapping.report import Report
 from ckpttool.ops import export_contents as contents
 from ckpttool.ops import receipt
@@ -44,6 +45,7 @@ class Exported:
     report: Report
     parity: Parity | None = None
     sha256: str | None = None
+    ledger: Entries = ()
 
 
 def export(
@@ -78,9 +80,10 @@ def export(
         for file in (target, sidecar.beside(target)):
             require_new(file, agent.checkpoint.files, force=force)
     wiring, sidecar_facts, assumed = told(agent, part, env)
-    report = contents.report(agent, part, sidecar_facts, assumed)
+    report = contents.report(agent, part, sidecar_facts, ledger.assumptions(assumed))
+    entries = ledger.merged(agent.ledger, assumed)
     if dry_run:
-        return Exported(urls.spelled(agent.checkpoint.path), report)
+        return Exported(urls.spelled(agent.checkpoint.path), report, ledger=entries)
     network = network_of(agent, part, wiring)
     own = (agent.sidecar.target_sha256 or None) if agent.sidecar is not None else None
     made = replace(
@@ -94,10 +97,10 @@ def export(
     parity, engine = _compared(agent, title, network, model)
     report = replace(report, notes=(*report.notes, f"the model was run by {engine}"))
     if not parity.within:
-        return Exported(urls.spelled(agent.checkpoint.path), report, parity)
+        return Exported(urls.spelled(agent.checkpoint.path), report, parity, ledger=entries)
     made = replace(made, target_sha256=hashlib.sha256(model).hexdigest(), parity=Proof((parity,)).entry())
     _write(target, model, made, agent.checkpoint.files, force=force, sync=sync)
-    return Exported(urls.spelled(agent.checkpoint.path), report, parity, made.target_sha256)
+    return Exported(urls.spelled(agent.checkpoint.path), report, parity, made.target_sha256, entries)
 
 
 def _require_library() -> None:

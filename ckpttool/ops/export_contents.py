@@ -30,11 +30,11 @@ def report(agent: Agent, part: Part, facts: Sidecar, assumed: tuple[str, ...]) -
     lines, used = [], set()
     for move in agent.binding.moves.moves:
         rule = move.rule.name if move.target[:-1] in layers else FOLDED
-        if rule == FOLDED and not _counts(move.target, agent, part, facts):
+        if part.program is None and rule == FOLDED and not _counts(move.target, agent, part, facts):
             continue
         before, after = tree[move.source], agent.tree.get(move.target)
-        shapes = [each.shape if isinstance(each, Leaf) else () for each in (before, after)]
-        lines.append(Mapped(tree.names[move.source], display(move.target), rule, *shapes))
+        shape_in, shape_out = (each.shape if isinstance(each, Leaf) else () for each in (before, after))
+        lines.append(Mapped(tree.names[move.source], display(move.target), rule, shape_in, shape_out))
         used.add(move.source)
     left = dict.fromkeys(
         str(move.target[0].value) for move in agent.binding.moves.moves if move.source not in used
@@ -61,6 +61,8 @@ def _counts(target: Path, agent: Agent, part: Part, facts: Sidecar) -> bool:
 
 def places(network: Network, part: Part) -> list[str]:
     """Return a name for each node: its layer's canonical place, or what stands before or after the layers."""
+    if part.program is not None:
+        return [f"graph/{n}" for n in range(len(network.nodes))]
     layers = [n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense | LayerNorm)]
     names = dict(zip(layers, map(display, _layers(part)), strict=True))
     return [names.get(n) or f"{_between(n, layers)}/{n}" for n in range(len(network.nodes))]

@@ -11,15 +11,16 @@ from ckpttool.agents.components import UNBOUNDED, Wiring, widths
 from ckpttool.agents.envs import EnvSpec
 from ckpttool.errors import EnvironmentMismatchError, UsageError
 from ckpttool.layouts.canonical import Part
+from ckpttool.ledger import Entries
 from ckpttool.ops import knowledge
-from ckpttool.ops.evaluate import bounds_of
+from ckpttool.ops.evaluate import bounds_of, environment_hint
 from ckpttool.ops.restore import Agent
-from ckpttool.ops.wiring import Bounds, sizes, wire
+from ckpttool.ops.wiring import Bounds, require_even_bounds, sizes, wire
 from ckpttool.sidecar import Sidecar
 
 
-def told(agent: Agent, part: Part, env: str | None) -> tuple[Wiring, Sidecar, tuple[str, ...]]:
-    """Return the wiring, all that is known of the agent, and a sentence for whatever was assumed.
+def told(agent: Agent, part: Part, env: str | None) -> tuple[Wiring, Sidecar, Entries]:
+    """Return the wiring, all that is known of the agent, and an entry of the ledger for each assumption.
 
     An environment is made if it was asked for, or if only its action space can tell the bounds.
     """
@@ -31,6 +32,8 @@ def told(agent: Agent, part: Part, env: str | None) -> tuple[Wiring, Sidecar, tu
     if spec is not None and part.acts:
         bounds = bounds_of(agent, widths(agent.tree, part), spec)
     wiring, assumed = wire(agent, bounds)
+    if part.acts:
+        require_even_bounds(agent, wiring)
     facts = Sidecar("", **{name: getattr(known, name) for name in (*knowledge.FACTS, "obs_dim")})
     facts = replace(facts, provenance=_of(known, facts))
     if needed and spec is not None:
@@ -53,7 +56,7 @@ def _spec(agent: Agent, asked: str | None) -> EnvSpec:
         raise UsageError(
             "the checkpoint tells neither the action bounds nor the environment they are of",
             file=agent.checkpoint.path,
-            hint="; ".join(("--env ID, such as --env Pendulum-v1", *agent.notes)),
+            hint=environment_hint(agent, None, *sizes(agent)),
         )
     # gymnasium imports the module before a colon: a file may not ask for that.
     with envs.make(asked or str(known), trusted=asked is not None) as made:

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ckpttool import urls
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.layouts.canonical import NETWORKS, VALUES
 
 Topic = Literal["loading", "numbers", "optimizer", "agent", "environment", "layout", "model"]
+
+
+# Entries of a file that are networks by their names.
+_NETWORKS = frozenset((*NETWORKS, *VALUES, "policy", "model", "state_dict", "model_state_dict"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +45,20 @@ def unjudged(sentences: Iterable[str]) -> Iterator[Finding]:
     """Give a finding for each part of a checkpoint that may hold code and cannot be judged."""
     for sentence in sentences:
         yield Finding("loading", f"whether loading runs code cannot be judged: {sentence}")
+
+
+def weightless(checkpoint: Checkpoint, *, values: bool) -> Iterator[Finding]:
+    """Give a finding for a checkpoint without weights, and for each network of one that has none.
+
+    Without `values`, a file of plain values is none: many programs keep their settings in one.
+    """
+    tree = checkpoint.tree
+    fix = f"{command('inspect', checkpoint.path)} shows what it holds"
+    if not any(leaf.size for _, leaf in tree.tensors()):
+        if values or not any(True for _ in tree.plain()):
+            yield Finding("model", "the checkpoint holds no weights", fix)
+        return
+    held = {path[:1] for path in tree}
+    for path in tree.containers:
+        if len(path) == 1 and path not in held and str(path[0].value) in _NETWORKS:
+            yield Finding("model", f"{path[0].value} holds no weights", fix)

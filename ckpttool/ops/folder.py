@@ -15,13 +15,17 @@ from ckpttool.errors import CkpttoolError, DeadlineError, NotFoundError, Truncat
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.checkpoint_state import State
 from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import claims, resolve
+from ckpttool.formats.resolve import claims, open_checkpoint, resolve
+from ckpttool.layouts.recognise import recognised
+from ckpttool.ops import training_step
 from ckpttool.ops.rows import Listed, natural
 from ckpttool.ops.summary import Summary, summary
 from ckpttool.writing import hidden
 
 # More names than this are not looked at, and more files than this not added up.
 MAX_NAMES = 20_000
+# Of so many of the latest checkpoints the counters are read.
+COUNTED = 20
 
 _STEP = re.compile(r"-([0-9]+)(?:\.[A-Za-z]\w*)*")
 # tensorflow/core/util/tensor_bundle/naming.cc; V1 (tensorflow/python/training/saver.py) leaves out `.data`.
@@ -77,7 +81,23 @@ def _looked(path: str, glob: str | None, layout: str | None) -> Summary | Folder
         return found
     state, notes = _state(path)
     listed = _listed(path, state, latest)
-    return replace(found, checkpoints=tuple(listed), notes=(*found.notes, *notes))
+    return replace(found, checkpoints=tuple(_counted(listed)), notes=(*found.notes, *notes))
+
+
+def _counted(listed: list[Listed]) -> list[Listed]:
+    """Return the list with what the latest of them count of their training; elsewhere nothing is fetched."""
+    first = max(0, len(listed) - COUNTED)
+    return [*listed[:first], *map(_with_counts, listed[first:])]
+
+
+def _with_counts(listed: Listed) -> Listed:
+    if listed.format is None or not listed.complete or places.store(listed.path) is not None:
+        return listed
+    try:
+        checkpoint = open_checkpoint(listed.path)
+        return replace(listed, counts=training_step.counted(checkpoint, recognised(checkpoint)))
+    except CkpttoolError:
+        return listed  # looking into it says what is wrong
 
 
 def checkpoints(path: str) -> tuple[Listed, ...]:
@@ -107,14 +127,14 @@ def _without_latest(
     if state is None and (taken := _served(path, listed)) is not None:
         found = summary(taken.path, glob, layout)
         listed = [replace(each, latest=each is taken) for each in listed]
-        return replace(found, checkpoints=tuple(listed))
+        return replace(found, checkpoints=tuple(_counted(listed)))
     if len(listed) < 2 or not whole:
         raise error
     if state is not None:
         notes = [*notes, error.message]
     return Folder(
         path,
-        tuple(listed),
+        tuple(_counted(listed)),
         tuple(notes),
         f"none is named as the latest; look at {urls.spelled(whole[-1].path)}",
     )

@@ -18,7 +18,7 @@ from ckpttool.errors import MappingError, UsageError, choice, some
 from ckpttool.formats.object_graph.roles import slot_path
 from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.optimizers import differences
-from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES, OTHERS
+from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES, MORE_SLOTS, OTHERS, not_converted
 from ckpttool.layouts.optimizers.tf1 import POWERS
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
 from ckpttool.layouts.writing import together
@@ -26,7 +26,7 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, index, key
 from ckpttool.mapping import decorations, generic, inert
 from ckpttool.mapping.generic import Placed
 from ckpttool.mapping.layers import Choice
-from ckpttool.mapping.modules import Name
+from ckpttool.mapping.modules import About, Name
 from ckpttool.mapping.parts import Term
 from ckpttool.mapping.plan import Label, Plan, Settings, after, edges, resourced
 from ckpttool.mapping.report import Move, Moves
@@ -82,7 +82,9 @@ def to_tensorflow(
     raise UsageError for one that the checkpoint contradicts or has no optimizer for.
     """
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
-    made = _ToTensorFlow(plain, given, _OptimizerSettings(told, stated), file=file).plan()
+    about = inert.described(tree)
+    described = {path: about[source] for path, source in sources.items() if source in about}
+    made = _ToTensorFlow(plain, given, _OptimizerSettings(told, stated), described, file=file).plan()
     taken = set(sources.values())
     left = tuple(path for path in tree if path not in taken)
     made = resourced(made, sources)
@@ -341,11 +343,19 @@ class _OptimizerSettings(NamedTuple):
 class _ToTensorFlow:
     """The plan of one PyTorch tree for TensorFlow or Keras."""
 
-    def __init__(self, tree: Tree, given: Sequence[Choice], told: _OptimizerSettings, *, file: bool) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        given: Sequence[Choice],
+        told: _OptimizerSettings,
+        described: Mapping[Path, About],
+        *,
+        file: bool,
+    ) -> None:
         self.tree, self.told, self.file = tree, told, file
         self.tops = torch_tops(tree)
         state = frozenset(path for own in self.tops.values() for path in own)
-        placed = generic.placed_tensorflow(tree, given)
+        placed = generic.placed_tensorflow(tree, given, described)
         dicts = {move[0][:-1] for _, done, _ in placed.done for move in done.moves}
         self.networks = _Networks(tree, placed, state, lambda path: path[:-1] in dicts)
         self.dicts = dicts
@@ -699,7 +709,7 @@ class _ToTorch:
                 weights = tuple(beside)
             cls = self._class(top)
             if cls in OTHERS:
-                notes.append(f"{title} is {cls}, whose state is not converted yet")
+                notes.append(not_converted(title, str(cls)))
                 continue
             prefix = self._prefix(top)
             entries = tuple((path, self.canonical[path], KEEP) for path in weights)
@@ -921,6 +931,9 @@ def _unknown(title: str, slots: Sequence[Leaf], bound: OptimizerMoves) -> str:
     kinds = {str(leaf.slot) for leaf in slots}
     if kinds <= _KNOWN_SLOTS and (bound.of or not slots):
         return ""
+    more = [MORE_SLOTS[kind] for kind in sorted(kinds) if kind in MORE_SLOTS]
+    if more:
+        return f"{title} has {' and '.join(more)}; its state is not converted"
     return f"{title} has slots ({some(sorted(kinds), 4)}) that are not converted yet"
 
 

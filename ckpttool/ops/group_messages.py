@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool import documents, search_paths
+from ckpttool import documents, ledger, search_paths
 from ckpttool.agents import serial
 from ckpttool.agents.messages import Message, error_of, facts_of
 from ckpttool.errors import CkpttoolError
@@ -29,7 +29,7 @@ def write(group: Group, folder: Path) -> Message:
             "checkpoint": entrant.checkpoint,
             "place": dataclasses.asdict(entrant.place),
             "network": serial.taken_apart(entrant.network, arrays, f"{number}/"),
-            "assumed": entrant.assumed,
+            "ledger": ledger.documents(entrant.ledger),
             "notes": entrant.notes,
         }
         for number, entrant in enumerate(group.entrants)
@@ -53,7 +53,7 @@ def read(document: Message, folder: Path) -> Group:
                 each["checkpoint"],
                 Place(**each["place"]),
                 serial.put_together(each["network"], arrays),
-                tuple(each["assumed"]),
+                ledger.read(each["ledger"]),
                 tuple(each["notes"]),
             )
             for each in document["entrants"]

@@ -6,19 +6,22 @@ import math
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpttool import documents, places, plugins
+from ckpttool import documents, ledger, places, plugins
 from ckpttool.agents.components import widths
+from ckpttool.agents.envs import WrapperSpec, wrappers
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import FormatError, MappingError
+from ckpttool.errors import FormatError, MappingError, some
 from ckpttool.formats import settings, text_proto, yaml_settings
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import canonical, plan, small_arrays
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding, Facts, Norm, Part
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
+from ckpttool.ledger import Entries, Entry, Topic
+from ckpttool.ops import evidence
 from ckpttool.sidecar import Sidecar
 from ckpttool.source import File, Inline
 from ckpttool.tree import Tree
@@ -31,9 +34,18 @@ ACTION_BOUNDS = "the action bounds"
 FACTS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
 
 _TEXT = "args.txt"
+_ROUNDED = 1e-5
 NO_STATISTICS = "read from the source: it has none"
 # What layouts call statistics that observations were normalised with (Facts.lacks).
 _OF_STATISTICS = re.compile("statistics|normalised|observation scaler|limits of observations")
+
+# By the fact that was given, what no longer lacks.
+_LACKED = {
+    "action_low": re.compile(f"^{ACTION_BOUNDS}$"),
+    "obs_norm": _OF_STATISTICS,
+    "activations": re.compile("activations"),
+    "head": re.compile("last layer|max_action|bounds the mean|action map"),
+}
 
 
 def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, tuple[str, ...]]:
@@ -62,11 +74,9 @@ def lacking(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
         return binding.facts.lacks
     if not told.target_sha256:
         # Given facts alone are no sidecar: each tells of itself.
-        bounds, norm = told.action_low is not None, told.obs_norm is not None
+        given = [pattern for name, pattern in _LACKED.items() if getattr(told, name) is not None]
         return tuple(
-            what
-            for what in binding.facts.lacks
-            if not (bounds and what == ACTION_BOUNDS) and not (norm and _OF_STATISTICS.search(what))
+            what for what in binding.facts.lacks if not any(pattern.search(what) for pattern in given)
         )
     known = told.obs_norm is not None or "obs_norm" in told.provenance
     return () if known else tuple(filter(_OF_STATISTICS.search, binding.facts.lacks))
@@ -79,9 +89,159 @@ def without_statistics(binding: Binding, told: Sidecar) -> Sidecar:
     return replace(told, provenance={"obs_norm": NO_STATISTICS, **told.provenance})
 
 
-def untold(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
-    """Return a note for whatever nothing tells; bounds apart, which whoever wires a network asks for."""
-    return tuple(f"nothing tells {what}" for what in lacking(binding, told) if what != ACTION_BOUNDS)
+def ledger_of(
+    checkpoint: Checkpoint,
+    binding: Binding,
+    own: Sidecar | None,
+    known: Sidecar,
+    sizes: tuple[int, int],
+    *,
+    bounds: bool = False,
+) -> Entries:
+    """Return the ledger of an agent without its assumptions: facts used, evidence not used, facts unknown.
+
+    `own` is the sidecar with the facts that were given, `known` all that is known, `sizes` are the numbers of
+    the policy's observations and actions. Action bounds that nothing holds are listed with `bounds` only: an
+    environment gives them.
+    """
+    unknown = (_unknown(what) for what in lacking(binding, own) if bounds or what != ACTION_BOUNDS)
+    left = evidence.unused(checkpoint, binding, known, sizes)
+    origin = str(known.provenance.get("env", "")).removeprefix("read from ")
+    where = binding.facts.said.get("wrappers", origin)
+    named = wrapper_entries(wrappers_of(known), where)
+    return ledger.merged(_used(known, binding), named, binding.ledger, left, unknown)
+
+
+def wrappers_of(known: Sidecar) -> tuple[WrapperSpec, ...]:
+    """Return the wrappers of training that the agent's files or its sidecar name."""
+    named = (known.env or {}).get("wrappers") or ()
+    return tuple(WrapperSpec(each["name"], each.get("arguments", {})) for each in named)
+
+
+def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Entry]:
+    """Yield an entry for each wrapper that is played, changes rewards, or is not known."""
+    for each in found:
+        shown = f"{each.title}{wrappers.shown(each.arguments)}"
+        if not wrappers.known(each):
+            hint = "--wrapper none plays without it, if it changes neither observations nor actions"
+            yield Entry("cannot be known", "wrapper", f"what wrapper {each.name} does", where, "", True, hint)
+        elif each.title in wrappers.REWARDS:
+            yield Entry("not used", "wrapper", f"{shown}: returns are sums of unchanged rewards", where)
+        elif each.title not in wrappers.HARMLESS:
+            yield Entry("used", "wrapper", shown, where)
+
+
+def contradicted(told: Sidecar | None, read: Sidecar) -> dict[str, Entry]:
+    """Return an entry for each fact of a sidecar of which the checkpoint itself holds another value, by name.
+
+    A sidecar is bound to the weights alone: whoever edits its facts keeps the digest. So the checkpoint's
+    own values count, unless a person gave the sidecar's.
+    """
+    found: dict[str, Entry] = {}
+    for names, what in _TOPICS.items():
+        name = names[0]
+        values = [getattr(told, each, None) for each in names]
+        own = [getattr(read, each) for each in names]
+        origin = str(read.provenance.get(name, ""))
+        if name in ("env", "epsilon") or values[0] is None or own[0] is None or not origin:
+            continue
+        said = str(told.provenance.get(name, "")) if told is not None else ""
+        if origin.startswith("assumed") or said.startswith("assumed") or _agree(name, values, own):
+            continue
+        value = f"{_in_words(name, values)} in the sidecar; the checkpoint holds {_in_words(name, own)}"
+        hint = "remove the sidecar, or convert the source again"
+        found[name] = Entry("not used", what, value, origin, decides=said != "given", hint=hint)
+    return found
+
+
+def _agree(name: str, ones: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether two statements of a fact mean the same, within the rounding of float32."""
+    import numpy as np
+
+    one, other = ones[0], others[0]
+    if name == "head":
+        return bool(one == other) or "unit_tanh" in (one, other)  # the program scales what the model gives
+    if name == "activations":
+        most = max(len(one), len(other))
+        longer = [list(each) * most if len(each) == 1 else list(each) for each in (one, other)]
+        return longer[0] == longer[1]
+    if name == "action_low":
+        pairs = list(zip(ones, others, strict=True))
+    else:
+        spreads = [np.sqrt(np.asarray(n["var"]) + float(n.get("epsilon", 1e-8))) for n in (one, other)]
+        limits = [[n.get("clip") or 0.0] for n in (one, other)]
+        pairs = [(one["mean"], other["mean"]), (spreads[0], spreads[1]), (limits[0], limits[1])]
+    return all(
+        np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=_ROUNDED, atol=_ROUNDED) for a, b in pairs
+    )
+
+
+def _used(known: Sidecar, binding: Binding) -> Iterator[Entry]:
+    """Yield an entry for each fact that a file, a sidecar or the command line holds."""
+    normed = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
+    for names, what in _TOPICS.items():
+        name = names[0]
+        if name == "epsilon" and not normed:
+            continue
+        value, origin = getattr(known, name), str(known.provenance.get(name, ""))
+        if value is None or origin.startswith("assumed"):
+            continue
+        where = origin.removeprefix("read from ") if origin.startswith("read from ") else ""
+        values = [getattr(known, each) for each in names]
+        yield Entry("used", what, _in_words(name, values), where, origin="" if where else origin)
+
+
+def _in_words(name: str, values: Sequence[Any]) -> str:
+    value = values[0]
+    if name == "obs_norm":
+        clip = "" if value.get("clip") is None else f", clip {value['clip']:g}"
+        return f"of {len(value['mean'])} values{clip}"
+    if name == "action_low":
+        low, high = ([f"{number:g}" for number in dict.fromkeys(each)] for each in values)
+        return f"{_few(low)} to {_few(high)}"
+    if name == "env":
+        return str(value.get("id"))
+    if name == "epsilon":
+        return f"layer norm epsilon {value.get('layer_norm', 0):g}"
+    return ", ".join(dict.fromkeys(value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _few(numbers: Sequence[str]) -> str:
+    return numbers[0] if len(numbers) == 1 else f"[{some(numbers, 4)}]"
+
+
+def _unknown(what: str) -> Entry:
+    """Return the entry of something that no file holds, from the words of a layout (Facts.lacks)."""
+    topic = next((topic for pattern, topic in _UNKNOWN.items() if pattern.search(what)), "architecture")
+    certain = _CERTAIN.search(what) is not None
+    return Entry("cannot be known", cast(Topic, topic), what, decides=certain)
+
+
+# The facts that the ledger lists, with those that belong to each, and what each is.
+_TOPICS: Mapping[tuple[str, ...], Topic] = {
+    ("activations",): "activation",
+    ("head",): "action map",
+    ("action_low", "action_high"): "action bounds",
+    ("obs_norm",): "observation statistics",
+    ("env",): "environment",
+    ("epsilon",): "architecture",
+}
+_UNKNOWN: Mapping[re.Pattern[str], Topic] = {
+    _OF_STATISTICS: "observation statistics",
+    re.compile("action bounds"): "action bounds",
+    re.compile("action scaler|last layer"): "action map",
+    re.compile("wrapper"): "wrapper",
+    re.compile("environment"): "environment",
+    re.compile("activations"): "activation",
+}
+# What was certainly part of the computation in training.
+_CERTAIN = re.compile(
+    "that training used|that DDPG normalised|training's wrapper|^the (action|observation) scaler"
+    "|Dict observation are normalised|^the observation statistics( of NormalizeObservation)?$"
+    "|^statistics of observations$"
+    # What the users of a library choose, and no file records: a default is one of several choices.
+    "|^the activations|bounds the mean|max_action|makes of its last layer"
+)
 
 
 def _companion(file: str) -> Tree:
@@ -128,8 +288,11 @@ def of_files(binding: Binding, agent: Tree) -> Sidecar:
         else None,
         **_bounds(facts, agent, policy),
         "obs_norm": _norm(facts.norm or _normalizer(agent)),
-        "env": {"id": facts.env} if facts.env is not None else None,
     }
+    found["env"] = _env(facts, found["obs_norm"])
+    if facts.stacked > 1 and found["obs_norm"] is not None:
+        # Statistics are those of one observation, and the policy takes several that were normalised.
+        found["obs_norm"] |= {name: found["obs_norm"][name] * facts.stacked for name in ("mean", "var")}
     provenance = {name: _origin(name, facts, habit) for name, value in found.items() if value is not None}
     return Sidecar("", **found, provenance=provenance)
 
@@ -141,7 +304,21 @@ def _origin(name: str, facts: Facts, habit: str) -> str:
     if fact in facts.said:
         return f"read from {facts.said[fact]}"
     # What no habit can give was read from the weights.
+    if name == "env":
+        return f"read from {facts.said.get('wrappers', 'the settings')}"
     return habit if name in ("head", "activations", "epsilon") else "read from the weights"
+
+
+def _env(facts: Facts, norm: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the environment as a sidecar holds it: its id, its arguments and its wrappers."""
+    wrappers = [{"name": name, "arguments": dict(arguments)} for name, arguments in facts.wrappers]
+    if facts.stacked > 1:
+        # rl_zoo3/utils.py, create_test_env: stacked after VecNormalize, so that what is missing is the mean.
+        padding = {} if norm is None else {"padding": norm["mean"]}
+        wrappers.append({"name": "VecFrameStack", "arguments": {"n_stack": facts.stacked, **padding}})
+    found = {"id": facts.env, "arguments": dict(facts.env_arguments), "wrappers": wrappers}
+    found = {name: value for name, value in found.items() if value}
+    return found or None
 
 
 def _bounds(facts: Facts, agent: Tree, policy: Part | None) -> dict[str, list[float] | None]:

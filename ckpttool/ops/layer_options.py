@@ -28,8 +28,21 @@ def choices(
     return (*_kinds(kinds), *_flattened(flatten), *_unflattened(unflatten))
 
 
+def texts(given: Sequence[Choice]) -> tuple[list[str], list[str]]:
+    """Return the values of --kind and --flatten that give these choices."""
+    kinds, flatten = [], []
+    for choice_ in given:
+        told = choice_.told
+        if choice_.kind is not None:
+            number = "" if told.number is None else f":{told.number}"
+            kinds.append(f"{choice_.pattern}={choice_.kind}{number}")
+        elif told.flatten is not None:
+            flatten.append(f"{choice_.pattern}={','.join(map(str, told.flatten)) or _NO}")
+    return kinds, flatten
+
+
 def _kinds(said: Sequence[str]) -> Iterator[Choice]:
-    known = list(dict.fromkeys(kind.name for kind in KINDS if kind.refused is None))
+    known = list(dict.fromkeys(kind.option for kind in KINDS if kind.refused is None))
     for text in said:
         pattern, wanted = _halves(text, "--kind", "PATTERN=KIND")
         match = _KIND.fullmatch(wanted)

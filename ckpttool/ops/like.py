@@ -14,6 +14,7 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.matches import Ambiguity, Match
 from ckpttool.mapping.report import Report
+from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.ops import model_source, receipt, save, targets
 from ckpttool.ops.digest import Digest
 from ckpttool.ops.loading import loading_lines
@@ -60,6 +61,10 @@ class How:
     choices: tuple[Choice, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
     allow_missing: bool = False
+    accept_order: bool = False
+    source: str | None = None
+    cast: bool = False
+    rules: RuleFile | None = None
     dry_run: bool = False
     force: bool = False
     sync: bool = True
@@ -94,11 +99,13 @@ def like(
         save.require_free(target, kind, checkpoint.files, force=how.force)
         require_new(sidecar.beside(target), checkpoint.files, force=how.force)
     own = own_sidecar(checkpoint)
-    given = model_source.model_source(checkpoint, how.part, how.wanted, own.sidecar)
+    given = model_source.model_source(checkpoint, how.part, how.wanted, own.sidecar, how.source)
     ready = given.ready
     with TargetModel(model, form) as beside:
         skeleton = beside.skeleton(given.guessed())
-        filling = given.fill(skeleton, how.choices, how.pairs)
+        filling = given.fill(
+            skeleton, how.choices, how.pairs, accept_order=how.accept_order, cast=how.cast, rules=how.rules
+        )
         report = model_source.report(ready, skeleton, filling)
         done = Filled(urls.spelled(checkpoint.path), report, None, filling.matched, filling.ambiguous)
         if how.dry_run or not (report.complete or how.allow_missing):

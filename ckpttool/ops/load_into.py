@@ -35,11 +35,11 @@ Pairs = Mapping[str, str] | Sequence[tuple[str, str]]
 class Loaded:
     """What became of a model: `filled` tensors of it have the checkpoint's values now, or would have.
 
-    `matched` says layer by layer what filled what and how that was found ("name", "order", "only fit",
-    "given"), `report` the rule of every tensor, what of the model is `missing`, what of the checkpoint is
-    `unused`, and what was assumed. `different` belong together and do not fit; of what is `ambiguous`
-    nothing says which is which. `cast` are tensors whose numbers have another width in the model. `loaded`
-    is false for a dry run.
+    `matched` says layer by layer what filled what and how that was found ("given", "name", "words",
+    "numbers", "only fit", "order"), `report` the rule of every tensor, what of the model is `missing`, what
+    of the checkpoint is `unused`, and what was assumed. `different` belong together and do not fit; of what
+    is `ambiguous` there is no evidence which is which. `cast` are tensors whose numbers have another width in
+    the model. `loaded` is false for a dry run.
     """
 
     model: str
@@ -97,16 +97,21 @@ def load_into(
     strict: bool = True,
     match: Pairs = (),
     shapes: Sequence[Shape] = (),
+    accept_order: bool = False,
+    from_: str | None = None,
     dry_run: bool = False,
 ) -> Loaded:
     """Fill a live torch.nn.Module, tf.Module or Keras model in place; return what was matched, and how.
 
     `part` takes what lies below one path, or one network of an agent ("actor", "critic/q1"). `layout` reads
     the checkpoint as an agent of that layout ("auto": of whichever knows it), by canonical names. `match`
-    pairs names of layers or modules, the checkpoint's and the model's. `shapes` are those of the model's
+    pairs names of layers or modules, the checkpoint's and the model's; `accept_order` pairs by order what
+    nothing else tells apart. `from_` ("torch" or "tf") states whose orientation the checkpoint's arrays have
+    where it has no evidence. `shapes` are those of the model's
     inputs without the batch, for a model that has no weights before its first call or flattens images.
 
-    With `strict` nothing changes unless all of the model is filled: raise MappingError if it is not. Without,
+    With `strict` nothing changes unless all of the model is filled and all weights of the checkpoint (or of
+    the part) are used: raise MappingError if that is not so. Without,
     what fits is filled. A dry run changes nothing and returns the whole report; a model without weights is
     built all the same, by a call. Types and devices of the model stay. Raise what opening and reading raise:
     then nothing has changed either.
@@ -121,7 +126,9 @@ def load_into(
     """
     target = LiveModel(model, shapes)
     checkpoint = opened(path)
-    met = meeting(target, checkpoint, layout=layout, part=part, match=match)
+    met = meeting(
+        target, checkpoint, layout=layout, part=part, match=match, accept_order=accept_order, from_=from_
+    )
     if strict and not dry_run:
         _require_complete(met, checkpoint, part)
     names = met.skeleton.names
@@ -155,16 +162,19 @@ def meeting(
     layout: str | None = None,
     part: str | None = None,
     match: Pairs = (),
+    accept_order: bool = False,
+    from_: str | None = None,
 ) -> Meeting:
     """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
-    given = _given(checkpoint, layout, part)
+    given = _given(checkpoint, layout, part, from_)
     pairs = tuple(match.items() if isinstance(match, Mapping) else match)
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        return _met(target.title, given, skeleton, target.tensors, pairs)
+        return _met(target.title, given, skeleton, target.tensors, pairs, accept_order=accept_order)
     with TargetModel(target) as beside:
-        return _met(target.factory, given, beside.skeleton(given.guessed()), (), pairs)
+        skeleton = beside.skeleton(given.guessed())
+        return _met(target.factory, given, skeleton, (), pairs, accept_order=accept_order)
 
 
 def _met(
@@ -173,8 +183,10 @@ def _met(
     skeleton: Skeleton,
     tensors: Iterable[Path],
     pairs: Sequence[tuple[str, str]],
+    *,
+    accept_order: bool,
 ) -> Meeting:
-    filling = given.fill(skeleton, given=pairs, strict=False)
+    filling = given.fill(skeleton, given=pairs, strict=False, accept_order=accept_order)
     tree = skeleton.tree
     linked = set(skeleton.named()[1].values())
     # What no module holds by a name, nothing can fill.
@@ -186,11 +198,11 @@ def _met(
     return Meeting(title, given.ready, tree, filling, values, report)
 
 
-def _given(checkpoint: Checkpoint, layout: str | None, part: str | None) -> ModelSource:
+def _given(checkpoint: Checkpoint, layout: str | None, part: str | None, from_: str | None) -> ModelSource:
     if layout is not None:
         return model_source.agent_source(checkpoint, part, None if layout == AUTO else layout)
     try:
-        return model_source.model_source(checkpoint, part)
+        return model_source.model_source(checkpoint, part, source=from_)
     except UsageError:
         # A network of an agent has its canonical name whatever its codebase calls it.
         if part is None or recognised(checkpoint) is None:
@@ -199,11 +211,15 @@ def _given(checkpoint: Checkpoint, layout: str | None, part: str | None) -> Mode
 
 
 def _require_complete(met: Meeting, checkpoint: Checkpoint, part: str | None) -> None:
-    """Raise MappingError unless all of the model is filled: for what does not fit, else for what is open."""
+    """Raise MappingError unless the model and the checkpoint's weights correspond in whole.
+
+    The error names what does not fit, else what of the model is open, else what of the checkpoint is left.
+    """
     if met.filling.misfits:
         raise met.filling.misfits[0].error.located(file=checkpoint.path)
     names = [met.skeleton.names[path] for path in met.filling.unfilled]
     if not names:
+        _require_used(met, checkpoint, part)
         return
     raise MappingError(
         f"{len(names):,} of the tensors of {met.model} would not be filled, so none was",
@@ -213,13 +229,30 @@ def _require_complete(met: Meeting, checkpoint: Checkpoint, part: str | None) ->
     )
 
 
+def _require_used(met: Meeting, checkpoint: Checkpoint, part: str | None) -> None:
+    unused = [met.given.names[path] for path in met.filling.unused]
+    if not unused:
+        return
+    binding = None if part is not None else recognised(checkpoint)
+    parts = f" (part= takes one of {some([p.title for p in binding.parts], _SHOWN)})" if binding else ""
+    raise MappingError(
+        f"{len(unused):,} weights of the checkpoint have no place in {met.model}, so nothing was filled",
+        file=checkpoint.path,
+        path=some(unused, _SHOWN),
+        hint=f"strict=False leaves them out{parts}",
+    )
+
+
 def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
     binding = None if part is not None else recognised(checkpoint)
     if binding is not None and binding.parts:
         return f"part= takes one network: {some([each.title for each in binding.parts], _SHOWN)}"
     if filling.ambiguous:
         first = filling.ambiguous[0]
-        pair = f"match={{{first.sources[0]!r}: {first.targets[0]!r}}} says which is which"
-        return f"{some(first.sources, _SHOWN)} could fill {some(first.targets, _SHOWN)}: {pair}"
+        accepted = ", or accept_order=True if both sides list them in the same order" if first.ordered else ""
+        return (
+            f"{some(first.sources, _SHOWN)} could fill {some(first.targets, _SHOWN)}: "
+            f"match={{SOURCE: TARGET}} pairs layers or modules around them{accepted}"
+        )
     unfit = (note for note in filling.notes if note.startswith("nothing in the source"))
     return next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")

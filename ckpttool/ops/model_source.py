@@ -5,23 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError, some
-from ckpttool.layouts import variables
+from ckpttool.formats import onnx
+from ckpttool.layouts import onnx_layers, variables
 from ckpttool.layouts.canonical import RUN, Binding
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path, ValueLeaf, display
-from ckpttool.mapping import inert
-from ckpttool.mapping.filling import fill
+from ckpttool.mapping import inert, orientation
+from ckpttool.mapping.filling import fill, fill_by_rules
 from ckpttool.mapping.fitting import STATES
 from ckpttool.mapping.layers import Choice, layers
 from ckpttool.mapping.matches import Filling
 from ckpttool.mapping.report import Moves, Report
+from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.skeleton import Skeleton
 from ckpttool.ops import part as parts
+from ckpttool.ops import side_files
 from ckpttool.ops.general_way import without_copies
 from ckpttool.ops.plain_names import AS_IT_IS, Prepared, Wanted, prepared
 from ckpttool.ops.restore import canonical_tree
@@ -37,6 +40,13 @@ _CANONICAL = "tensorflow"
 _SHOWN = 3
 # Shapes of a model's inputs, as formats/keras_tree/flow.py writes them.
 _INPUTS = re.compile(r"\d{1,7}(,\d{1,7}){0,4}(;\d{1,7}(,\d{1,7}){0,4}){0,7}", re.ASCII)
+_BY = {
+    "order": "in order",
+    "numbers": "by numbers",
+    "calls": "by calls",
+    "words": "by words",
+    "only fit": "as the only fit",
+}
 
 
 class ModelSource(NamedTuple):
@@ -58,17 +68,22 @@ class ModelSource(NamedTuple):
         given: Sequence[tuple[str, str]] = (),
         *,
         strict: bool = True,
+        accept_order: bool = False,
+        cast: bool = False,
+        rules: RuleFile | None = None,
     ) -> Filling:
-        """Return how it fills the skeleton; see mapping.filling.fill."""
-        return fill(
-            self.tree,
-            self.framework,
-            skeleton,
-            in_order=self.in_order,
-            choices=choices,
-            given=given,
-            strict=strict,
-        )
+        """Return how it fills the skeleton; see fill and fill_by_rules of mapping.filling."""
+        how: dict[str, Any] = {
+            "in_order": self.in_order,
+            "choices": choices,
+            "given": given,
+            "strict": strict,
+            "accept_order": accept_order,
+            "cast": cast,
+        }
+        if rules is None:
+            return fill(self.tree, self.framework, skeleton, **how)
+        return fill_by_rules(self.tree, self.framework, skeleton, rules, **how)
 
     def guessed(self) -> tuple[Shape, ...]:
         """Return the shapes of inputs as a configuration tells them, or a dense first layer."""
@@ -87,16 +102,24 @@ class ModelSource(NamedTuple):
 
 
 def model_source(
-    checkpoint: Checkpoint, part: str | None, wanted: Wanted = AS_IT_IS, known: Sidecar | None = None
+    checkpoint: Checkpoint,
+    part: str | None,
+    wanted: Wanted = AS_IT_IS,
+    known: Sidecar | None = None,
+    source: str | None = None,
 ) -> ModelSource:
     """Return the checkpoint, or what lies below the path `part`, by its own names.
 
-    Raise UsageError where nothing lies below it, or names cannot be restored.
+    `source` states whose orientation its arrays have ("torch" or "tf"). Raise UsageError where nothing lies
+    below it, or names cannot be restored, MappingError where the orientation is not clear.
     """
+    if checkpoint.format == onnx.NAME:
+        checkpoint = onnx_layers.as_state_dict(checkpoint)
     tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
+    side_files.require_shards(tree)
     ready = _as_saved(prepared(checkpoint.tree, tree, part, wanted, known))
     ready = ready._replace(lost=(*lost, *ready.lost))
-    framework = _framework(checkpoint, ready.tree)
+    framework = _framework(checkpoint, ready.tree, source)
     return ModelSource(ready, framework, _in_order(checkpoint, ready.tree, framework))
 
 
@@ -148,18 +171,22 @@ def _network(tree: Tree, part: str, binding: Binding, checkpoint: Checkpoint) ->
 
 def report(ready: Prepared, skeleton: Skeleton, filling: Filling) -> Report:
     """Return what became of every entry of the source and of every place in the model."""
-    counted = [f"{n} by {by}" if by != "order" else f"{n} in order" for by, n in _counts(filling).items()]
+    counted = [f"{n} {_BY.get(by, f'by {by}')}" for by, n in _counts(filling).items()]
     many = "layer" if len(filling.matched) == 1 else "layers"
     notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
-    for by, word in (("order", "in order"), ("only fit", "as the only fit")):
+    for by, word in _BY.items():
         found = [f"{m.source} is {m.target}" for m in filling.matched if m.by == by]
         notes += [f"{word}: {some(found, _SHOWN)}"] if found else []
     others = [ready.names[p] for p, leaf in ready.tree.tensors() if leaf.role not in (*STATES, "counter")]
     if others:
         notes.append(f"no part of a model, left behind: {some(others, _SHOWN)}")
     names = skeleton.tree.names
+    lines = mapped(ready, filling.tree, filling.moves)
     return Report(
-        mapped(ready, filling.tree, filling.moves),
+        tuple(
+            replace(line, by=filling.evidence.get(move.target))
+            for line, move in zip(lines, filling.moves, strict=True)
+        ),
         (*(ready.names[path] for path in filling.unused), *ready.lost),
         tuple(names[path] for path in filling.unfilled),
         filling.assumed,
@@ -174,9 +201,10 @@ def _counts(filling: Filling) -> dict[str, int]:
     return found
 
 
-def _framework(checkpoint: Checkpoint, tree: Tree) -> str:
-    """Return whose spelling the source has; of arrays of nobody's, in whose more of them are layers."""
-    said = str(plugins.find("formats", checkpoint.format).load().FRAMEWORK)
+def _framework(checkpoint: Checkpoint, tree: Tree, source: str | None) -> str:
+    """Return whose spelling the source has; without evidence, in whose more of its arrays are layers."""
+    native = str(plugins.find("formats", checkpoint.format).load().FRAMEWORK)
+    said = orientation.of_checkpoint(checkpoint, tree, native, source)
     if said in ("torch", "tensorflow"):
         return said
     counts = {

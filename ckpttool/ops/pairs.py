@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ckpttool.agents.components import Wiring
 from ckpttool.agents.network import Network
 from ckpttool.errors import MappingError, UnsupportedError, UsageError
+from ckpttool.ledger import Entries, assumptions
 from ckpttool.ops.restore import Agent
 from ckpttool.ops.wiring import Bounds, network_of, sizes, wire
 
@@ -37,8 +38,8 @@ def pairs(
     return found, skipped
 
 
-def wired(agent: Agent, other: Agent) -> tuple[Wiring, tuple[str, ...]]:
-    """Return how the agent's layers become networks, and a sentence for whatever was assumed."""
+def wired(agent: Agent, other: Agent) -> tuple[Wiring, Entries]:
+    """Return how the agent's layers become networks, and an entry of the ledger for whatever was assumed."""
     _, act_dim = sizes(agent)
     unit = Bounds([-1.0] * act_dim, [1.0] * act_dim, "both sides alike, neither says more")
     return wire(agent, unit, other)
@@ -50,5 +51,5 @@ def network(agent: Agent, other: Agent, title: str, assumed: list[str]) -> Netwo
     if part is None:
         raise UsageError(f"the checkpoint has no network {title}", file=agent.checkpoint.path)
     wiring, guesses = wired(agent, other)
-    assumed.extend(guesses)
+    assumed.extend(assumptions(guesses))
     return network_of(agent, part, wiring)

@@ -16,7 +16,7 @@ from ckpttool.agents.backends import numpy as reference
 from ckpttool.agents.network import Network
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
-from ckpttool.layouts import plan
+from ckpttool.layouts import joints, plan
 from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognised
 from ckpttool.ops import knowledge
@@ -59,7 +59,7 @@ class Proof:
 
 def as_read(checkpoint: Checkpoint, tree: Tree, binding: Binding, own: Own) -> Agent:
     """Return the source's agent: the part of the checkpoint that is converted, as it was prepared."""
-    found = networks(tree, binding)
+    found, binding = networks(tree, binding), joints.joined(binding)
     known = knowledge.merged(own.sidecar, knowledge.of_files(binding, found))
     return Agent(checkpoint, binding, found, own.sidecar, known, ())
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,14 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A finished evaluation and the training step of its checkpoint, None where nothing says it."""
+    """A finished evaluation and the training step of its checkpoint, None where nothing says it.
+
+    `counts` is all that the checkpoint and its name say of its training (training_step.counted).
+    """
 
     evaluation: Evaluation
     step: int | None
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from ckpttool import documents
@@ -25,7 +26,8 @@ from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
 # Facts of a policy that a model's own configuration or code records, and its weights do not.
-_RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high"))
+_RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "norm"))
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LONGEST = 1000  # characters of a text in the sidecar
 
 
@@ -40,7 +42,7 @@ def with_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Own) -> O
         recorded = _RECORDED & policy.facts.said.keys() if policy is not None else frozenset()
         if policy is None or not recorded:
             return own
-        bound = {move.source for move in policy.moves.moves}
+        bound = {move.source for move in policy.moves.moves} | policy.consumed
         names = checkpoint.tree.names
         parameters = (path for path, leaf in checkpoint.tree.tensors() if leaf.role == "parameter")
         # A SavedModel of Keras 3 holds every variable a second time, below this name.
@@ -50,6 +52,8 @@ def with_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Own) -> O
         if again is None or not _is_same(tree, networks(target.tree, again)):
             return own
         read = knowledge.of_files(policy, tree)
+        # Statistics of observations are a fact of their own name in a sidecar.
+        recorded = frozenset("obs_norm" if name == "norm" else name for name in recorded)
         facts = {name: getattr(read, name) for name in sorted(recorded)}
         provenance = {name: read.provenance[name] for name in recorded if name in read.provenance}
         return replace(
@@ -73,9 +77,18 @@ def _is_same(one: Tree, other: Tree) -> bool:
 
 
 def receipt(
-    checkpoint: Checkpoint, way: Route, own: Own, written: Digest, undone: Undo, part: str | None = None
+    checkpoint: Checkpoint,
+    way: Route,
+    own: Own,
+    written: Digest,
+    undone: Undo,
+    part: str | None = None,
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Sidecar:
-    """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried."""
+    """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried.
+
+    `options` are those of the conversion, from which `verify --all` plans it again.
+    """
     binding, report = way.binding, way.report
     base = own.sidecar or Sidecar("")
     if binding is not None:
@@ -90,7 +103,10 @@ def receipt(
         base,
         provenance={**base.provenance, **way.said},
         target_sha256=written.sha256,
-        source=origin(checkpoint, binding, own.sha256, **_more(own, binding, part)),
+        source={
+            **origin(checkpoint, binding, own.sha256, **_more(own, binding, part)),
+            **({"options": dict(options)} if options else {}),
+        },
         rules=rules(report),
         assumed=report.assumed,
         objects=way.objects,
@@ -125,7 +141,10 @@ def origin(
 
 def rules(report: Report) -> list[dict[str, str]]:
     """Return a receipt's line for each move."""
-    return [{"source": m.source, "target": m.target, "rule": m.rule} for m in report.mapped]
+    return [
+        {"source": m.source, "target": m.target, "rule": m.rule, **({} if m.by is None else {"by": m.by})}
+        for m in report.mapped
+    ]
 
 
 def _residue(way: Route, unused: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.rule_file import RuleFile
+from ckpttool.ops import layer_options
 from ckpttool.ops.optimizer_options import NOTHING_STATED, Stated
 from ckpttool.ops.plain_names import AS_IT_IS, Wanted
 from ckpttool.ops.targets import TargetKind
@@ -16,7 +17,9 @@ class Request(NamedTuple):
     """The kind of target; a layout to take, the `part` below a path, what is done first (`wanted`).
 
     `rules` are the user's own, `stated` and `given` what was said of optimizers and layers. `weights` is
-    "ema" or "raw" where one of a network and its average is wanted.
+    "ema" or "raw" where one of a network and its average is wanted. With `fold_normalizer` statistics of
+    observations become part of the first layers. `source` states whose orientation the source's arrays have
+    ("torch" or "tf").
     """
 
     kind: TargetKind
@@ -27,11 +30,14 @@ class Request(NamedTuple):
     stated: Stated = NOTHING_STATED
     given: Sequence[Choice] = ()
     weights: str | None = None
+    fold_normalizer: bool = False
+    source: str | None = None
 
     @property
     def whole(self) -> bool:
         """Say whether all of the checkpoint is wanted, under the names that it has."""
-        return self.part is None and self.weights is None and self.wanted == AS_IT_IS
+        changed = self.weights is not None or self.wanted != AS_IT_IS or self.fold_normalizer
+        return self.part is None and not changed
 
     @property
     def no_way_back(self) -> str | None:
@@ -40,6 +46,8 @@ class Request(NamedTuple):
             return "this is a part of the checkpoint"
         if self.weights is not None:
             return "--weights was used"
+        if self.fold_normalizer:
+            return "--fold-normalizer was used"
         if self.wanted != AS_IT_IS:
             return "names or weights were changed first (--strip, --restore, --fold-weight-norm)"
         return None
@@ -48,6 +56,22 @@ class Request(NamedTuple):
     def plain(self) -> bool:
         """Say whether nothing is said of how to map it."""
         return not (self.layout or self.rules or any(self.stated) or self.given)
+
+    @property
+    def options(self) -> dict[str, str | bool | list[str]]:
+        """The options that decide what the target holds, for the receipt; `part` and the statements apart."""
+        kinds, flatten = layer_options.texts(self.given)
+        found = {
+            "layout": self.layout,
+            "weights": self.weights,
+            "kind": kinds,
+            "flatten": flatten,
+            "strip": self.wanted.strip,
+            "restore": self.wanted.restore,
+            "fold_weight_norm": self.wanted.fold,
+            "fold_normalizer": self.fold_normalizer,
+        }
+        return {name: value for name, value in found.items() if value}
 
     @property
     def by_name(self) -> bool:

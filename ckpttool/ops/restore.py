@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.agents.components import widths
@@ -18,13 +19,16 @@ from ckpttool.errors import (
     UsageError,
     some,
 )
+from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.layouts import joints, statistics
 from ckpttool.layouts.canonical import NETWORKS, NO_LAYOUT, RUN, Binding, Part
 from ckpttool.layouts.fronts import Front
 from ckpttool.layouts.policy_alone import policy_alone
 from ckpttool.layouts.recognise import recognise, recognised
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
+from ckpttool.ledger import Entries
 from ckpttool.mapping.report import Moves
 from ckpttool.mapping.rules import ToValue
 from ckpttool.ops import knowledge, side_files
@@ -42,7 +46,8 @@ class Agent:
     """A checkpoint recognised as an agent; `tree` is the canonical one, its leaves unread.
 
     `known` is what its sidecar and its own files say of it, each fact with its provenance; `sidecar` is
-    only the former.
+    only the former. `ledger` lists what of it is used and what is not; assumptions are added by whoever
+    builds a network of it (ops/wiring.py).
     """
 
     checkpoint: Checkpoint
@@ -51,6 +56,7 @@ class Agent:
     sidecar: Sidecar | None
     known: Sidecar
     notes: tuple[str, ...]
+    ledger: Entries = ()
 
     @property
     def framework(self) -> str:
@@ -102,6 +108,7 @@ def restore(
     one. Raise UsageError when there is neither.
     """
     checkpoint = open_checkpoint(path)
+    side_files.require_shards(checkpoint.tree)
     binding = playable_binding(checkpoint, layout, network)
     if binding is None:
         raise no_agent(checkpoint)
@@ -119,7 +126,8 @@ def playable_binding(
 
 
 def no_agent(checkpoint: Checkpoint) -> CkpttoolError:
-    """Return the error that a checkpoint holds no agent that a layout knows."""
+    """Return the error that a checkpoint holds no agent that a layout knows; raise that of a lost shard."""
+    side_files.require_shards(checkpoint.tree)
     return side_files.refusal(checkpoint, "eval") or UsageError(
         "no layout recognises an agent in this checkpoint",
         file=checkpoint.path,
@@ -136,14 +144,26 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     require_layers(binding, own.sidecar, sidecar.beside(checkpoint.path))
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = knowledge.with_companions(binding, checkpoint)
+    binding = joints.recorded(with_statistics(binding, checkpoint.tree), checkpoint)
+    binding = joints.joined(binding)
     tree = networks(checkpoint.tree, binding)
+    contradicted = knowledge.contradicted(own.sidecar, knowledge.of_files(binding, tree))
+    wrong = {name: entry for name, entry in contradicted.items() if name not in facts.known}
+    binding = binding.entered(*wrong.values())
+    own = _without(own, [name for name, entry in wrong.items() if entry.decides])
     if facts:
+        if "activations" in facts.known and any(part.program is not None for part in binding.parts):
+            raise UsageError(
+                "the activations are those of the model's graph, and none is given",
+                file=checkpoint.path,
+                hint="leave out --activation",
+            )
         facts = facts.sized(*policy_sizes(binding, tree))
         held = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
         used = (*used, f"given: {facts.described()}", *facts.contradictions(held))
         own = replace(own, sidecar=facts.over(own.sidecar))
     own = _spread(own, binding, tree)
-    notes = (*own.notes, *used, *knowledge.untold(binding, own.sidecar))
+    notes = (*own.notes, *used)
     if binding.layout == NO_LAYOUT:
         notes = (*notes, *binding.moves.notes)
     other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})
@@ -152,7 +172,44 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     known = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
     fronts = tuple(move for front in binding.fronts.values() for move in front.moves)
     before = canonical_tree(checkpoint.tree, Moves(fronts))
-    return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes)
+    ledger = ledger_of(checkpoint, binding, own.sidecar, known, tree)
+    return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes, ledger)
+
+
+def _without(own: Own, names: Sequence[str]) -> Own:
+    """Return what is known without facts of the sidecar that the checkpoint contradicts."""
+    if own.sidecar is None or not names:
+        return own
+    more = ["action_high"] if "action_low" in names else []
+    gone: dict[str, Any] = dict.fromkeys([*names, *more])
+    provenance = {name: said for name, said in own.sidecar.provenance.items() if name not in gone}
+    return replace(own, sidecar=replace(own.sidecar, **gone, provenance=provenance))
+
+
+def with_statistics(binding: Binding, tree: Tree) -> Binding:
+    """Return the binding with statistics of observations that its layout does not read."""
+    part = next((part for part in binding.parts if part.acts), None)
+    if part is None or binding.layout == NO_LAYOUT or part.component in binding.fronts:
+        return binding
+    return statistics.applied(binding, tree, widths(networks(tree, binding), part)[0])
+
+
+def ledger_of(
+    checkpoint: Checkpoint,
+    binding: Binding,
+    own: Sidecar | None,
+    known: Sidecar,
+    tree: Tree,
+    *,
+    bounds: bool = False,
+) -> Entries:
+    """Return the ledger of an agent with the canonical tree `tree` (ops/knowledge.py)."""
+    part = next((part for part in binding.parts if part.acts), binding.parts[0])
+    sizes = widths(tree, part)
+    front = binding.fronts.get(part.component)
+    if front is not None:
+        sizes = (sum(stream.size for stream in front.streams), sizes[1])
+    return knowledge.ledger_of(checkpoint, binding, own, known, sizes, bounds=bounds)
 
 
 def with_names(binding: Binding, tree: Tree, known: Sidecar | None) -> Binding:
@@ -212,7 +269,7 @@ def _spread(own: Own, binding: Binding, tree: Tree) -> Own:
 def policy_sizes(binding: Binding, tree: Tree) -> tuple[int, int]:
     """Return the numbers of hidden layers and of actions of the policy, or of what there is without one."""
     acting = [part for part in binding.parts if part.acts] or list(binding.parts)
-    hidden = max(sum(layer.kind == "dense" for layer in part.layers) - 1 for part in acting)
+    hidden = max(max(sum(layer.kind == "dense" for layer in part.layers) - 1, 0) for part in acting)
     return hidden, widths(tree, acting[0])[1]
 
 
@@ -280,6 +337,21 @@ class Own:
     notes: tuple[str, ...] = ()
 
 
+def _of_model(checkpoint: Checkpoint, found: Sidecar | None) -> Own:
+    """Return what the sidecar of an ONNX model adds to its graph: the environment.
+
+    The graph computes what the other facts describe. The digest that an export records is that of the file.
+    """
+    if found is None:
+        return Own()
+    file = checkpoint.files[0]
+    digests = (hashlib.sha256(file.read(0, file.size)).hexdigest(), digest_of(checkpoint).sha256)
+    if found.target_sha256 not in digests:
+        raise _of_others(checkpoint, found, digests[0])
+    said = {name: text for name, text in found.provenance.items() if name == "env"}
+    return Own(Sidecar(found.target_sha256, env=found.env, provenance=said), digests[1])
+
+
 def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
     """Return the sidecar beside the checkpoint; the weights are read if there is one and no `sha256` of them.
 
@@ -287,6 +359,8 @@ def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
     for these, and to go on without would be wrong in silence.
     """
     found = sidecar.load(checkpoint.path)
+    if checkpoint.format == onnx.NAME:
+        return _of_model(checkpoint, found)
     waiting = sidecar.waiting(checkpoint.path) if found is None else {}
     if found is None and not waiting:
         return Own()
@@ -299,7 +373,11 @@ def own_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> Own:
             return Own(each, sha256, (note,))
     if found is None:
         return Own(sha256=sha256)
-    raise ChecksumError(
+    raise _of_others(checkpoint, found, sha256)
+
+
+def _of_others(checkpoint: Checkpoint, found: Sidecar, sha256: str) -> ChecksumError:
+    return ChecksumError(
         "the sidecar beside the checkpoint was written for other weights",
         file=sidecar.beside(checkpoint.path),
         expected=f"weights of sha256 {found.target_sha256[:12]}",

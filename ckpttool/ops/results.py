@@ -1,4 +1,8 @@
-"""Finished evaluations in a file, a line of JSON each, written as they come and taken up by a rerun."""
+"""Finished evaluations in a file, a line of JSON each, written as they come and taken up by a rerun.
+
+Each line carries the sha256 of its own content. A line that was changed afterwards is refused; one without a
+digest, from an earlier version, is not taken up: its checkpoint is played again.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from ckpttool import documents
+from ckpttool import documents, ledger
 from ckpttool.agents import serial
 from ckpttool.agents.envs.spec import Agreement
 from ckpttool.agents.network import Network
 from ckpttool.agents.rollout import Rollout
 from ckpttool.agents.statistics import summarise
-from ckpttool.errors import FormatError, UsageError
+from ckpttool.errors import ChecksumError, FormatError, UsageError
 from ckpttool.ops.evaluation import Evaluation, Protocol
 from ckpttool.version import __version__
 from ckpttool.writing.names import require_regular
@@ -82,7 +86,7 @@ def read(document: Mapping[str, Any], how: Protocol) -> Evaluation:
         versions=dict(document["versions"]),
         rollout=rollout,
         statistics=summarise(returns),
-        assumed=tuple(document["assumed"]),
+        ledger=ledger.read(document["ledger"]),
         notes=tuple(document["notes"]),
         stacked=int(played["stacked"]),
         surroundings=dict(document["environment"]),
@@ -163,14 +167,34 @@ class Results:
 
     def _lines(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, text in enumerate(data.splitlines(), 1):
+            document: dict[str, Any] = {}
             with contextlib.suppress(FormatError):
-                document = documents.parse(text, "a result")
-                if document.get("schema") == SCHEMA and isinstance(document.get("key"), str):
-                    yield document["key"], document
-                    continue
-            raise FormatError(
-                f"line {number} is no evaluation", file=self.path, hint="--out takes a file of its own"
+                document = dict(documents.parse(text, "a result"))
+            if document.get("schema") != SCHEMA or not isinstance(document.get("key"), str):
+                raise FormatError(
+                    f"line {number} is no evaluation", file=self.path, hint="--out takes a file of its own"
+                )
+            # A line without a digest may hold anything: it is played again.
+            if document.get("sha256") is not None:
+                self._require_unchanged(document, number)
+                yield document["key"], document
+
+    def _require_unchanged(self, document: Mapping[str, Any], number: int) -> None:
+        found = _digest(document)
+        if document["sha256"] != found:
+            raise ChecksumError(
+                f"line {number} was changed after it was written",
+                file=self.path,
+                expected=f"content of sha256 {str(document['sha256'])[:12]}",
+                found=found[:12],
+                hint="remove the line: the checkpoint is played again",
             )
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    """Return the sha256 of a line's content, its own digest apart."""
+    content = {name: value for name, value in document.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def _head(key: str, steps: Mapping[str, int]) -> dict[str, Any]:
@@ -178,7 +202,8 @@ def _head(key: str, steps: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _line(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(documents.plain(dict(document)), allow_nan=False).encode() + b"\n"
+    plain = documents.plain(dict(document))
+    return json.dumps({**plain, "sha256": _digest(plain)}, allow_nan=False).encode() + b"\n"
 
 
 def _ours(torn: bytes) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from ckpttool import urls
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, typed
+from ckpttool.ops import training_step
 from ckpttool.shown import count
 
 
@@ -57,9 +59,10 @@ class Listed:
     """One checkpoint of a folder.
 
     `path` is what to inspect, `format` who reads it (None where a part is missing that would tell). `step` is
-    the number after the last `-` of its name. `nbytes` is the size of its files, `time` seconds since 1970 as
-    the state file says it, else when the files were last changed. `complete` is false when files that the
-    names ask for are missing; nothing was read to find that out.
+    the number after the last `-` of its name, `counts` what the latest checkpoints of a folder count
+    themselves (training_step.counted). `nbytes` is the size of its files, `time` seconds since 1970 as the
+    state file says it, else when the files were last changed. `complete` is false when files that the names
+    ask for are missing; nothing was read to find that out.
     """
 
     path: str
@@ -69,6 +72,7 @@ class Listed:
     complete: bool
     time: float
     latest: bool = False
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def when(self) -> datetime:
@@ -81,6 +85,7 @@ class Listed:
             "path": urls.spelled(self.path),
             "format": self.format,
             "step": self.step,
+            **training_step.columns(self.counts),
             "latest": self.latest,
             "nbytes": self.nbytes,
             "complete": self.complete,

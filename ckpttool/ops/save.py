@@ -131,7 +131,7 @@ def write(
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     target = targets.stem(target, kind)
     options = targets.options(target, kind)
-    stored = _as_stored(writer, tree, options)
+    stored = as_stored(writer, tree, options)
     result: list[tuple[Digest, Checkpoint]] = []
     with Lane() as lane:
         taken = Taken(lane)
@@ -150,7 +150,7 @@ def write(
         if kind.prefix and not kind.state:
             _require_no_rest(target, writer, outputs)
         if others is not None:
-            outputs += others(_places(tree, stored), lane)
+            outputs += others(places(tree, stored), lane)
         if receipt is not None:
             make = receipt
             put = partial(_put_receipt, make, result)
@@ -193,14 +193,14 @@ def _files(writer: WritingFormat, target: str) -> tuple[str, ...]:
     return ()
 
 
-def _places(tree: Tree, stored: Tree) -> dict[Path, Path]:
+def places(tree: Tree, stored: Tree) -> dict[Path, Path]:
     """Return the paths of a tree's tensors as they are stored, by those that they have in it."""
     # A format that changes paths leaves the sources alone.
     there = {id(leaf.source): path for path, leaf in stored.tensors()}
     return {path: there[id(leaf.source)] for path, leaf in tree.tensors() if id(leaf.source) in there}
 
 
-def _as_stored(writer: WritingFormat, tree: Tree, options: Mapping[str, Any]) -> Tree:
+def as_stored(writer: WritingFormat, tree: Tree, options: Mapping[str, Any]) -> Tree:
     """Return the tree with the paths that its leaves will be read back by, if the format changes any."""
     change = getattr(writer, "stored", None)
     return tree if change is None else cast(Tree, change(tree, **options))

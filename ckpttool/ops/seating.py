@@ -79,7 +79,7 @@ class Seating:
         entrant = enter(agent, place, self._how, spec)
         versions = versions_of(self._backend, spec)
         policy = results.digest_of_policy(entrant.network)
-        key = results.key(policy, place.env, self._how, versions)
+        key = results.key(policy, place.identity, self._how, versions)
         return Seat(number, entrant, key, training_step.steps_of(agent), versions)
 
     def _agent(self, checkpoint: Checkpoint, *, named: bool, alone: bool) -> Agent | None:

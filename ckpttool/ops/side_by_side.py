@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, UsageError, choice
@@ -15,15 +15,16 @@ from ckpttool.layouts.canonical import Binding
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path, Plain, ValueLeaf, display
 from ckpttool.ops.array_difference import compared
-from ckpttool.ops.difference import By, Changed, Entry
+from ckpttool.ops.difference import By, Changed, Declared, Entry
+from ckpttool.ops.reconversion import WRITERS, Conversion, Pair, conversion, receipt_of
 from ckpttool.ops.restore import canonical_tree
 from ckpttool.source import Shape
+from ckpttool.tree import Tree
 
 AUTO = "auto"
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 # Entries by the names that pair them, each with where it is in its own tree.
 Placed = Mapping[str, tuple[Entry, Path]]
-# What a checkpoint counts of itself, and no agent has.
-_OF_THE_FILE = frozenset(("save_counter",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,9 @@ class Laid:
     """Two checkpoints side by side before a value of them is read.
 
     `left` and `right` are entries by the names that pair them, paths or those of the canonical agent (`by`);
-    `places` says for each side where in its own tree an entry comes from; of what fills a live model, where
-    in that.
+    by "conversion", one side is what converting it gives. `places` says for each side where in its own tree
+    an entry comes from, () where nowhere; of what fills a live model, where in that. `declared` are entries
+    that one side has alone because a conversion leaves or adds them.
     """
 
     checkpoints: tuple[Checkpoint, Checkpoint]
@@ -71,6 +73,10 @@ class Laid:
     right: Mapping[str, Entry]
     places: tuple[Mapping[str, Path], Mapping[str, Path]]
     notes: tuple[str, ...]
+    declared: tuple[Declared, ...] = ()
+    conversion: Conversion | None = None
+    turned: bool = False
+    """whether the conversion is that of the right side"""
 
     @property
     def both(self) -> list[str]:
@@ -91,7 +97,8 @@ class Laid:
         """Read both sides of a name; return what differs, None if nothing does. Raise what reading raises."""
         left, right = self.left[name], self.right[name]
         if isinstance(left, Leaf) and isinstance(right, Leaf):
-            return _tensors(name, left, right)
+            counts = self.by != "path" and _is_count(left) and _is_count(right)
+            return None if counts and _same_value(left, right, exact=False) else _tensors(name, left, right)
         same = _same_value(left, right, exact=self.by == "path")
         return None if same else Changed(name, left, right, None)
 
@@ -105,18 +112,42 @@ def laid(first: Side, second: Side, *, glob: str | None = None, by: str = AUTO) 
     """Pair the entries of two checkpoints as `diff` says it; no value is read but an agent's own counters."""
     if by not in (words := (AUTO, *get_args(By))):
         raise UsageError(f"{by!r} is not known", hint=choice(by, words))
-    chosen: By = "agent" if by == "agent" or (by == AUTO and _differ_in_form(first, second)) else "path"
-    told: tuple[str, ...] = ()
-    if chosen == "agent":
-        a, b = (one.by_meaning(_agent(one)) for one in (first, second))
-        told, a, b = _settings_aside(a, b)
-    else:
-        a, b = (one.by_path() for one in (first, second))
-    return paired(((first, a), (second, b)), chosen, glob, told)
+    sides = first, second
+    renamed = by == AUTO and _differ_in_names(first, second)
+    agents = first.binding is not None and second.binding is not None
+    if by == "agent" or (by == AUTO and agents and (renamed or _differ_in_form(first, second))):
+        return _by_agent(sides, glob)
+    if by == "conversion" or renamed:
+        made = _converted(sides)
+        if made is not None and (by == "conversion" or _explains_more(*made, sides)):
+            return _by_conversion(sides, *made, glob)
+        if by == "conversion":
+            raise UsageError(
+                "neither checkpoint has the form of the other one's conversion",
+                file=second.checkpoint.path,
+                hint="--by path",
+            )
+    return _by_path(sides, glob)
+
+
+def _by_path(sides: tuple[Side, Side], glob: str | None) -> Laid:
+    """Pair entries of one path; a count of saves that only one of two formats adds is declared."""
+    rows = [(each, dict(each.by_path())) for each in sides]
+    declared: list[Declared] = []
+    if sides[0].checkpoint.format != sides[1].checkpoint.format:
+        for word, (_, here), (_, there) in zip(_SIDES, rows, rows[::-1], strict=True):
+            for name in WRITERS & (here.keys() - there.keys()):
+                declared.append(Declared(word, name, "added"))
+                del here[name]
+    return paired((rows[0], rows[1]), "path", glob, (), declared)
 
 
 def paired(
-    sides: tuple[tuple[Side, Placed], tuple[Side, Placed]], by: By, glob: str | None, notes: tuple[str, ...]
+    sides: tuple[tuple[Side, Placed], tuple[Side, Placed]],
+    by: By,
+    glob: str | None,
+    notes: tuple[str, ...],
+    declared: Iterable[Declared] = (),
 ) -> Laid:
     """Lay those entries side by side whose names match the pattern; raise UsageError if none does."""
     (first, a), (second, b) = sides
@@ -132,13 +163,221 @@ def paired(
         {name: entry for name, (entry, _) in b.items()},
         ({name: place for name, (_, place) in a.items()}, {name: place for name, (_, place) in b.items()}),
         notes,
+        tuple(each for each in declared if keep(each.path)),
     )
 
 
 def _differ_in_form(first: Side, second: Side) -> bool:
-    if first.binding is None or second.binding is None:
-        return False
     return (first.layout, first.checkpoint.format) != (second.layout, second.checkpoint.format)
+
+
+def _differ_in_names(first: Side, second: Side) -> bool:
+    """Say whether one of two has entries that the other lacks; of one format, more than they share."""
+    names, others = (set(one.checkpoint.tree.names.values()) - WRITERS for one in (first, second))
+    if first.checkpoint.format != second.checkpoint.format:
+        return names != others
+    return bool(names - others and others - names) and len(names ^ others) > len(names & others)
+
+
+def _converted(sides: tuple[Side, Side]) -> tuple[Conversion, bool] | None:
+    """Return the conversion of one side into the other's form, and whether it is the second one's.
+
+    A receipt that names the other side decides which one is the source.
+    """
+    first, second = sides
+    pair = Pair(
+        first.checkpoint,
+        second.checkpoint,
+        receipt_of(first.checkpoint),
+        receipt_of(second.checkpoint),
+    )
+    backwards = not pair.linked and pair.turned.linked
+    for turned in (backwards, not backwards):
+        made = conversion(pair.turned if turned else pair, (first if turned else second).layout)
+        if made is not None:
+            return made, turned
+    return None
+
+
+def _explains_more(made: Conversion, turned: bool, sides: tuple[Side, Side]) -> bool:
+    """Say whether the conversion has at least as many names of the target as the source itself."""
+    source, target = (each.checkpoint.tree.names.values() for each in (sides[::-1] if turned else sides))
+    stored = set(target)
+    return len(stored & set(made.tree.names.values())) >= len(stored & set(source))
+
+
+def _by_conversion(sides: tuple[Side, Side], made: Conversion, turned: bool, glob: str | None) -> Laid:
+    source, target = sides[::-1] if turned else sides
+    places = {there: path for path, paths in made.places.items() for there in paths}
+    names = made.tree.names
+    converted = {names[path]: (leaf, places.get(path, ())) for path, leaf in made.tree.items()}
+    stored = dict(target.by_path())
+    declared = list(_left_behind(made, source.checkpoint.tree, "right" if turned else "left"))
+    for name in [name for name in stored if name not in converted and made.is_added(name)]:
+        declared.append(Declared("left" if turned else "right", name, "added"))
+        del stored[name]
+    for name in WRITERS & (converted.keys() - stored.keys()):
+        declared.append(Declared("right" if turned else "left", name, "kept"))
+        del converted[name]
+    for name in [name for name, (leaf, place) in converted.items() if not place and _is_off(leaf)]:
+        if name not in stored:
+            del converted[name]
+    for path in made.dropped:
+        if path not in made.accepted:
+            name = source.checkpoint.tree.names[path]
+            converted.setdefault(name, (source.checkpoint.tree[path], path))
+    rows = ((source, converted), (target, stored))
+    pairs = rows[::-1] if turned else rows
+    placed = paired((pairs[0], pairs[1]), "conversion", glob, _notes(made), declared)
+    return replace(placed, conversion=made, turned=turned)
+
+
+def _by_agent(sides: tuple[Side, Side], glob: str | None) -> Laid:
+    """Pair two agents by meaning, and what only one of them has by the conversion of one into the other."""
+    first, second = sides
+    a, b = (one.by_meaning(_agent(one)) for one in sides)
+    made = _converted(sides)
+    if made is None:
+        told, a, b = _settings_aside(a, b)
+        return paired(((first, a), (second, b)), "agent", glob, told)
+    found, turned = made
+    if found.folded:
+        return _by_conversion(sides, found, turned, glob)
+    source, target = sides[::-1] if turned else sides
+    settled = _Settled(found, source.checkpoint.tree, target.checkpoint.tree, turned=turned)
+    converted, stored = settled.take(*((b, a) if turned else (a, b)))
+    rows = ((source, converted), (target, stored))
+    pairs = rows[::-1] if turned else rows
+    placed = paired((pairs[0], pairs[1]), "agent", glob, _notes(found), settled.declared)
+    return replace(placed, conversion=found, turned=turned)
+
+
+def _notes(made: Conversion) -> tuple[str, ...]:
+    assumed = tuple(f"assumed by the conversion: {each}" for each in made.assumed)
+    return (*assumed, *(made.notes if made.by_receipt else ()))
+
+
+def _left_behind(made: Conversion, tree: Tree, side: Literal["left", "right"]) -> Iterator[Declared]:
+    for path in made.kept:
+        yield Declared(side, tree.names[path], "kept")
+    for path in made.dropped:
+        if path in made.accepted:
+            yield Declared(side, tree.names[path], "dropped")
+
+
+def _is_off(leaf: Entry) -> bool:
+    """Say whether an entry is a switch that is off, which older versions of a library do not write."""
+    return isinstance(leaf, ValueLeaf) and (leaf.value is None or leaf.value is False)
+
+
+class _Settled:
+    """What only one of two agents has by meaning, paired through the conversion of one into the other."""
+
+    def __init__(self, made: Conversion, source: Tree, target: Tree, *, turned: bool) -> None:
+        self.made, self.source, self.target = made, source, target
+        self.sides: tuple[Literal["left", "right"], ...] = ("right", "left") if turned else ("left", "right")
+        self.declared: list[Declared] = []
+        self._paths = {name: path for path, name in target.names.items()}
+        self._made = {name: path for path, name in made.tree.names.items()}
+        self._places = {there: path for path, paths in made.places.items() for there in paths}
+
+    def take(self, ours: Placed, theirs: Placed) -> tuple[Placed, Placed]:
+        """Return the entries of source and target; those of one alone are paired, declared or kept alone."""
+        shared = ours.keys() & theirs.keys()
+        converted = {name: found for name, found in ours.items() if name in shared}
+        stored = {name: found for name, found in theirs.items() if name in shared}
+        paired: set[Path] = set()
+        for name, found in ours.items():
+            if name not in shared:
+                paired |= self._take_source(name, found, converted, stored, paired)
+        for name, found in theirs.items():
+            if name not in shared and found[1] not in paired:
+                self._take_target(name, found, converted, stored)
+        self._take_values(converted, stored, ours, theirs)
+        for name, path in self._made.items():
+            absent = path not in self._places and name not in self._paths and name not in WRITERS
+            if absent and not _is_off(self.made.tree[path]):
+                converted.setdefault(name, (self.made.tree[path], ()))
+        return converted, stored
+
+    def _take_source(
+        self,
+        name: str,
+        found: tuple[Entry, Path],
+        converted: dict[str, tuple[Entry, Path]],
+        stored: dict[str, tuple[Entry, Path]],
+        paired: set[Path],
+    ) -> set[Path]:
+        """Add an entry of the source with those of the target that it becomes; return the latter's places."""
+        places = {path: self._there(path) for path in self.made.places.get(found[1], ())}
+        there = {path: place for path, place in places.items() if place is not None}
+        fresh = {path: place for path, place in there.items() if place not in paired}
+        for number, (path, place) in enumerate(fresh.items()):
+            title = name if not number else f"{name} ({self.target.names[place]})"
+            converted[title] = self.made.tree[path], found[1]
+            stored[title] = self.target[place], place
+        if not there and not self._declares(name, found[1]):
+            converted[name] = found
+        return set(fresh.values())
+
+    def _take_target(
+        self,
+        name: str,
+        found: tuple[Entry, Path],
+        converted: dict[str, tuple[Entry, Path]],
+        stored: dict[str, tuple[Entry, Path]],
+    ) -> None:
+        """Add an entry of the target beside what the conversion has there, if anything."""
+        made = self._made.get(self.target.names.get(found[1], ""))
+        if made is not None:
+            converted[name] = self.made.tree[made], self._places.get(made, ())
+            stored[name] = self.target[found[1]], found[1]
+        elif self.made.is_added(self.target.names.get(found[1], "")):
+            self.declared.append(Declared(self.sides[1], name, "added"))
+        else:
+            stored[name] = found
+
+    def _take_values(
+        self,
+        converted: dict[str, tuple[Entry, Path]],
+        stored: dict[str, tuple[Entry, Path]],
+        ours: Placed,
+        theirs: Placed,
+    ) -> None:
+        """Add the plain values outside of the agents: those of the target beside the conversion's."""
+        known = {path for _, path in (*theirs.values(), *stored.values())}
+        for path, leaf in self.target.plain():
+            name = self.target.names[path]
+            if path in known or name in stored:
+                continue
+            made = self._made.get(name)
+            if made is None and self.made.is_added(name):
+                self.declared.append(Declared(self.sides[1], name, "added"))
+                continue
+            stored[name] = leaf, path
+            if made is not None:
+                converted.setdefault(name, (self.made.tree[made], self._places.get(made, ())))
+        known = {path for _, path in (*ours.values(), *converted.values())}
+        for path, leaf in self.source.plain():
+            name = self.source.names[path]
+            if path in known or path in self.made.places or name in converted:
+                continue
+            if not self._declares(name, path):
+                converted[name] = leaf, path
+
+    def _there(self, path: Path) -> Path | None:
+        """Return the target's own path of an entry of the conversion."""
+        return self._paths.get(self.made.tree.names[path])
+
+    def _declares(self, name: str, path: Path) -> bool:
+        """Say whether the conversion leaves the entry behind by declaration, and note that."""
+        lost = path in self.made.dropped and path not in self.made.accepted
+        if name not in WRITERS and (lost or path in self.made.places):
+            return False
+        self.declared.append(
+            Declared(self.sides[0], name, "dropped" if path in self.made.dropped else "kept")
+        )
+        return True
 
 
 def _agent(side: Side) -> Binding:
@@ -157,9 +396,7 @@ def _settings_aside(a: Placed, b: Placed) -> tuple[tuple[str, ...], Placed, Plac
     notes = []
     kept = []
     for word, here, there in (("left", a, b), ("right", b, a)):
-        alone = {
-            n for n in here if n not in there and (isinstance(here[n][0], ValueLeaf) or n in _OF_THE_FILE)
-        }
+        alone = {n for n in here if n not in there and (isinstance(here[n][0], ValueLeaf) or n in WRITERS)}
         if alone:
             names = ", ".join(sorted({name.rpartition("/")[2] for name in alone}))
             notes.append(f"only the {word} one writes down {names}")
@@ -174,6 +411,11 @@ def _tensors(name: str, left: Leaf, right: Leaf) -> Changed | None:
         raise error.located(path=name) from error
     same = values is None and (left.dtype, left.shape) == (right.dtype, right.shape)
     return None if same else Changed(name, left, right, values)
+
+
+def _is_count(leaf: Leaf) -> bool:
+    """Say whether a tensor is one whole number, which libraries keep in integers of other widths."""
+    return not leaf.shape and "int" in leaf.dtype
 
 
 def _same_value(left: Entry, right: Entry, *, exact: bool) -> bool:

@@ -17,6 +17,7 @@ from ckpttool.errors import CkpttoolError, MappingError, TruncatedError
 from ckpttool.formats.resolve import open_checkpoint, resolve
 from ckpttool.layouts import zoo
 from ckpttool.leaf import Leaf
+from ckpttool.source import MissingShard
 from ckpttool.tree import Tree
 
 _OPTIMIZER = re.compile(r"(?P<before>.*?)_?(?:actor|cri?tic)?_?[12]?_?optim(?:izer)?(?P<suffix>\.\w+)?")
@@ -75,16 +76,17 @@ def require_shards(tree: Tree) -> None:
 
     lost: dict[str, list[Leaf]] = {}
     for _, leaf in tree.tensors():
-        if isinstance(leaf.source, Missing):
+        if isinstance(leaf.source, Missing | MissingShard):
             lost.setdefault(leaf.source.path, []).append(leaf)
     if not lost:
         return
     file, leaves = next(iter(lost.items()))
     names = ", ".join(os.path.basename(each) for each in lost)
+    held = f"{sum(map(len, lost.values()))} of {sum(1 for _ in tree.tensors())}"
     raise TruncatedError(
         f"shard {names} is missing" if len(lost) == 1 else f"shards {names} are missing",
         file=file,
-        found=f"{sum(map(len, lost.values()))} of {len(tree)} tensors have no data, e.g. {leaves[0].key}",
+        found=f"{held} tensors, unknown data, e.g. {leaves[0].key}",
         hint=f"copy it to {os.path.dirname(file) or '.'}",
     )
 

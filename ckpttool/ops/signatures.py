@@ -1,4 +1,4 @@
-"""The lines about a SavedModel's signatures: what a program may call, with which tensors."""
+"""The lines about a SavedModel's signatures and an ONNX model's graph: inputs and outputs with shapes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _SHOWN = 12
 
 
 def signatures(details: Mapping[str, Any], width: int) -> list[str]:
-    """Return a few lines for the details that a SavedModel has; none for other formats."""
-    lines = []
+    """Return a few lines for the details of a SavedModel or an ONNX model; none for other formats."""
+    lines = _graph(details, width)
     tags = details.get("tags")
     if isinstance(tags, list | tuple) and tags:
         # A list for each graph.
@@ -32,6 +32,26 @@ def signatures(details: Mapping[str, Any], width: int) -> list[str]:
     if len(found) > _SHOWN:
         lines.append(f"and {count(len(found) - _SHOWN, 'more signature')}")
     return lines
+
+
+def _graph(details: Mapping[str, Any], width: int) -> list[str]:
+    """Return the lines of an ONNX model: versions of operators, inputs and outputs, operators by number."""
+    opsets, operators = details.get("opsets"), details.get("operators")
+    if not isinstance(opsets, Mapping) or not isinstance(operators, Mapping):
+        return []
+    import textwrap
+
+    versions = ", ".join(f"{domain} {version}" for domain, version in list(opsets.items())[:_SHOWN])
+    counted = [f"{name} {number}" for name, number in list(operators.items())[:_SHOWN]]
+    more = ["..."] if len(operators) > _SHOWN else []
+    text = f"{_tensors(details, 'inputs')} -> {_tensors(details, 'outputs')}"
+    return [
+        clean(f"graph {details.get('name') or ''}".rstrip() + f", opset {versions}"),
+        *textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    "),
+        *textwrap.wrap(
+            clean(", ".join((*counted, *more))), width, initial_indent="  ", subsequent_indent="    "
+        ),
+    ]
 
 
 def _tensors(signature: object, which: str) -> str:

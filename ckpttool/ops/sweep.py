@@ -67,7 +67,10 @@ class Sweep:
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
-            "evaluations": [{**each.evaluation.document(), "step": each.step} for each in self.scored],
+            "evaluations": [
+                {**each.evaluation.document(), "step": each.step, **training_step.columns(each.counts)}
+                for each in self.scored
+            ],
             "ranking": [each.document() for each in self.ranking],
             "best": None if self.best is None else self.best.document(),
             "curve": [point.document() for point in self.curve],
@@ -214,7 +217,8 @@ class _Run:
         numbers = sorted(self.found)
         source = training_step.common([self.steps[number] for number in numbers])
         scored = tuple(
-            Scored(self.found[n], self.steps[n].get(source) if source is not None else None) for n in numbers
+            Scored(self.found[n], self.steps[n].get(source) if source is not None else None, self.steps[n])
+            for n in numbers
         )
         failed = tuple(Failed(self.asked[n].path, self.failed[n]) for n in sorted(self.failed))
         places = ranking.ranking(scored)
@@ -247,7 +251,9 @@ class _Run:
             if known is None:
                 missing += 1
                 continue
-            self.found[seat.number] = replace(known, checkpoint=seat.entrant.checkpoint)
+            self.found[seat.number] = replace(
+                known, checkpoint=seat.entrant.checkpoint, ledger=seat.entrant.ledger
+            )
             self.resumed += 1
         if missing:
             number = seats[0].number

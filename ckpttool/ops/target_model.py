@@ -146,6 +146,10 @@ def skeleton_of(
     return Skeleton(_FRAMEWORKS[framework], tree, parts)
 
 
+def _call(module: Mapping[str, Any]) -> tuple[int, int]:
+    return int(module.get("call", -1)), int(module.get("after", "0"), 16)
+
+
 def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework: str) -> Part:
     flatten = module.get("flatten")
     if flatten and framework == "torch":  # channels first
@@ -153,4 +157,6 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
     tensors = {name: places[number] for name, number in module["tensors"]}
     shape = None if flatten is None else tuple(flatten)
     orders = {side: from_document(order) for side, order in module.get("orders", {}).items()}
-    return Part(tuple(module["path"]), module["class"], module["facts"], tensors, shape, orders)
+    return Part(
+        tuple(module["path"]), module["class"], module["facts"], tensors, shape, orders, *_call(module)
+    )

@@ -11,13 +11,14 @@ from typing import NamedTuple, cast
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, some
+from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
-from ckpttool.layouts import canonical, objects, variables
+from ckpttool.layouts import canonical, objects, onnx_layers, variables
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding
 from ckpttool.leaf import Path
-from ckpttool.mapping import by_rules, generic
+from ckpttool.mapping import by_rules, generic, orientation
 from ckpttool.mapping.layers import Choice
-from ckpttool.mapping.plan import Plan, Settings
+from ckpttool.mapping.plan import Plan, Settings, after, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.rules import KEEP
@@ -58,6 +59,8 @@ def way(
     Raise UsageError for what the target or the way does not take.
     """
     kind, given = request.kind, request.given
+    if checkpoint.format == onnx.NAME and request.rules is None:
+        return _of_graph(checkpoint, tree, request, known)
     if request.rules is not None:
         return Way(_by_rules(checkpoint, tree, kind, request.rules, given))
     if kind.agent and binding is None:
@@ -65,10 +68,13 @@ def way(
             f"only an agent can be written as {kind.layout}, and no layout recognises one here",
             file=checkpoint.path,
         )
+    if request.fold_normalizer and (binding is None or binding.layout == NO_LAYOUT):
+        raise UsageError("--fold-normalizer is for agents that a layout recognises", file=checkpoint.path)
     kept = (
-        request.layout in (None, NO_LAYOUT)
+        not request.fold_normalizer
+        and request.layout in (None, NO_LAYOUT)
         and not kind.agent
-        and _is_kept(checkpoint.format, kind.format, tree, binding)
+        and _is_kept(checkpoint, request, tree, binding)
     )
     if given and (kept or binding is not None):
         why = "stays as it is" if kept or binding is None else f"goes by its layout, {binding.layout}"
@@ -91,6 +97,31 @@ def way(
     return Way(_general(checkpoint, tree, request, optimizer_facts.settings(known)), general=True)
 
 
+def _of_graph(checkpoint: Checkpoint, tree: Tree, request: Request, known: Sidecar | None) -> Way:
+    """Return the way of an ONNX model: its layers as a state_dict, and from there as any state_dict goes."""
+    if request.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
+        raise UsageError(
+            "of an ONNX model all layers are converted", file=checkpoint.path, hint="leave out --part"
+        )
+    if request.kind.agent:
+        raise UsageError(
+            f"only an agent can be written as {request.kind.layout}, and an ONNX model is a network alone",
+            file=checkpoint.path,
+            hint="--to torch, tf, keras, safetensors or npz writes its layers",
+        )
+    try:
+        first, choices = onnx_layers.to_state_dict(checkpoint)
+    except CkpttoolError as error:
+        raise error.located(file=error.file or checkpoint.path) from error.__cause__
+    if _framework(request.kind.format) != TENSORFLOW:
+        if request.given:
+            raise UsageError("--kind and --flatten say how layers are mapped, and these stay as they are")
+        return Way(first, general=True)
+    inner = request._replace(given=(*request.given, *choices))
+    second = _general(checkpoint, build(tree, first), inner, optimizer_facts.settings(known))
+    return Way(after(first, second), general=True)
+
+
 def _by_layout(
     checkpoint: Checkpoint, tree: Tree, request: Request, agent: Binding, known: Sidecar | None
 ) -> Way:
@@ -99,12 +130,13 @@ def _by_layout(
     failed: CkpttoolError | None = None
     plan: Plan | None = None
     try:
-        plan = agent_way.plan(tree, agent, request.kind, told, known)
+        fold = request.fold_normalizer
+        plan = agent_way.plan(tree, agent, request.kind, told, known, fold=fold)
     except (MappingError, UnsupportedError) as error:
         failed = error
     left = _problems(tree, plan, agent.consumed) if plan is not None else list(tree)
     lost = any(path in left for path, leaf in tree.tensors() if leaf.role == "slot")
-    if lost and request.layout is None and not request.kind.agent:
+    if lost and request.layout is None and not request.kind.agent and not request.fold_normalizer:
         with contextlib.suppress(CkpttoolError):
             general = _general(checkpoint, tree, request, told)
             if len(_problems(tree, general)) < len(left):
@@ -133,19 +165,28 @@ def _general(checkpoint: Checkpoint, tree: Tree, request: Request, told: Setting
         raise error.located(file=checkpoint.path) from error.__cause__
 
 
-def _is_kept(source: str, target: str, tree: Tree, binding: Binding | None) -> bool:
-    """Say whether all that a format holds goes into another as it is, under the same paths."""
-    theirs, ours = _framework(source), _framework(target)
-    if source == target or ours == NUMPY or {source, target} <= CONTAINERS:
+def _is_kept(checkpoint: Checkpoint, request: Request, tree: Tree, binding: Binding | None) -> bool:
+    """Say whether all that a checkpoint holds goes into another format as it is, under the same paths."""
+    source, target = checkpoint.format, request.kind.format
+    native, ours = _framework(source), _framework(target)
+    if source == target or ours == NUMPY:
         return True
+    if {source, target} <= CONTAINERS and (
+        source not in orientation.NEUTRAL or target in orientation.NEUTRAL
+    ):
+        return True
+    if binding is None:
+        theirs = orientation.of_checkpoint(checkpoint, tree, native, request.source, ours)
+        return theirs in (ours, NUMPY)
+    if source in orientation.NEUTRAL & CONTAINERS:
+        return framework_of(binding) == ours
+    theirs = native
     if theirs != NUMPY:
         # What a program kept for itself is an agent for others only if a layout knows it; variables by name
         # and objects are TensorFlow's own.
-        return theirs == ours and (binding is None or (ours == TENSORFLOW and source not in PICKLES))
+        return theirs == ours == TENSORFLOW and source not in PICKLES
     # Arrays that belong to no framework have the paths that they have; their names tell who named them.
-    if binding is not None:
-        return binding.layout not in ENCLOSED and framework_of(binding) == ours
-    return ours == TENSORFLOW or not generic.to_torch(tree).moves
+    return binding.layout not in ENCLOSED and framework_of(binding) == ours
 
 
 def _framework(name: str) -> str:

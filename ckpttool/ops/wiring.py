@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ckpttool import ledger
 from ckpttool.agents.components import Wiring, policy_network, q_network, value_network, widths
 from ckpttool.agents.network import Network
 from ckpttool.errors import UsageError
 from ckpttool.layouts.canonical import NO_LAYOUT, VALUES, Part
+from ckpttool.ledger import Entries, Entry, Topic
 from ckpttool.ops.findings import command
 from ckpttool.ops.knowledge import FACTS, merged
 from ckpttool.ops.restore import Agent, policy_sizes
@@ -80,18 +82,36 @@ def _require_scaled(agent: Agent, known: Sidecar, bounds: Bounds) -> None:
         )
 
 
-def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiring, tuple[str, ...]]:
-    """Return the wiring and a sentence for whatever was assumed.
+def require_even_bounds(agent: Agent, wiring: Wiring) -> None:
+    """Raise UsageError for one number times tanh, by habit of a layout, between bounds of several sizes.
+
+    No program has such bounds and this map: it would never reach some of them, and exceed others.
+    """
+    low, high = wiring.action_low, wiring.action_high
+    assumed = str(agent.known.provenance.get("head", "")).startswith("assumed")
+    even = all(np.isclose(value, high[0]) for value in high) and all(np.isclose(v, -high[0]) for v in low)
+    if wiring.head != "tanh" or even or not assumed:
+        return
+    raise UsageError(
+        "needs --head: one number times tanh, the layout's habit, cannot give these action bounds",
+        file=agent.checkpoint.path,
+        expected="--head affine (tanh mapped to the bounds), or --head tanh (times the first upper bound)",
+        found=f"bounds {_shown(low)} to {_shown(high)}",
+    )
+
+
+def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiring, Entries]:
+    """Return the wiring and an entry of the ledger for whatever was assumed.
 
     What the agent's sidecar or files say decides; where they are silent, what `other` knows (the same agent
     in another form); then the layout's habit, and `bounds` for the actions.
     """
     require_facts(agent, other=other)
     known = agent.known if other is None else _with(agent, other)
-    assumed = list(agent.binding.moves.assumed)
+    assumed = list(ledger.assumed("architecture", agent.binding.moves.assumed))
     facts, layout = agent.binding.facts, agent.binding.layout
 
-    def guessed(name: str, sentence: str) -> None:
+    def guessed(name: str, what: Topic, value: str) -> None:
         if not str(known.provenance.get(name, "")).startswith("assumed"):
             return
         told = [a for a in (agent, other) if a is not None and _assumes(a.sidecar, name)]
@@ -100,26 +120,27 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
         origin = str(known.provenance[name]).removeprefix("assumed: the ")
         habit = origin if origin.startswith("habit of layout") else f"habit of layout {layout}"
         habit = "the framework's default" if layout == NO_LAYOUT else habit
-        sentence = f"{sentence}: {habit}"
-        assumed.append(f"{sentence} (so says {whose})" if told else sentence)
+        assumed.append(Entry("assumed", what, value, origin=f"{habit} (so says {whose})" if told else habit))
 
     hidden = ", ".join(dict.fromkeys(known.activations or facts.activations or (facts.hidden,)))
-    guessed("activations", f"hidden activations {hidden}")
-    guessed("head", f"action map {known.head or facts.head}")
+    guessed("activations", "activation", f"hidden activations {hidden}")
+    guessed("head", "action map", f"action map {known.head or facts.head}")
     epsilon = facts.epsilon
     if any(layer.kind == "layer_norm" for part in agent.binding.parts for layer in part.layers):
         epsilon = (known.epsilon or {}).get("layer_norm", epsilon)
-        guessed("epsilon", f"layer norm epsilon {epsilon:g}")
+        guessed("epsilon", "architecture", f"layer norm epsilon {epsilon:g}")
     low, high = known.action_low, known.action_high
     if low is None or high is None:
         low, high = bounds.low, bounds.high
         if bounds.origin is not None:
-            assumed.append(f"action bounds {_shown(low)} to {_shown(high)}: {bounds.origin}")
+            value = f"action bounds {_shown(low)} to {_shown(high)}"
+            assumed.append(Entry("assumed", "action bounds", value, origin=bounds.origin))
     if bounds.origin is not None or known.action_low is not None:
         _require_scaled(agent, known, bounds)
     read = str(known.provenance.get("head", "")).startswith("read")
     if agent.binding.layout == NO_LAYOUT and known.head in ("identity", "unit_tanh") and read:
-        assumed.append("an action is what the model gives: no file holds what its program does with it")
+        said = "an action is what the model gives: no file holds what its program does with it"
+        assumed.append(Entry("assumed", "action map", said))
     wiring = Wiring(
         tuple(known.activations or (facts.hidden,)),
         str(known.head or facts.head),

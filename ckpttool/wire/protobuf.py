@@ -77,6 +77,21 @@ def each(
             yield field
 
 
+def located(
+    data: Data, start: int, stop: int, schema: Schema, count: Callable[[int], None]
+) -> Iterator[tuple[int, int | Data, int]]:
+    """Go through the fields of the message between two positions, each with the position after it.
+
+    A run of bytes begins its own length before that position, so that it can be read from the file later.
+    """
+    at = start
+    while at < stop:
+        wire, (field, value), at = _field(data, at, stop)
+        count(1)
+        if _fits(schema.get(field), wire, at):
+            yield field, value, at
+
+
 def _fits(kinds: int | None, wire: int, at: int) -> bool:
     """Return whether the schema has the field; raise FormatError if its values have other wire types."""
     if kinds is None:

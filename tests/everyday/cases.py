@@ -355,4 +355,9 @@ CASES: tuple[Case, ...] = (
         "keras_2_saved_model", "SavedModel by Keras 2, compiled", path="saved", optimizer="adam", facts=()
     ),
     _keras_2("keras_1_h5", "`.h5` with the names of Keras 1", path="old.h5"),
+    # ONNX, as torch.onnx.export writes it.
+    _torch("onnx_mlp", "`torch.onnx.export` of an MLP", path="model.onnx", facts=()),
+    _torch("onnx_layernorm", "`torch.onnx.export`, layer norm, opset 11", "layernorm", path="model.onnx"),
+    _torch("onnx_cnn", "`torch.onnx.export` of a CNN, batch norm kept", "cnn", path="model.onnx"),
+    _torch("onnx_lstm", "`torch.onnx.export` of an LSTM", "lstm", path="model.onnx"),
 )

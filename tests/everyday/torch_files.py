@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tests.everyday import torch_nets as nets
-from tests.everyday.cases import CASES, Case
+from tests.everyday.cases import CASES, INPUTS, Case
 
 Made = tuple[nn.Module, torch.optim.Optimizer | None]
 
@@ -42,7 +42,10 @@ def _refer(case: Case, place: Path, net: nn.Module, tool: torch.optim.Optimizer 
         "outputs": nets.outputs(net.float(), case.net),
         "parameters": np.array(sum(p.numel() for p in net.parameters())),
     }
-    facts |= {f"weight:{name}": value.float().numpy().copy() for name, value in net.state_dict().items()}
+    state = net.state_dict()
+    if case.path.endswith(".onnx"):  # a graph has no count of batches
+        state = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    facts |= {f"weight:{name}": value.float().numpy().copy() for name, value in state.items()}
     if case.policy:
         facts["returns"] = nets.returns(net, case.net)
     if tool is not None and case.optimizer:
@@ -258,6 +261,33 @@ def script_cnn(folder: Path) -> Made:
     net, _ = _trained("script_cnn")
     torch.jit.trace(net.eval(), torch.zeros(1, 3, 6, 10)).save(str(folder / "model.pt"))
     return net, None
+
+
+def _exported(name: str, folder: Path, **options: Any) -> Made:
+    net, _ = _trained(name)
+    (case,) = (c for c in CASES if c.name == name)
+    shape, _ = INPUTS[case.net]
+    given = torch.zeros(1, *shape)
+    axes = {"input_names": ["obs"], "dynamic_axes": {"obs": {0: "batch"}}}
+    torch.onnx.export(net.eval(), given, str(folder / "model.onnx"), dynamo=False, **axes, **options)
+    return net, None
+
+
+def onnx_mlp(folder: Path) -> Made:
+    return _exported("onnx_mlp", folder)
+
+
+def onnx_layernorm(folder: Path) -> Made:
+    return _exported("onnx_layernorm", folder, opset_version=11)
+
+
+def onnx_cnn(folder: Path) -> Made:
+    # An export for inference joins a batch norm to its convolution: another network with the same outputs.
+    return _exported("onnx_cnn", folder, training=torch.onnx.TrainingMode.PRESERVE, do_constant_folding=False)
+
+
+def onnx_lstm(folder: Path) -> Made:
+    return _exported("onnx_lstm", folder)
 
 
 # --- Wrappers -------------------------------------------------------------------------------------------

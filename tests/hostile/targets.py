@@ -42,7 +42,7 @@ from ckpttool.ops.summary import summary
 from ckpttool.source import File, Inline, Span
 from ckpttool.wire import npy, pickle_reader, protobuf, sstable, summary_events, tar, tfrecord, zip  # noqa: A004
 from tests import bundle_writer, v1_writer
-from tests.hostile import starts
+from tests.hostile import crafted_onnx, starts
 from tests.hostile.mutations import changed
 from tests.hostile.room import Room, answering
 from tests.hostile.seeds import BY_NAME
@@ -326,6 +326,7 @@ TARGETS = (
     Target("checkpoint_state", lambda: [starts.STATE], _state),
     Target("saved_model", starts.seed("SavedModel graph"), _saved_model),
     Target("keras_metadata", starts.keras_metadata_seeds, _keras_metadata),
+    Target("onnx", lambda: [crafted_onnx.agent()], _whole("a.onnx")),
     Target("safetensors_header", starts.headers, _safetensors),
     Target("sharded_index", starts.shard_maps, _sharded),
     Target("torch_pickle", starts.members("torch zip", "data.pkl"), _torch),

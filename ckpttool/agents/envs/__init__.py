@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ckpttool.agents.envs import engines, registry, simulators
-from ckpttool.agents.envs.adapters import ADAPTERS, adapted
+from ckpttool.agents.envs.adapters import ADAPTERS, NO_EVIDENCE, Evidence, adapted
 from ckpttool.agents.envs.engines import ENGINES
 from ckpttool.agents.envs.gym_vector import GymVector
 from ckpttool.agents.envs.mujoco_vector import MujocoVector
 from ckpttool.agents.envs.pictures import drawable
 from ckpttool.agents.envs.spec import OBS, EnvSpec, Outcome, VectorEnv
 from ckpttool.agents.envs.tensors import ENGINE as DEVICE
+from ckpttool.agents.envs.wrappers import WrapperSpec, changes_size, inner_size, wrapped
 from ckpttool.errors import UsageError, choice
 
 __all__ = [
@@ -20,10 +22,12 @@ __all__ = [
     "ENGINES",
     "OBS",
     "EnvSpec",
+    "Evidence",
     "GymVector",
     "MujocoVector",
     "Outcome",
     "VectorEnv",
+    "WrapperSpec",
     "make",
 ]
 
@@ -36,6 +40,8 @@ def make(
     kwargs: Mapping[str, Any] | None = None,
     obs_dim: int | None = None,
     adapter: str | None = None,
+    evidence: Evidence = NO_EVIDENCE,
+    wrappers: Sequence[WrapperSpec] = (),
     engine: str = "auto",
     device: str = "cpu",
     pictures: bool = False,
@@ -47,28 +53,30 @@ def make(
     `kwargs`; its rows live there.
 
     `obs_dim` is what the policy takes: another version's observations are adapted to it where that is known
-    to be right, and a note says so; what sizes cannot decide, `adapter` asks for. `pictures` makes frame()
-    work. `threads` is for engines that have them, None for all cores. `module:Env-v0` imports a module, and
-    arguments can name files: both need `trusted`, which a caller may set for what a person typed, never for
+    to be right and `evidence` does not speak against it; what sizes cannot decide, `adapter` asks for.
+    `wrappers` are those of training, the first innermost. `pictures` makes frame() work. `threads` is for
+    engines that have them, None for all cores. `module:Env-v0` imports a module, and arguments other than
+    numbers can name files: both need `trusted`, which a caller may set for what a person typed, never for
     what a file says.
     """
-    if (":" in env_id or kwargs) and not trusted:
+    if (":" in env_id or not all(map(_is_plain, (kwargs or {}).values()))) and not trusted:
         raise UsageError(
             f"environment {env_id!r} with a module or arguments can run code",
             hint="name it on the command line",
         )
-    if engine not in ENGINES:
-        raise UsageError(f"no engine is called {engine!r}", hint=choice(engine, ENGINES))
-    if adapter is not None and adapter not in ADAPTERS:
-        raise UsageError(f"no adapter is called {adapter!r}", hint=choice(adapter, ADAPTERS))
+    _require_names(engine, adapter)
+
+    def outfit(vector: VectorEnv, again: Callable[[Mapping[str, Any]], VectorEnv]) -> VectorEnv:
+        return _outfitted(vector, again, obs_dim, adapter, evidence, wrappers)
+
     if engine == DEVICE and simulators.is_factory(env_id):
         own = simulators.load(env_id, num_envs, device, kwargs)
-        return adapted(own, obs_dim, adapter, lambda _: own)
+        return outfit(own, lambda _: own)
     if env_id in engines.ALONE and not (kwargs or pictures or registry.installed()):
         make_alone, builders = engines.ALONE[env_id]
         if engine in builders:
             alone = builders[engine](make_alone, num_envs, threads)
-            return adapted(alone, obs_dim, adapter, lambda _: alone)
+            return outfit(alone, lambda _: alone)
     gymnasium = registry.gymnasium()
     given = {**(kwargs or {}), **({"render_mode": "rgb_array"} if pictures else {})}
 
@@ -83,4 +91,38 @@ def make(
 
         return engines.build(stepped, env_id, make_one, num_envs, threads, gymnasium.registry)
 
-    return adapted(build({}), obs_dim, adapter, build)
+    return outfit(build({}), build)
+
+
+def _require_names(engine: str, adapter: str | None) -> None:
+    if engine not in ENGINES:
+        raise UsageError(f"no engine is called {engine!r}", hint=choice(engine, ENGINES))
+    if adapter is not None and adapter not in ADAPTERS:
+        raise UsageError(f"no adapter is called {adapter!r}", hint=choice(adapter, ADAPTERS))
+
+
+def _outfitted(
+    vector: VectorEnv,
+    again: Callable[[Mapping[str, Any]], VectorEnv],
+    obs_dim: int | None,
+    adapter: str | None,
+    evidence: Evidence,
+    wrappers: Sequence[WrapperSpec],
+) -> VectorEnv:
+    """Return the environments as a policy of `obs_dim` values was trained in them: adapted, then wrapped."""
+    try:
+        size = obs_dim
+        if size is not None and wrappers:
+            size = inner_size(size, vector.spec.action_dim, wrappers)
+        because = replace(evidence, wrapped=evidence.wrapped or changes_size(wrappers))
+    except UsageError:
+        vector.close()
+        raise
+    return wrapped(adapted(vector, size, adapter, again, because), wrappers)
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether an environment's argument is a number, a truth value, or a list of those."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float)

@@ -14,7 +14,11 @@ from ckpttool.errors import UsageError
 from ckpttool.shown import count
 
 ZERO_FORCES = "zero_contact_forces"
-ADAPTERS = {ZERO_FORCES: "contact forces are zeros, as they were before simulators reported them"}
+POSITIONS = "current_positions"
+ADAPTERS = {
+    ZERO_FORCES: "contact forces are zeros, as they were before simulators reported them",
+    POSITIONS: "the positions that are left out by default are shown",
+}
 """Those that no size can decide: the name that asks for one, and what it does."""
 
 _NOWHERE = -1
@@ -27,6 +31,8 @@ class Adapter:
     columns: np.ndarray
     """int [obs_dim of the policy]"""
     says: str
+    assumed: bool
+    """whether the policy's size decided"""
 
 
 class AdaptedVector:
@@ -39,13 +45,14 @@ class AdaptedVector:
         self._blank = adapter.columns == _NOWHERE
         self.num_envs, self.engine = inner.num_envs, inner.engine
         ((_, _, dtype),) = inner.spec.observation
-        self.spec = replace(inner.spec, observation=((OBS, adapter.columns.shape, dtype),))
+        assumed = (adapter.says,) if adapter.assumed else ()
+        self.spec = replace(inner.spec, observation=((OBS, adapter.columns.shape, dtype),), assumed=assumed)
         self.obs: np.ndarray = np.zeros((self.num_envs, len(adapter.columns)), dtype)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was adapted, and what the environments' libraries had to say."""
-        return (self._says, *self._inner.notes)
+        return self._inner.notes if self.spec.assumed else (self._says, *self._inner.notes)
 
     @property
     def agreement(self) -> Agreement | None:
@@ -86,31 +93,59 @@ class AdaptedVector:
         self.obs[:, self._blank] = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What supports another version's observations besides their number."""
+
+    trained: str | None = None
+    """the id of the environment that the agent was trained in, None where no file names one"""
+    wrapped: bool = False
+    """whether wrappers of the training change the number of values"""
+
+    def supports(self, played: str, wanted: int) -> bool:
+        """Return whether a version of the environment that is played may show `wanted` values.
+
+        A number alone supports the layouts of whole versions where nothing else explains it.
+        """
+        if self.trained is None:
+            return not self.wrapped
+        return drift.shown_by(self.trained, played, wanted)
+
+
+NO_EVIDENCE = Evidence()
+
+
 def adapted(
-    vector: VectorEnv, obs_dim: int | None, asked: str | None, again: Callable[[Mapping[str, Any]], VectorEnv]
+    vector: VectorEnv,
+    obs_dim: int | None,
+    asked: str | None,
+    again: Callable[[Mapping[str, Any]], VectorEnv],
+    evidence: Evidence = NO_EVIDENCE,
 ) -> VectorEnv:
     """Return environments that show `obs_dim` values (None: their own), if another version's are known.
 
-    `asked` is one of ADAPTERS; `again` makes the environments with more arguments. What cannot be adapted
-    is returned as it is, unless an adapter was asked for: then UsageError says what it is for.
+    `asked` is one of ADAPTERS; `again` makes the environments with more arguments. What cannot be adapted,
+    or what the evidence speaks against, is returned as it is, unless an adapter was asked for: then
+    UsageError says what it is for.
     """
     own = vector.spec.obs_dim
     wanted = obs_dim or own
-    if wanted == own and asked is None:
+    if (wanted == own and asked is None) or (asked is None and not evidence.supports(vector.spec.id, wanted)):
         return vector
     given: Mapping[str, Any] = {}
-    columns = _columns(vector.spec, wanted, asked)
-    if columns is None and (given := drift.arguments(vector.spec.id, own, wanted)):
+    columns = _columns(vector.spec, wanted, asked) if asked != POSITIONS else None
+    if columns is None and (given := drift.arguments(vector.spec.id, own, wanted, asked == POSITIONS)):
         vector.close()
         vector = again(given)
-        columns = _columns(vector.spec, wanted, asked)
+        columns = _columns(vector.spec, wanted, None if asked == POSITIONS else asked)
     if columns is not None:
-        return AdaptedVector(vector, Adapter(columns, _sentence(vector.spec, columns, asked, given)))
+        sentence = _sentence(vector.spec, columns, asked, given)
+        return AdaptedVector(vector, Adapter(columns, sentence, asked is None))
     if asked is not None:
         vector.close()
         raise UsageError(
             f"{vector.spec.id} has no {asked} for a policy of {wanted} observations",
-            hint=drift.with_forces(vector.spec.id),
+            hint=drift.with_forces(vector.spec.id) if asked == ZERO_FORCES else None,
         )
     return vector
 

@@ -71,15 +71,74 @@ def family(env_id: str) -> str:
     return found[1] if found else ""
 
 
-def arguments(env_id: str, own: int, wanted: int) -> dict[str, bool]:
-    """Return what to make the environment with so that it shows more of what there is, if that helps."""
+_VERSIONS: Mapping[str, Mapping[int, tuple[int, ...]]] = {
+    "Ant": {2: (111,), 3: (111,), 4: (27, 111), 5: (27, 105)},
+    "Humanoid": {1: (376,), 2: (376,), 3: (376,), 4: (376,), 5: (348,)},
+    "HumanoidStandup": {1: (376,), 2: (376,), 4: (376,), 5: (348,)},
+    "InvertedDoublePendulum": {1: (11,), 2: (11,), 4: (11,), 5: (9,)},
+    "Reacher": {1: (11,), 2: (11,), 4: (11,), 5: (10,)},
+}
+"""How many values each version of a task shows (gym/envs/mujoco/*.py before version 4)."""
+
+
+def shown_by(trained: str, played: str, size: int) -> bool:
+    """Return whether the version that an agent was trained in shows `size` values of the task played."""
+    found = re.fullmatch(r"(\w+)-v(\d+)", trained)
+    if found is None or found[1] != family(played):
+        return False
+    return size in _VERSIONS.get(found[1], {}).get(int(found[2]), ())
+
+
+def arguments(env_id: str, own: int, wanted: int, positions: bool = False) -> dict[str, bool]:
+    """Return what to make the environment with so that it shows more of what there is, if that helps.
+
+    `positions` asks for the coordinates that UNSEEN counts: no number of values is evidence of them, because
+    wrappers of training (a time feature) add as many.
+    """
     name = family(env_id)
-    if name in UNSEEN and wanted == own + UNSEEN[name]:
-        return {"exclude_current_positions_from_observation": False}
+    if positions:
+        hidden = name in UNSEEN and wanted == own + UNSEEN[name]
+        return {"exclude_current_positions_from_observation": False} if hidden else {}
     # ant_v4.py computes no contact forces unless it is asked to, and then they cost.
     if env_id == "Ant-v4" and own == 27 and wanted in LAYOUTS["Ant"]:
         return {"use_contact_forces": True}
     return {}
+
+
+def forces_at(env_id: str, size: int) -> slice | None:
+    """Return where contact forces lie among `size` values of the task, None where it shows none."""
+    start = 0
+    for part, width in LAYOUTS.get(family(env_id), {}).get(size, ()):
+        if part == FORCES:
+            return slice(start, start + width)
+        start += width
+    return None
+
+
+def with_positions(env_id: str, own: int, wanted: int) -> bool:
+    """Return whether the coordinates that are left out would explain the policy's size."""
+    return bool(arguments(env_id, own, wanted, positions=True))
+
+
+_NAMED = re.compile(r"(?<![A-Za-z0-9])([A-Z][A-Za-z0-9]*)[-_]v(\d+)(?![0-9])")
+
+
+def candidates(words: str, obs_dim: int, action_dim: int) -> tuple[str, ...]:
+    """Return the environments that an agent of these sizes may have been trained in, the one named alone.
+
+    `words` is the text that may name one, such as the last parts of a path. A named task that takes other
+    sizes is no candidate; the version is the newest one that takes these.
+    """
+    fitting = [name for name, sizes in SIZES.items() if sizes == (obs_dim, action_dim)]
+    for name, version in reversed(_NAMED.findall(words)):
+        versions = {each: sizes for each, sizes in SIZES.items() if each.rpartition("-v")[0] == name}
+        own = [each for each in versions if each in fitting]
+        older = obs_dim in LAYOUTS.get(name, {}) and any(acts == action_dim for _, acts in versions.values())
+        if own or older:
+            return ((own or list(versions))[-1],)
+        if not versions:
+            return (f"{name}-v{version}",)
+    return tuple(fitting)
 
 
 def suggestion(env_id: str, obs_dim: int, action_dim: int) -> str | None:

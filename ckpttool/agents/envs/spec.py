@@ -37,6 +37,8 @@ class EnvSpec:
     """pictures per second at which a film of every step runs as fast as the task"""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """what the environment was made with beyond its defaults: names, and values as Python writes them"""
+    assumed: tuple[str, ...] = ()
+    """what was assumed of the environment because only the number of observations speaks for it"""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _IMAGE, _SEQUENCE, _VECTOR = 4, 3, 2
+_MOST_FOLLOWED = 2_000
 
 
 class Calls:
@@ -16,6 +17,34 @@ class Calls:
         # one. They are kept: an id is not given twice.
         self._mixed: dict[int, Any] = {}
         self._taking: set[int] = set()
+        # Modules with tensors in the order of their first calls, and as bits those that came before each
+        # one and before each tensor, which is kept.
+        self._order: dict[int, int] = {}
+        self._before: list[int] = []
+        self._flow: dict[int, tuple[Any, int]] = {}
+
+    def flow(self, module: Any, given: Any, made: Any) -> None:
+        """Note which modules have a part in what a module or function (None) makes of what it is given."""
+        before = 0
+        for tensor in _tensors(given):
+            before |= self._flow.get(id(tensor), (None, 0))[1]
+        if module is not None and _own(module):
+            if id(module) not in self._order and len(self._order) < _MOST_FOLLOWED:
+                self._order[id(module)] = len(self._order)
+                self._before.append(before)
+            if id(module) in self._order:
+                before |= 1 << self._order[id(module)]
+        for tensor in _tensors(made):
+            self._flow[id(tensor)] = tensor, before | self._flow.get(id(tensor), (None, 0))[1]
+
+    def order(self) -> dict[int, dict[str, Any]]:
+        """Return by module the number of its first call, and as hexadecimal bits the calls that it needs."""
+        if len(self._order) == _MOST_FOLLOWED:
+            return {}
+        return {
+            module: {"call": number, "after": hex(self._before[number])}
+            for module, number in self._order.items()
+        }
 
     def note(self, module: Any, given: Any, made: Any) -> None:
         """Note one call; what is no tensor is passed over."""
@@ -57,10 +86,12 @@ class Calls:
 
 def known(calls: Calls, trace: Any) -> dict[int, dict[str, Any]]:
     """Return by module what a call tells: `orders` of what it takes and makes, or, untraced, `flatten`."""
+    found = calls.order()
     orders = trace.orders()
-    if orders:
-        return {module: {"orders": each} for module, each in orders.items()}
-    return {module: {"flatten": shape} for module, shape in calls.flattened().items()}
+    key = "orders" if orders else "flatten"
+    for module, each in (orders or calls.flattened()).items():
+        found.setdefault(module, {})[key] = each
+    return found
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -72,9 +103,23 @@ def _size(shape: tuple[int, ...]) -> int:
 
 def _mixes(module: Any) -> bool:
     """Say whether a module has a matrix of its own: what it gives is in no order of what it takes."""
+    return any(len(_shape(each)) > 1 for each in _own(module))
+
+
+def _own(module: Any) -> list[Any]:
+    """Return a module's own tensors: parameters of torch's, all weights of a layer of Keras."""
     held = getattr(module, "_parameters", None)
-    own = list(held.values()) if isinstance(held, dict) else getattr(module, "weights", None) or ()
-    return any(len(_shape(each)) > 1 for each in own)
+    return list(held.values()) if isinstance(held, dict) else list(getattr(module, "weights", None) or ())
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif _shape(value):
+        yield value
 
 
 def _first(value: Any) -> Any:

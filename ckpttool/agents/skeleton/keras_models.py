@@ -37,6 +37,7 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
         made = inner(self, *args, **kwargs)
         if args:
             calls.note(self, args[0], made)
+            calls.flow(self, (args, kwargs), made)
             if trace is not None:
                 _traced(trace, self, args[0], made)
         return made

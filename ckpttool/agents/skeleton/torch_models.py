@@ -32,7 +32,7 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
         for each in _guesses(guessed):
             try:
                 return _followed(model, each)
-            except UsageError:
+            except Exception:  # noqa: BLE001, S112 - the shape was a guess
                 continue
         return {}
     return _followed(model, shapes or guessed)
@@ -66,6 +66,7 @@ def _followed(model: Any, shapes: list[list[int]]) -> dict[int, dict[str, Any]]:
 
 def _note(calls: Calls, trace: Trace, module: Any, given: Any, made: Any) -> None:
     calls.note(module, given, made)
+    calls.flow(module, given, made)
     if vars(module).get("_parameters") or vars(module).get("_buffers"):
         name = known_class(module)
         channels = any(part in name for part in ("Conv", "BatchNorm", "InstanceNorm", "GroupNorm", "PReLU"))
@@ -107,6 +108,7 @@ def _functions(torch: Any, calls: Calls) -> Any:
         made = function(*args, **(kwargs or {}))
         if type(made).__name__ == "Tensor" and args:
             calls.note(None, args[0], made)
+        calls.flow(None, (args, kwargs or {}), made)
         return made
 
     return type("Functions", (mode,), {"__torch_function__": noted})()

@@ -28,7 +28,9 @@ def claims(probe: Probe) -> str | None:
     """Return the path of an HDF5 file, or of the JSON map of a sharded `.weights.h5`."""
     if probe.kind != "file":
         return None
-    if probe.head.startswith(MAGIC) or (_suffixed(probe.name) and _behind_block(probe)):
+    # A .keras file of Keras 3 is a zip archive; an HDF5 member of it may begin where a user block would end.
+    zipped = probe.head.startswith(b"PK") and probe.name.lower().endswith(".keras")
+    if probe.head.startswith(MAGIC) or (_suffixed(probe.name) and not zipped and _behind_block(probe)):
         return probe.path
     if probe.name.endswith(".weights.json") and probe.head.lstrip().startswith(b"{"):
         return probe.path

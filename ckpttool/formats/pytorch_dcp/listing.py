@@ -14,11 +14,11 @@ from ckpttool.errors import CkpttoolError, FormatError, NotFoundError, Truncated
 from ckpttool.formats.listed import Listed
 from ckpttool.formats.pytorch_dcp import metadata, nesting
 from ckpttool.formats.pytorch_dcp.metadata import Item, Metadata, Tensor
-from ckpttool.formats.pytorch_dcp.sources import Missing, SavedTensor
+from ckpttool.formats.pytorch_dcp.sources import SavedTensor
 from ckpttool.formats.slices import Box, Incomplete, Unreadable, assembled, box_of
 from ckpttool.formats.torch_pickle import embedded, owners, roles
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf
-from ckpttool.source import File, Inline, Source
+from ckpttool.source import File, Inline, MissingShard, Source
 from ckpttool.tree import Alias, Container, Tree
 from ckpttool.wire.asked import merged, standing
 
@@ -121,7 +121,7 @@ class _Listing:
             return Inline(b"")
         whole = os.path.join(self.folder, ".metadata")
         source = assembled(row.name, entry.shape, parts, whole)
-        lost = next((part for _, part in parts if isinstance(part, Missing | Unreadable)), None)
+        lost = next((part for _, part in parts if isinstance(part, MissingShard | Unreadable)), None)
         nbytes = math.prod(entry.shape) * row.itemsize
         if lost is None and nbytes > sum(files.values()):
             raise FormatError("a tensor is larger than the shards that hold it", expected=f"{nbytes:,} bytes")
@@ -131,7 +131,7 @@ class _Listing:
 
     def _part(self, item: Item, shard: File | None, row: dtypes.DType, shape: tuple[int, ...]) -> Source:
         if shard is None:
-            return Missing(os.path.join(self.folder, item.file))
+            return MissingShard(os.path.join(self.folder, item.file))
         if item.transforms:
             return Unreadable(shard.path, f"items that went through {some(item.transforms, 3)} are not read")
         # Each item holds its own tensor, uncompressed (filesystem.py, _SerialCpuLoader).

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
-from ckpttool.errors import FormatError, TruncatedError
+from ckpttool.errors import FormatError
 from ckpttool.formats.torch_pickle import embedded
 from ckpttool.leaf import Leaf
 from ckpttool.source import Buffer, File, Shape
@@ -33,13 +32,3 @@ class SavedTensor(NamedTuple):
                 found=found,
             )
         return held.read()
-
-
-class Missing(NamedTuple):
-    """A tensor, or a part of one, whose shard is not there."""
-
-    path: str
-
-    def read(self) -> Buffer:
-        """Raise TruncatedError."""
-        raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)

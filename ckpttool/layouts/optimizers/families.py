@@ -194,6 +194,36 @@ ADAMW = "adamw"
 ADAMW_DEFAULTS = _all("Keras's AdamW", weight_decay=0.004, decoupled_weight_decay=True)
 # Keras optimizers with a state that may look like one of those and means something else.
 OTHERS = frozenset("adadelta adafactor adamax ftrl lamb lion muon nadam".split())  # noqa: SIM905
+# Why their state is not converted, by the class in lower case; of both frameworks.
+_DIFFERENCES = {
+    "adadelta": "no rule for its two running means is there yet",
+    "adafactor": "Keras and PyTorch factor its second moment by other means and clip its updates otherwise",
+    "adamax": "PyTorch adds epsilon to the gradient inside of its maximum, Keras to the maximum itself",
+    "asgd": "Keras has no averaged SGD",
+    "ftrl": "PyTorch has no FTRL",
+    "lamb": "PyTorch has no LAMB",
+    "lbfgs": "Keras has no L-BFGS",
+    "lion": "PyTorch has no Lion",
+    "muon": "Keras's updates some variables with Adam, PyTorch's takes matrices only",
+    "nadam": "its momentum follows another schedule (0.96^t in Keras, 0.96^(0.004 t) by default in PyTorch)",
+    "radam": "Keras has no RAdam",
+    "rprop": "Keras has no Rprop",
+}
+
+
+def not_converted(name: str, cls: str) -> str:
+    """Return the sentence for the optimizer `name`, of a class whose state is not converted."""
+    why = _DIFFERENCES.get(cls.lower())
+    return f"{name} is {cls}, whose state is not converted" + (f": {why}" if why else "")
+
+
+# Slots that training needs beside an optimizer's own, and what PyTorch has instead.
+MORE_SLOTS = {
+    "average": "moving averages of the weights (use_ema): PyTorch keeps these in a model of their own "
+    "(torch.optim.swa_utils.AveragedModel)",
+    "gradient": "gradients of an update that is not complete (gradient_accumulation_steps): PyTorch keeps "
+    "these in the parameters (grad) and in no checkpoint",
+}
 # Keys of a torch param group that no optimizer above has: torch/optim/*.py.
 TORCH_OTHERS = {
     "momentum_decay": "NAdam",

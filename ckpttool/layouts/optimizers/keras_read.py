@@ -8,7 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from ckpttool.layouts import canonical
 from ckpttool.layouts.modules import Segments
 from ckpttool.layouts.optimizers import tf1
-from ckpttool.layouts.optimizers.families import ADAM, BUFFER, CLASSES, OTHERS, SGD, VELOCITY, Family
+from ckpttool.layouts.optimizers.families import (
+    ADAM,
+    BUFFER,
+    CLASSES,
+    OTHERS,
+    SGD,
+    VELOCITY,
+    Family,
+    not_converted,
+)
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping.report import Move
@@ -46,7 +55,7 @@ def from_keras(optimizer: Optimizer) -> OptimizerMoves:
     tree = optimizer.tree
     kind = keras_class(tree[path] for path in mine.values())
     if kind in OTHERS:
-        return OptimizerMoves((), note=f"{optimizer.name} is {kind}, whose state is not converted yet")
+        return OptimizerMoves((), note=not_converted(optimizer.name, str(kind)))
     weights: dict[Path, list[tuple[Path, Rule]]] = {}
     for source, target, rule in optimizer.weights:
         weights.setdefault(source, []).append((target, rule))

@@ -6,7 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttool.layouts import canonical
 from ckpttool.layouts.modules import Segments
-from ckpttool.layouts.optimizers.families import ADAGRAD, ADAM, FAMILIES, RMSPROP, SGD, TORCH_OTHERS, Family
+from ckpttool.layouts.optimizers.families import (
+    ADAGRAD,
+    ADAM,
+    FAMILIES,
+    RMSPROP,
+    SGD,
+    TORCH_OTHERS,
+    Family,
+    not_converted,
+)
 from ckpttool.layouts.optimizers.torch_groups import Group, Weight, groups, owners
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
 from ckpttool.leaf import Path, ValueLeaf
@@ -31,7 +40,7 @@ def from_torch(optimizer: Optimizer) -> OptimizerMoves:
     slots = {name[2] for name in mine if name[0] == "state" and len(name) == 3}
     other = _other(keys, slots)
     if other:
-        note = f"{optimizer.name} is torch's {other}, whose state is not converted yet"
+        note = not_converted(optimizer.name, other)
         return OptimizerMoves((), note=note)
     order = owners(found, mine, optimizer) if found else None
     if order is None or found is None:

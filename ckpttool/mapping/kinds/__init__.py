@@ -12,11 +12,14 @@ from functools import cache
 
 from ckpttool.leaf import Leaf
 from ckpttool.mapping.kinds import attention, convolutions, dense, norms, recurrent, tf1_cells
+from ckpttool.mapping.kinds.dense import IN_OUT, OUT_IN
 from ckpttool.mapping.kinds.kind import UNTOLD, Group, Kind, Row, Told, Way, Weight
 
 __all__ = [
     "COMPOSED",
+    "IN_OUT",
     "KINDS",
+    "OUT_IN",
     "SPELLING",
     "UNTOLD",
     "Group",
@@ -26,6 +29,7 @@ __all__ = [
     "Way",
     "Weight",
     "candidates",
+    "oriented",
     "recognise",
 ]
 
@@ -66,9 +70,18 @@ def candidates(group: Mapping[str, Leaf], framework: str, module: str = "") -> t
 
     A kind that the module's name tells is the only one.
     """
-    fitting = [kind for kind in _by_names().get((framework, frozenset(group)), ()) if kind.fits(group)]
+    able = [kind for kind in _by_names().get((framework, frozenset(group)), ()) if kind.fits(group)]
+    # The orientation of a matrix that is not usual is taken where the length of the bias leaves no other.
+    usual = [kind for kind in able if not (kind.asked and kind.form)]
+    fitting = usual or (able if any(len(leaf.shape) == 1 for leaf in group.values()) else [])
     named = [kind for kind in fitting if kind.modules is not None and re.fullmatch(kind.modules, module)]
     return tuple(named or (kind for kind in fitting if kind.modules is None))
+
+
+def oriented(group: Mapping[str, Leaf], framework: str) -> tuple[Kind, ...]:
+    """Return the dense layers that these tensors can be, of either orientation."""
+    able = _by_names().get((framework, frozenset(group)), ())
+    return tuple(kind for kind in able if kind.name == "dense" and kind.fits(group))
 
 
 def recognise(group: Mapping[str, Leaf], framework: str) -> Kind | None:

@@ -46,7 +46,20 @@ def _plain(dimensions: int) -> tuple[Kind, ...]:
     )
     return (
         *rows,
-        Kind("convolution", "torch", (Weight("weight", "kernel", rank, to_last(dimensions)), _BIAS)),
+        Kind(
+            "convolution",
+            "torch",
+            (Weight("weight", "kernel", rank, to_last(dimensions)), _BIAS),
+            also=_has_torch_bias,
+        ),
+        # Keras's transposed convolutions have no groups.
+        Kind(
+            "grouped_transposed_convolution",
+            "torch",
+            (Weight("weight", "kernel", rank), Weight("bias", "bias", 1)),
+            also=_is_grouped,
+            refused="a transposed convolution of several groups has no equivalent in Keras",
+        ),
     )
 
 
@@ -54,6 +67,21 @@ def _has_bias(group: Group) -> bool:
     """Say whether the bias is as long as the kernel's last axis, or if transposed as the one before."""
     kernel = max(group.values(), key=lambda leaf: len(leaf.shape))
     return all(leaf is kernel or leaf.shape[0] in kernel.shape[-2:] for leaf in group.values())
+
+
+def _has_torch_bias(group: Group) -> bool:
+    """Say whether the bias is as long as O in [O, I, ...], or in [I, O, ...] of a transposed one."""
+    return "bias" not in group or group["bias"].shape[0] in group["weight"].shape[:2]
+
+
+def _is_grouped(group: Group) -> bool:
+    """Say whether the weight is [I, O / groups, ...] and the bias [O]."""
+    inputs, outputs = group["weight"].shape[:2]
+    length = group["bias"].shape[0]
+    groups = length // outputs if outputs else 0
+    return (
+        groups > 1 and length == groups * outputs and inputs % groups == 0 and length not in (inputs, outputs)
+    )
 
 
 def _is_depthwise(group: Group) -> bool:

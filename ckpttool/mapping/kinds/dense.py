@@ -6,6 +6,8 @@ tf_slim (`weights`, `biases`); sonnet/src/linear.py (`w`, `b`); torch/nn/modules
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from ckpttool.errors import MappingError
@@ -56,23 +58,98 @@ def _write(canonical: Group, told: Told) -> Way:
     return Way(tuple(row for row in rows if row.canonical in canonical))
 
 
+def _biased(outputs: int, group: Group) -> bool:
+    """Say whether a bias, if there is one, is as long as the matrix's axis of outputs."""
+    matrix = next(leaf.shape for leaf in group.values() if len(leaf.shape) == 2)
+    return all(len(leaf.shape) != 1 or leaf.shape[0] == matrix[outputs] for leaf in group.values())
+
+
+_KERNEL_BIASED, _WEIGHT_BIASED = partial(_biased, 1), partial(_biased, 0)
+
+
+def _turned(name: str, framework: str, form: str, also: Callable[[Group], bool]) -> Kind:
+    """Return a dense layer whose matrix has the orientation of the other framework."""
+    weights = (Weight(name, "kernel", 2, TRANSPOSE if form == OUT_IN else KEEP), _BIAS)
+    return Kind("dense", framework, weights, form, also, asked=True)
+
+
+_BIAS = Weight("bias", "bias", 1, optional=True)
+# Matrices of a program's own layers: [in, out] in PyTorch (x @ W, as GPT-2's Conv1D), [out, in] in Keras.
+IN_OUT, OUT_IN = "in_out", "out_in"
 DENSE_TORCH = Kind(
     "dense",
     "torch",
-    (Weight("weight", "kernel", 2, TRANSPOSE), Weight("bias", "bias", 1, optional=True)),
+    (Weight("weight", "kernel", 2, TRANSPOSE), _BIAS),
+    also=_WEIGHT_BIASED,
     reading=_read,
     writing=_write,
 )
+
+
+def _computed(
+    framework: str, why: str, *names: tuple[str, int], optional: tuple[str, ...] = ("bias",)
+) -> Kind:
+    """Return a layer whose weight is not stored but computed from other tensors, which nothing here does."""
+    weights = tuple(Weight(name, "", rank, optional=name in optional) for name, rank in names)
+    return Kind("computed_weight", framework, weights, refused=why)
+
+
+_LORA = (
+    "its weight has a LoRA update, and the file does not hold the update's alpha: model.save() and "
+    "model.save_weights() store the sum of the two"
+)
+_QUANTISED = "its weight is quantised: a float copy of the layer has no such scale"
+_WEIGHT_NORM = "it has weight norm: --fold-weight-norm makes one weight of its two tensors"
+_SPECTRAL_NORM = "it has spectral norm, whose weight depends on a power iteration: remove it before saving"
+# Sources: keras/src/layers/core/{dense,einsum_dense,embedding}.py (enable_lora, quantize);
+# torch/nn/utils/{weight_norm,spectral_norm,parametrizations}.py
+_COMPUTED = (
+    *(
+        _computed(
+            "tensorflow", _LORA, ("kernel", rank), ("bias", 1), ("lora_kernel_a", rank), ("lora_kernel_b", 2)
+        )
+        for rank in (2, 3, 4, 5)
+    ),
+    _computed("tensorflow", _LORA, ("embeddings", 2), ("lora_embeddings_a", 2), ("lora_embeddings_b", 2)),
+    *(
+        _computed("tensorflow", _QUANTISED, ("kernel", rank), ("bias", 1), ("kernel_scale", scale))
+        for rank in (2, 3)
+        for scale in (1, 2, 3)
+    ),
+    _computed("tensorflow", _QUANTISED, ("embeddings", 2), ("embeddings_scale", 1)),
+    *(
+        kind
+        for rank in (2, 3, 4, 5)
+        for kind in (
+            _computed("torch", _WEIGHT_NORM, ("bias", 1), ("weight_g", rank), ("weight_v", rank)),
+            _computed("torch", _WEIGHT_NORM, ("original0", rank), ("original1", rank)),
+            _computed(
+                "torch", _SPECTRAL_NORM, ("bias", 1), ("weight_orig", rank), ("weight_u", 1), ("weight_v", 1)
+            ),
+            _computed("torch", _SPECTRAL_NORM, ("original", rank)),
+        )
+    ),
+)
 KINDS: tuple[Kind, ...] = (
-    Kind("dense", "tensorflow", (Weight("kernel", "kernel", 2), Weight("bias", "bias", 1, optional=True))),
-    Kind("dense", "tensorflow", (Weight("w", "kernel", 2), Weight("b", "bias", 1, optional=True)), "sonnet"),
+    Kind("dense", "tensorflow", (Weight("kernel", "kernel", 2), _BIAS), also=_KERNEL_BIASED),
+    Kind(
+        "dense",
+        "tensorflow",
+        (Weight("w", "kernel", 2), Weight("b", "bias", 1, optional=True)),
+        "sonnet",
+        _KERNEL_BIASED,
+    ),
     Kind(
         "dense",
         "tensorflow",
         (Weight("weights", "kernel", 2), Weight("biases", "bias", 1, optional=True)),
         "slim",
+        _KERNEL_BIASED,
     ),
     DENSE_TORCH,
+    _turned("weight", "torch", IN_OUT, _KERNEL_BIASED),
+    _turned("kernel", "tensorflow", OUT_IN, _WEIGHT_BIASED),
+    *_COMPUTED,
     Kind("embedding", "tensorflow", (Weight("embeddings", "embeddings", 2, KEEP),)),
     Kind("embedding", "torch", (Weight("weight", "embeddings", 2, KEEP),)),
 )

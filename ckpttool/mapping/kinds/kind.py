@@ -85,7 +85,7 @@ class Kind:
     Without `reading` and `writing` the weights' own rules are the way. `also` is what must hold besides names
     and ranks. `form` says whose spelling it is where a framework has several, "" is the one that is written.
     `modules` is a pattern for the module's name where that is what tells it from another kind. `asked` says
-    that it is only taken where somebody says so, `refused` why it is not converted.
+    that it is only taken where an option or the file selects it, `refused` why it is not converted.
     """
 
     name: str
@@ -115,6 +115,11 @@ class Kind:
             and all(len(leaf.shape) == self._names[name].rank for name, leaf in group.items())
             and (self.also is None or self.also(group))
         )
+
+    @property
+    def option(self) -> str:
+        """The name in `--kind`: a kind that is only taken when it is asked for is named with its form."""
+        return f"{self.name}_{self.form}" if self.asked and self.form else self.name
 
     @property
     def namings(self) -> Iterator[frozenset[str]]:

@@ -1,0 +1,183 @@
+"""Restores generated agents, compares their actions with the libraries' own, and keeps the verdicts."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckpttool.agents.backends import numpy as backend
+from ckpttool.agents.components import policy_network
+from ckpttool.errors import CkpttoolError
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
+from ckpttool.ops.evaluate import evaluate
+from ckpttool.ops.evaluation import Protocol
+from ckpttool.ops.restore import restore
+from ckpttool.ops.wiring import Bounds, wire
+
+RESULTS = Path(__file__).with_name("results.tsv")
+TOLERANCE = 2e-5
+"""Of an action, relative to the largest; rounding through three layers."""
+
+RIGHT, ASSUMED = "right", "right, assumed"
+NAMED, WRONG_ASSUMED = "wrong, exit status 1 names it", "wrong, the assumption is printed"
+REFUSED, SILENT, WRONG_HINT = "refused", "SILENT WRONG", "WRONG HINT"
+FAULTS = (SILENT, WRONG_HINT)
+"""What no agent may end in."""
+
+
+class Verdict(NamedTuple):
+    """What became of one agent: a state, and what was named or wrong, in a few words."""
+
+    agent: str
+    library: str
+    state: str
+    words: str = ""
+
+    @property
+    def line(self) -> str:
+        """The line of the results."""
+        return "\t".join(self)
+
+
+def make(folder: Path, libraries: Iterable[str]) -> list[str]:
+    """Write the libraries' agents, each in a process of its own; return the libraries that are absent."""
+    absent: list[str] = []
+    for library in libraries:
+        command = [sys.executable, "-m", "tests.agent_truth.agents", str(folder), library]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        absent += json.loads((folder / "absent.json").read_text())
+    return absent
+
+
+def judged(folder: Path, names: Sequence[str] | None = None) -> list[Verdict]:
+    """Return a verdict for every agent in the folder, or for those of these names."""
+    files = sorted(folder.glob("*.json"))
+    return [
+        judge(file) for file in files if file.name != "absent.json" and (names is None or file.stem in names)
+    ]
+
+
+def judge(file: Path) -> Verdict:
+    """Return what became of the agent that a document describes."""
+    case = json.loads(file.read_text())
+    name, library = file.stem, str(case["library"])
+    try:
+        difference, assumed, named = _played(case, file, {})
+    except CkpttoolError as error:
+        return _followed(case, file, error)
+    if difference <= TOLERANCE:
+        return Verdict(name, library, ASSUMED if assumed else RIGHT, "; ".join(assumed))
+    words = f"differs by {difference:.2g}: {'; '.join(named or assumed)}"
+    return Verdict(name, library, _wrong(case, file, assumed, named), words)
+
+
+def _wrong(case: dict[str, Any], file: Path, assumed: tuple[str, ...], named: tuple[str, ...]) -> str:
+    """Return the state of an agent that is played wrongly.
+
+    Exit status 1 with the reason is no fault, nor is an assumption that the trainer's knowledge corrects, if
+    it is that very fact that was assumed.
+    """
+    words = {"activation": "activations", "head": "action map"}
+    told = all(any(words.get(each, each) in line for line in assumed) for each in case["known"])
+    if case["known"] and told:
+        try:
+            difference, _, _ = _played(case, file, case["known"])
+        except CkpttoolError:
+            return WRONG_HINT
+        if difference > TOLERANCE:
+            return WRONG_HINT
+    elif not named:
+        return SILENT
+    return NAMED if named else WRONG_ASSUMED
+
+
+def _followed(case: dict[str, Any], file: Path, error: CkpttoolError) -> Verdict:
+    """Return the verdict of a refusal: whether the hint, followed with what the trainer knows, is right."""
+    name, library = file.stem, str(case["library"])
+    words = f"{error.message}; hint: {error.hint}"
+    missing = [option for option in case["known"] if f"--{option}" not in str(error.hint)]
+    if not case["known"] or missing:
+        return Verdict(name, library, REFUSED, words)
+    try:
+        difference, _, _ = _played(case, file, case["known"])
+    except CkpttoolError as again:
+        return Verdict(name, library, WRONG_HINT, f"{words}; then: {again.message}")
+    state = REFUSED if difference <= TOLERANCE else WRONG_HINT
+    return Verdict(name, library, state, f"{words}; followed: differs by {difference:.2g}")
+
+
+def _played(
+    case: dict[str, Any], file: Path, known: dict[str, str]
+) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
+    """Return the relative difference from the library, what was assumed, and what exit status 1 names."""
+    facts = AgentFacts(activations=known.get("activation"), head=known.get("head")) if known else NO_FACTS
+    if case["env"] is not None:
+        wrappers = (known["wrapper"],) if "wrapper" in known else None
+        found = evaluate(case["file"], protocol=Protocol(1, wrappers=wrappers), facts=facts)
+        entries, truth = found.ledger, case["return"]
+        difference = abs(float(found.rollout.returns[0]) - truth) / max(1.0, abs(truth))
+        # Rounding is amplified in 200 steps of a pendulum.
+        difference = 0.0 if difference <= 1e-3 else difference
+    else:
+        obs, truth = np.load(file.with_name("obs.npy")), np.load(file.with_suffix(".npy"))
+        agent = restore(case["file"], facts=facts)
+        part = agent.playable("actor")
+        if part is None:
+            raise CkpttoolError("no policy")
+        wiring, assumptions = wire(agent, Bounds([case["low"]] * 2, [case["high"]] * 2, "the environment"))
+        network = policy_network(agent.tree, part, wiring, agent.front(part.title))
+        played, _ = backend.build(network, "cpu").step(obs, ())
+        difference = float(np.abs(played - truth).max() / max(1.0, np.abs(truth).max()))
+        entries = (*agent.ledger, *assumptions)
+    assumed = tuple(dict.fromkeys(each.sentence for each in entries if each.use == "assumed"))
+    return difference, assumed, tuple(each.sentence for each in entries if each.open)
+
+
+def recorded() -> dict[str, Verdict]:
+    """Return the verdicts that are recorded, by agent."""
+    lines = RESULTS.read_text().splitlines()[1:] if RESULTS.exists() else []
+    return {line.split("\t")[0]: Verdict(*line.split("\t")) for line in lines}
+
+
+def record(verdicts: Sequence[Verdict]) -> None:
+    """Put the verdicts among those that are recorded."""
+    found = {**recorded(), **{each.agent: each for each in verdicts}}
+    lines = [each.line for each in sorted(found.values(), key=lambda v: (v.library, v.agent))]
+    RESULTS.write_text("\n".join(["agent\tlibrary\tstate\twords", *lines]) + "\n")
+
+
+def say(line: str) -> None:
+    """Write a line to stdout."""
+    sys.stdout.write(f"{line}\n")
+
+
+def main() -> None:
+    """Run the agents of all libraries that are installed."""
+    from tests.agent_truth.agents import LIBRARIES
+
+    parser = argparse.ArgumentParser(prog="python -m tests.agent_truth")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="agents whose name matches")
+    parser.add_argument("--libraries", default=",".join(LIBRARIES), metavar="NAME,...")
+    parser.add_argument("--record", action="store_true", help="write the results into results.tsv")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        absent = make(Path(folder), asked.libraries.split(","))
+        verdicts = [each for each in judged(Path(folder)) if fnmatch.fnmatchcase(each.agent, asked.only)]
+    for each in verdicts:
+        say(f"{each.agent:32} {each.state:32} {each.words[:100]}")
+    say(", ".join(f"{count} {state}" for state, count in Counter(each.state for each in verdicts).items()))
+    if absent:
+        say(f"not installed: {', '.join(absent)}")
+    if asked.record:
+        record(verdicts)
+    sys.exit(any(each.state in FAULTS for each in verdicts))

@@ -1,0 +1,182 @@
+"""ONNX models that break a rule of the format, point out of their folder, or ask for much."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.bundle_writer import field
+from tests.hostile.case import BAIT, Case
+from tests.hostile.crafted_any import written
+
+_LINE = "onnx"
+_NAME = "model.onnx"
+Make = Callable[[Path], Path]
+FLOAT, INT8, INT64, STRING = 1, 3, 7, 8
+
+
+def packed(values: Sequence[int]) -> bytes:
+    """Return numbers as a packed field has them."""
+    return b"".join(field(1, value)[1:] for value in values)
+
+
+def tensor(
+    name: str = "w", shape: Sequence[int] = (2,), code: int = FLOAT, *more: bytes, raw: bytes | None = None
+) -> bytes:
+    """Return a TensorProto; without other data it holds zeros as raw bytes of 32 bits."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    data = (b"" if more else field(9, bytes(4 * count))) if raw is None else field(9, raw)
+    dims = b"".join(field(1, extent) for extent in shape)
+    return dims + field(2, code) + field(8, name) + data + b"".join(more)
+
+
+def external(**entries: str) -> bytes:
+    """Return the fields of a tensor that lies in another file."""
+    pairs = (field(13, field(1, name) + field(2, value)) for name, value in entries.items())
+    return b"".join(pairs) + field(14, 1)
+
+
+def node(op: str, inputs: Sequence[str], outputs: Sequence[str], *attributes: bytes) -> bytes:
+    """Return a NodeProto."""
+    names = b"".join(field(1, name) for name in inputs) + b"".join(field(2, name) for name in outputs)
+    return names + field(3, f"{op}_{outputs[0]}" if outputs else op) + field(4, op) + b"".join(attributes)
+
+
+def graph(*tensors: bytes, nodes: Sequence[bytes] = (), more: bytes = b"") -> bytes:
+    """Return a GraphProto of these constants and nodes."""
+    made = b"".join(field(1, each) for each in nodes) + field(2, "g")
+    return made + b"".join(field(5, each) for each in tensors) + more
+
+
+def model(whole: bytes, opset: bytes | None = None) -> bytes:
+    """Return a ModelProto of one graph."""
+    versions = field(8, field(2, 13)) if opset is None else opset
+    return field(1, 8) + field(2, "hostile") + field(7, whole) + versions
+
+
+def agent() -> bytes:
+    """Return a model of two dense layers, as exporters write them."""
+    nodes = [
+        node("Gemm", ("obs", "a.weight", "a.bias"), ("1",)),
+        node("Relu", ("1",), ("2",)),
+        node("Gemm", ("2", "b.weight", "b.bias"), ("3",)),
+        node("Constant", (), ("c",), field(5, field(1, "value") + field(5, tensor("", (1,))) + field(20, 4))),
+        node("Mul", ("3", "c"), ("action",)),
+    ]
+    layers = {"a.weight": (3, 4), "a.bias": (4,), "b.weight": (4, 1), "b.bias": (1,)}
+    constants = [tensor(name, shape) for name, shape in layers.items()]
+    steps = tensor("steps", (2,), INT64, field(7, packed((5, 1 << 63))))
+    return model(graph(*constants, steps, nodes=nodes))
+
+
+def _holding(*args: Any, **data: Any) -> Make:
+    """Return the maker of a model of one tensor."""
+    return written(_NAME, model(graph(tensor(*args, **data))))
+
+
+def _outside(**entries: str) -> Make:
+    """Return the maker of a model of one tensor that lies elsewhere."""
+    return _holding("w", (2,), FLOAT, external(**entries))
+
+
+def _beside(data: bytes, **entries: str) -> Make:
+    def make(folder: Path) -> Path:
+        (folder / "w").write_bytes(data)
+        return _outside(location="w", **entries)(folder)
+
+    return make
+
+
+def _linked(folder: Path) -> Path:
+    (folder / "w").symlink_to(f"../{BAIT}")
+    return _outside(location="w")(folder)
+
+
+def _pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "w")
+    return _outside(location="w")(folder)
+
+
+def _nested(depth: int) -> bytes:
+    inner = graph(tensor())
+    for number in range(depth):
+        attribute = field(5, field(1, "body") + field(6, inner) + field(20, 5))
+        inner = graph(nodes=[node("Loop", (), (f"l{number}",), attribute)])
+    return model(inner)
+
+
+def _numbers(count: int) -> bytes:
+    return model(graph(nodes=[node("X", (), ("y",), field(5, field(1, "a") + field(8, bytes(count))))]))
+
+
+_WHOLE = agent()
+# By name: what makes the file, and a part of the sentence that refuses it.
+WRONG: dict[str, tuple[Make, str]] = {
+    "no-opset": (written(_NAME, model(graph(tensor()), b"")), "not complete"),
+    "no-graph": (written(_NAME, field(1, 8) + field(2, "x") + field(8, field(2, 13))), "not complete"),
+    "two-graphs": (written(_NAME, model(graph(tensor())) + field(7, graph())), "more than one graph"),
+    "two-names": (written(_NAME, model(graph(tensor(), tensor()))), "one name"),
+    "no-name": (_holding(""), "no name"),
+    "negative-extent": (_holding("w", (), FLOAT, field(1, (1 << 64) - 1)), "shape that cannot be"),
+    "huge-shape-with-zero": (_holding("w", (1 << 62, 1 << 62, 0), raw=b""), "more elements"),
+    "many-axes": (_holding("w", (1,) * 65), "too many dimensions"),
+    "more-axes": (_holding("w", (1,) * 1001), "shape that cannot be"),
+    "short": (_holding("w", (3,), raw=bytes(8)), "not as many"),
+    "long": (_holding("w", (1,), raw=bytes(8)), "not as many"),
+    "nothing": (_holding("w", (4,), raw=b""), "not as many"),
+    "two-places": (_holding("w", (1,), FLOAT, field(4, bytes(4)), raw=bytes(4)), "more than one place"),
+    "other-field": (_holding("w", (1,), FLOAT, field(7, packed((1,)))), "another type"),
+    "half-a-float": (_holding("w", (1,), FLOAT, field(4, bytes(3))), "ends within one"),
+    "open-varint": (_holding("w", (1,), INT8, field(5, b"\x01\xff")), "ends within one"),
+    "segment": (_holding("w", (2,), FLOAT, field(3, field(1, 0)), raw=bytes(8)), "segments"),
+    "raw-strings": (_holding("w", (1,), STRING, raw=b"text"), "strings"),
+    "wrong-wire": (written(_NAME, model(field(5, 3))), "belongs"),
+    "many-numbers": (written(_NAME, _numbers(600_000)), "too many parts"),
+    "parent-inside": (_outside(location="a/../w"), "outside"),
+    "backslash": (_outside(location=f"..\\{BAIT}"), "outside"),
+    "drive": (_outside(location="C:w"), "outside"),
+    "no-location": (_outside(), "outside"),
+    "short-file": (_beside(bytes(7), length="8"), "ends before"),
+    "offset": (_beside(bytes(8), offset="4", length="8"), "ends before"),
+    "far-offset": (_beside(bytes(8), offset="9" * 18), "ends before"),
+    "rest-of-the-file": (_beside(bytes(12)), "not as many"),
+    "negative-offset": (_beside(bytes(8), offset="-4"), "no number"),
+    "length-in-words": (_beside(bytes(8), length="eight"), "no number"),
+    "own-elements-too": (_holding("w", (1,), FLOAT, external(location="w"), raw=bytes(4)), "of its own"),
+}
+
+
+def _refused(name: str, data: bytes | Make, says: str = "") -> Case:
+    return Case(f"onnx-{name}", _LINE, data if callable(data) else written(_NAME, data), says=says)
+
+
+def _listed(name: str, make: Make, convert: int | None = None, says: str = "") -> Case:
+    return Case(f"onnx-{name}", _LINE, make, 0, 0, convert, says=says)
+
+
+CASES = (
+    _listed("agent", written(_NAME, _WHOLE), convert=0),
+    _listed("terminal-name", _holding("\x1b[31mred\x07"), convert=2),
+    _listed("external", _beside(bytes(8), length="8")),
+    _listed("float4", _holding("w", (2,), 23, raw=b"\x21"), says="FLOAT4E2M1"),
+    _listed("unknown-type", _holding("w", (2,), 99), says="type 99"),
+    _refused("cut-in-graph", _WHOLE[: len(_WHOLE) // 2], "longer than its message"),
+    _refused("huge-shape", _holding("w", (1 << 40, 1 << 40), raw=b""), "more elements"),
+    _refused("deep-graphs", _nested(150), "inside one another"),
+    Case(
+        "onnx-many-fields",
+        _LINE,
+        written(_NAME, field(1, 8) + field(2, "x") * 5_000 + field(7, graph(tensor()))),
+        says="too many fields",
+        options=("--limit", "graph_parts=1000"),
+    ),
+    _refused("absolute", _outside(location="/etc/passwd"), "outside"),
+    _refused("parent", _outside(location=f"../{BAIT}"), "outside"),
+    _refused("link", _linked, "link"),
+    _refused("pipe", _pipe, "regular file"),
+    _refused("missing", _outside(location="w")),
+)

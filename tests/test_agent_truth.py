@@ -1,0 +1,54 @@
+"""Generated agents: programs have the recorded verdicts, and no agent is recorded as a fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.agent_truth import matrix
+
+
+def test_no_recorded_agent_is_wrong_without_a_word():
+    found = matrix.recorded()
+    assert len(found) >= 60
+    assert not [each for each in found.values() if each.state in matrix.FAULTS]
+    right = [each for each in found.values() if each.state in (matrix.RIGHT, matrix.ASSUMED)]
+    assert len(right) / len(found) >= 0.7
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("agents")
+    assert matrix.make(folder, ["programs"]) == []
+    return folder
+
+
+@pytest.mark.torch
+def test_agents_of_programs_have_the_recorded_verdicts(programs):
+    known = matrix.recorded()
+    for each in matrix.judged(programs):
+        assert each.state == known[each.agent].state, each.words
+
+
+@pytest.mark.torch
+def test_the_referee_finds_other_actions(programs, tmp_path):
+    for file in programs.glob("cleanrl_td3*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "obs.npy").write_bytes((programs / "obs.npy").read_bytes())
+    actions = tmp_path / "cleanrl_td3.npy"
+    np.save(actions, 1.001 * np.load(actions))
+    (found,) = matrix.judged(tmp_path)
+    assert found.state == matrix.SILENT
+
+
+@pytest.mark.torch
+def test_a_hint_that_does_not_help_is_a_fault(programs):
+    file = programs / "fujimoto_tanh_layers.json"
+    case = json.loads(file.read_text())
+    assert matrix.judge(file).state == matrix.WRONG_ASSUMED
+    file.write_text(json.dumps(case | {"known": {"activation": "sigmoid"}}))
+    assert matrix.judge(file).state == matrix.WRONG_HINT
+    file.write_text(json.dumps(case))

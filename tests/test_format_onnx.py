@@ -1,0 +1,182 @@
+"""ONNX: the format's rules, the onnx library as referee for every type, and files of external data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import CkpttoolError
+from ckpttool.formats import onnx as ours
+from ckpttool.formats.probe import Probe
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import Leaf, Record, ValueLeaf, display
+from ckpttool.ops.digest import digest_of
+from tests.hostile import crafted_onnx as crafted
+from tests.test_formats import FormatContract
+
+
+class TestOnnx(FormatContract):
+    module = ours
+
+    def make(self, folder: Path) -> str:
+        (folder / "policy.onnx").write_bytes(crafted.agent())
+        return str(folder / "policy.onnx")
+
+    def test_no_flipped_bit_gets_through(self, path: str) -> None:
+        # The format has no checksum, and says so; what is damaged is refused or is listed.
+        assert open_checkpoint(path).integrity == "none"
+        whole = Path(path).read_bytes()
+        generator = np.random.default_rng(0)
+        for _ in range(100):
+            damaged = bytearray(whole)
+            damaged[generator.integers(len(whole))] ^= 1 << generator.integers(8)
+            Path(path).write_bytes(damaged)
+            try:
+                digest_of(open_checkpoint(path))
+            except CkpttoolError as error:
+                assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
+
+    def test_it_is_known_by_its_content(self, path: str, tmp_path: Path) -> None:
+        other = tmp_path / "model.bin"
+        other.write_bytes(Path(path).read_bytes())
+        assert digest_of(open_checkpoint(str(other))).sha256 == digest_of(open_checkpoint(path)).sha256
+
+    def test_facts_of_the_graph_are_details(self, checkpoint: Any) -> None:
+        assert checkpoint.details["operators"] == {"Gemm": 2, "Relu": 1, "Constant": 1, "Mul": 1}
+        assert checkpoint.details["opsets"] == {"ai.onnx": 13}
+        assert checkpoint.writer == "hostile"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x08\x01\x12\x04\xff\xff", b"\x08\x01\x12\x02\x0a\x00", b"\x3a\x10" + bytes(16), b"\x08\x07", b"onnx"],
+)
+def test_other_bytes_are_not_taken_for_a_model(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "counted.bin"
+    path.write_bytes(data)
+    assert ours.claims(Probe(str(path))) is None
+
+
+@pytest.mark.parametrize("name", crafted.WRONG)
+def test_what_breaks_a_rule_is_refused_before_it_is_read(name: str, tmp_path: Path) -> None:
+    make, word = crafted.WRONG[name]
+    path = make(tmp_path)
+    with pytest.raises(CkpttoolError) as caught:
+        digest_of(open_checkpoint(str(path)))
+    assert word in caught.value.message
+    assert str(caught.value).isprintable()
+    assert caught.value.file is not None
+
+
+# The library as referee.
+
+
+def read(path: Path) -> dict[str, Leaf | ValueLeaf]:
+    return {display(p): leaf for p, leaf in open_checkpoint(str(path)).tree.items()}
+
+
+def model_of(onnx: Any, *tensors: Any, nodes: Any = ()) -> Any:
+    graph = onnx.helper.make_graph(list(nodes), "g", [], [], list(tensors))
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)])
+
+
+def same(found: Leaf | ValueLeaf, wanted: np.ndarray) -> None:
+    assert isinstance(found, Leaf)
+    array = found.array()
+    assert (array.dtype, array.shape) == (wanted.dtype, wanted.shape)
+    assert array.tobytes() == np.ascontiguousarray(wanted).tobytes()
+
+
+TYPES = (
+    *("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32"),
+    *("INT64", "UINT64", "BOOL", "COMPLEX64", "COMPLEX128", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2"),
+    *("FLOAT8E5M2FNUZ", "FLOAT8E8M0", "INT4", "UINT4"),
+)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type_is_read_as_the_library_reads_it(name: str, raw: bool, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    code = onnx.TensorProto.DataType.Value(name)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(code)
+    values = np.array([[1, 0, 3], [2, 1, 7], [0, 4, 5]])
+    if not name.startswith(("U", "BOOL", "FLOAT8E8M0")):
+        values[1, 1] = -1
+    array = values.astype(dtype)
+    if raw:
+        tensor = onnx.numpy_helper.from_array(array, "w")
+    else:
+        tensor = onnx.helper.make_tensor("w", code, array.shape, array.reshape(-1))
+    onnx.save(model_of(onnx, tensor), str(tmp_path / "m.onnx"))
+    same(read(tmp_path / "m.onnx")["w"], onnx.numpy_helper.to_array(tensor))
+
+
+def test_strings_are_those_of_the_library(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    texts = [b"one", b"", b"\xff\x00\x01"]
+    onnx.save(model_of(onnx, onnx.helper.make_tensor("w", 8, (3,), texts)), str(tmp_path / "m.onnx"))
+    leaf = read(tmp_path / "m.onnx")["w"]
+    assert isinstance(leaf, Leaf)
+    assert leaf.strings() == texts
+
+
+def test_empty_tensors_and_scalars(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    arrays = {"none": np.zeros((0, 3), np.float32), "one": np.float32(2.5).reshape(())}
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    onnx.save(model_of(onnx, *tensors), str(tmp_path / "m.onnx"))
+    found = read(tmp_path / "m.onnx")
+    for name, array in arrays.items():
+        same(found[name], array)
+
+
+@pytest.mark.parametrize("one_file", [True, False])
+def test_external_data_is_that_of_the_library(one_file: bool, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    arrays = {name: np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32) for name in ("a", "b")}
+    model = model_of(onnx, *(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()))
+    onnx.save(
+        model, str(tmp_path / "m.onnx"), save_as_external_data=True, size_threshold=0,
+        all_tensors_to_one_file=one_file, location="m.onnx.data" if one_file else None,
+    )  # fmt: skip
+    checkpoint = open_checkpoint(str(tmp_path / "m.onnx"))
+    assert len(checkpoint.files) == 2 if one_file else 3
+    found = read(tmp_path / "m.onnx")
+    for name, array in arrays.items():
+        same(found[name], array)
+
+
+def test_constants_of_inner_graphs_and_functions_have_paths_of_their_own(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    branches = {}
+    for branch in ("then_branch", "else_branch"):
+        tensor = onnx.numpy_helper.from_array(np.full(2, len(branch), np.float32), "w")
+        out = helper.make_tensor_value_info("y", 1, [2])
+        branches[branch] = helper.make_graph(
+            [helper.make_node("Identity", ["w"], ["y"])], "b", [], [out], [tensor]
+        )
+    choice = helper.make_node("If", ["c"], ["y"], name="pick", **branches)
+    constant = helper.make_node(
+        "Constant", [], ["k"], value=onnx.numpy_helper.from_array(np.ones(3, np.float32), "")
+    )
+    function = helper.make_function("own", "f", ["x"], ["z"], [constant], [helper.make_opsetid("", 13)])
+    model = model_of(onnx, nodes=[choice])
+    model.functions.append(function)
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    found = read(tmp_path / "m.onnx")
+    assert sorted(found) == ["own/f/k", "pick/else_branch/w", "pick/then_branch/w"]
+
+
+def test_what_no_array_holds_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(
+        crafted.model(crafted.graph(crafted.tensor("w", (2,), 23, raw=b"\x21"), crafted.tensor("v")))
+    )
+    found = read(path)["w"]
+    assert isinstance(found, ValueLeaf)
+    assert isinstance(found.value, Record)

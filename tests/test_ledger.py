@@ -1,0 +1,491 @@
+"""The ledger: what could change an agent's numbers is used, assumed, or named as not used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool import ledger
+from ckpttool.agents.backends import numpy as backend
+from ckpttool.errors import CkpttoolError, TargetExistsError, UnsupportedError, UsageError
+from ckpttool.formats.stable_baselines3 import write
+from ckpttool.ledger import Entry
+from ckpttool.ops import evidence
+from ckpttool.ops.agent_facts import AgentFacts
+from ckpttool.ops.convert import convert
+from ckpttool.ops.digest import digest
+from ckpttool.ops.doctor import diagnose
+from ckpttool.ops.export import export
+from ckpttool.ops.restore import restore
+from ckpttool.ops.wiring import Bounds, wire
+from ckpttool.sidecar import Sidecar
+from tests import restored, sb3_files, schemas, warm_sb3
+from tests.conftest import TORCH_SAMPLE, in_process
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+nn = torch.nn
+
+GIVEN = AgentFacts(activations="tanh", head="tanh", action_low=-2, action_high=2)
+WORDS = ("--activation", "tanh", "--head", "tanh", "--env", "Pendulum-v1", "--episodes", "1")
+MEAN = np.array([1.0, -2.0, 0.5])
+VAR = np.array([0.3, 4.0, 1.5])
+COUNT = 100.0
+
+
+def mlp(inputs: int = 3, outputs: int = 1) -> Any:
+    torch.manual_seed(inputs)
+    return nn.Sequential(
+        nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, outputs)
+    )
+
+
+def states(module: Any, prefix: str = "") -> dict[str, Any]:
+    return {prefix + name: value.clone() for name, value in module.state_dict().items()}
+
+
+def buffers(**arrays: Any) -> dict[str, Any]:
+    return {name: torch.tensor(np.asarray(array, np.float32)) for name, array in arrays.items()}
+
+
+def saved(path: Path, content: Mapping[str, Any]) -> str:
+    torch.save(content, path)
+    return str(path)
+
+
+def agent(**more: Any) -> dict[str, Any]:
+    return {"actor": states(mlp()), "critic": states(mlp(4)), **more}
+
+
+def acts(path: str, facts: AgentFacts = GIVEN) -> np.ndarray:
+    found = restore(path, facts=facts)
+    part = found.runnable("actor")
+    assert part is not None
+    network = restored.policy_network(found.tree, part, restored.wiring(found, [-2.0], [2.0]))
+    return np.asarray(backend.build(network).step(restored.observations())[0])
+
+
+def wanted(seen: np.ndarray) -> np.ndarray:
+    """Return the actions of the policy for normalised observations, by torch."""
+    with torch.no_grad():
+        return 2 * np.tanh(mlp()(torch.tensor(seen.astype("f4"))).numpy())
+
+
+def normal(epsilon: float = 1e-8, clip: float | None = None, *, outside: bool = False) -> np.ndarray:
+    spread = np.sqrt(VAR) + epsilon if outside else np.sqrt(VAR + epsilon)
+    seen = (restored.observations() - MEAN) / spread
+    return seen if clip is None else np.clip(seen, -clip, clip)
+
+
+# --- Statistics in the same file ---------------------------------------------------------------------
+
+RUNNING = buffers(running_mean=MEAN, running_var=VAR, count=COUNT)
+EMPIRICAL = buffers(_mean=MEAN[None], _var=VAR[None], _std=np.sqrt(VAR)[None], count=COUNT)
+STATISTICS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
+    "arrays": (agent(obs_rms={"mean": MEAN, "var": VAR, "count": COUNT}), normal()),
+    "tensors": (agent(obs_rms=buffers(mean=MEAN, var=VAR, count=COUNT)), normal()),
+    "own epsilon and clip": (
+        agent(obs_rms={"mean": MEAN, "var": VAR, "epsilon": 0.1, "clip": 2.0}),
+        normal(0.1, 2.0),
+    ),
+    "a module's state_dict": (agent(obs_normalizer=RUNNING), normal(1e-5, 5.0)),
+    "called normalizer": (agent(normalizer=RUNNING), normal(1e-5, 5.0)),
+    "rsl_rl's": (agent(obs_normalizer=EMPIRICAL), normal(1e-2, outside=True)),
+    "skrl's": (
+        agent(state_preprocessor=buffers(running_mean=MEAN, running_variance=VAR, current_count=COUNT)),
+        normal(1e-8, 5.0, outside=True),
+    ),
+    "mean and std": (agent(obs_mean=MEAN, obs_std=np.sqrt(VAR)), normal(0.0)),
+    "lists": (agent(obs_mean=MEAN.tolist(), obs_std=np.sqrt(VAR).tolist()), normal(0.0)),
+    "in the module": (
+        {**states(mlp(), "net."), **{f"obs_rms.{name}": value for name, value in RUNNING.items()}},
+        normal(1e-5, 5.0),
+    ),
+    "beside a lone policy": (
+        {"state_dict": states(mlp()), "obs_rms": {"mean": MEAN, "var": VAR}},
+        normal(),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STATISTICS)
+def test_statistics_in_the_file_are_applied(case: str, tmp_path: Path) -> None:
+    content, seen = STATISTICS[case]
+    path = saved(tmp_path / "agent.pt", content)
+    restored.same(acts(path), wanted(seen))
+    assert not ledger.decides(restore(path, facts=GIVEN).ledger)
+
+
+def test_statistics_go_with_an_export(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    path = saved(tmp_path / "agent.pt", agent(obs_rms={"mean": MEAN, "var": VAR, "count": COUNT}))
+    export(path, str(tmp_path / "a.onnx"), facts=GIVEN)
+    session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"))
+    restored.same(session.run(None, {"obs": restored.observations()})[0], wanted(normal()))
+
+
+def test_given_statistics_win_and_the_contradiction_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent(obs_rms={"mean": MEAN + 9, "var": VAR}))
+    stated = {"mean": MEAN.tolist(), "var": VAR.tolist()}
+    facts = AgentFacts(activations="tanh", head="tanh", action_low=-2, action_high=2, obs_norm=stated)
+    restored.same(acts(path, facts), wanted(normal()))
+    assert any("obs_norm" in note for note in restore(path, facts=facts).notes)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"obs_rms": {"a": {"mean": MEAN[:2], "var": VAR[:2]}, "b": {"mean": MEAN[2:] * 0, "var": VAR[2:]}}},
+        {"obs_rms": {"mean": MEAN, "var": VAR}, "state_rms": {"mean": MEAN + 1, "var": VAR + 1}},
+        {"obs_rms": {"mean": MEAN}},
+        {"config": {"normalize_observations": True}},
+    ],
+)
+def test_statistics_that_cannot_be_applied_decide(beside: dict[str, Any], tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent(**beside))
+    assert ledger.decides(restore(path, facts=GIVEN).ledger)
+    lone = saved(tmp_path / "lone.pt", {"model": states(mlp()), **beside})
+    with contextlib.suppress(UnsupportedError):
+        assert ledger.decides(restore(lone, facts=GIVEN).ledger)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"ret_rms": {"mean": np.float64(1), "var": np.float64(2)}},
+        {"reward_normalizer": buffers(running_mean=[0.0], running_var=[1.0])},
+        {"value_mean_std": buffers(running_mean=np.zeros(3), running_var=np.ones(3))},
+    ],
+)
+def test_statistics_of_rewards_are_no_part_of_the_policy(beside: dict[str, Any], tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent(**beside))
+    restored.same(acts(path), wanted(restored.observations()))
+    assert not ledger.decides(restore(path, facts=GIVEN).ledger)
+
+
+# --- Statistics that a target has to hold -----------------------------------------------------------
+
+NORM = {"mean": [0.1, -0.2, 1.0], "var": [0.5, 0.4, 9.0], "epsilon": 1e-5}
+TARGETS = ("cleanrl", "tianshou", "fujimoto", "tf2rl", "spinningup", "elegantrl", "torch", "tf", "sb2")
+
+
+@pytest.fixture(scope="module")
+def normalised() -> np.ndarray:
+    return acts(str(TORCH_SAMPLE), AgentFacts(obs_norm=NORM))
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_folded_statistics_change_no_action(to: str, tmp_path: Path, normalised: np.ndarray) -> None:
+    target = str(tmp_path / "b")
+    facts = AgentFacts(obs_norm=NORM)
+    done = convert(str(TORCH_SAMPLE), target, to=to, facts=facts, fold_normalizer=True, allow_missing=True)
+    assert done.written
+    np.testing.assert_allclose(restored.actions(target), normalised, rtol=0, atol=1e-5)
+    # Also without the sidecar: the statistics are nowhere but in the layers.
+    Path(f"{target}.ckpttool.json").unlink()
+    left = restore(target).known.obs_norm
+    assert left is None or (set(left["mean"]), set(left["var"])) == ({0.0}, {1.0})
+
+
+def test_a_limit_is_not_folded(tmp_path: Path) -> None:
+    facts = AgentFacts(obs_norm={**NORM, "clip": 10.0})
+    with pytest.raises(UnsupportedError) as error:
+        convert(str(TORCH_SAMPLE), str(tmp_path / "b.pt"), facts=facts, fold_normalizer=True)
+    assert "10" in str(error.value.found)
+    with pytest.raises(UsageError):
+        convert(str(TORCH_SAMPLE), str(tmp_path / "b.pt"), fold_normalizer=True)
+
+
+@pytest.mark.parametrize("to", ["cleanrl", "fujimoto", "d3rlpy"])
+def test_a_library_that_would_play_without_the_statistics_gets_nothing(to: str, tmp_path: Path) -> None:
+    facts = AgentFacts(obs_norm={**NORM, "clip": 5.0})
+    done = convert(str(TORCH_SAMPLE), str(tmp_path / "b"), to=to, facts=facts)
+    assert "normalizer" in done.report.missing
+    assert not done.written
+
+
+LIBRARY = """
+import json, sys, numpy, gymnasium
+from stable_baselines3 import TD3
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+venv = DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")])
+venv = VecNormalize.load(sys.argv[1] + "/vecnormalize.pkl", venv)
+model = TD3.load(sys.argv[1] + "/agent.zip", env=venv, device="cpu")
+obs = numpy.load(sys.argv[1] + "/obs.npy")
+actions = model.predict(venv.normalize_obs(obs), deterministic=True)[0]
+print(json.dumps([venv.training, venv.num_envs, actions.tolist()]))
+"""
+
+
+@pytest.mark.parametrize("clip", [None, 1.5])
+def test_stable_baselines3_plays_with_the_statistics(
+    clip: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("stable_baselines3")
+    pytest.importorskip("gymnasium")
+    monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
+    facts = AgentFacts(obs_norm={**NORM, "clip": clip})
+    target = str(tmp_path / "agent.zip")
+    assert convert(str(TORCH_SAMPLE), target, to="sb3", facts=facts).written
+    np.save(tmp_path / "obs.npy", restored.observations())
+    training, number, actions = warm_sb3.asked(LIBRARY, str(tmp_path))
+    assert (training, number) == (False, 1)
+    np.testing.assert_allclose(actions, acts(str(TORCH_SAMPLE), facts), rtol=0, atol=1e-5)
+    Path(f"{target}.ckpttool.json").unlink()
+    read = restore(target).known.obs_norm
+    assert read == {**NORM, "clip": clip}
+    with pytest.raises(TargetExistsError):
+        convert(str(TORCH_SAMPLE), str(tmp_path / "other.zip"), to="sb3", facts=facts)
+
+
+# --- Evidence that nothing uses ------------------------------------------------------------------------
+
+NAMES: dict[str, list[str]] = {
+    "observation statistics": [
+        "obs_rms/mean", "agent/obs_normalizer/running_mean", "state_normalizer/mean", "normalize_obs",
+        "obs_mean",
+        "actor_critic/obs_rms/var", "running_mean_std/running_var", "input_mean", "observation_filter",
+        "norm_obs", "obs_stats/mean", "state_preprocessor/running_variance", "empirical_normalization",
+    ],
+    "reward statistics": ["ret_rms/mean", "reward_scaling", "value_norm/running_mean", "normalize_rewards"],
+    "action bounds": ["max_action", "config/action_scale", "act_limit", "action_high"],
+    "activation": ["activation", "policy_kwargs/activation_fn", "hidden_nonlinearity", "head_activation"],
+    "distribution": ["distribution", "dist_type", "squash_output", "tanh_squash", "action_dist"],
+    "architecture": ["use_layer_norm", "residual", "dropout_rate", "batch_norm"],
+    "wrapper": ["env_wrapper", "wrappers", "frame_stack", "env_wrapper_class"],
+    "custom code": ["policy_class", "features_extractor_class", "custom_model", "custom_model_config"],
+}  # fmt: skip
+OTHERS = [
+    "actor/fc1/weight", "log_alpha", "learning_rate", "gamma", "total_steps", "replay_buffer/obs", "epoch",
+    "best_mean_reward", "normalize_images", "normalize_advantage", "optimizer/state/0/exp_avg", "seed",
+    "transformer/h/0/attn/bias", "layer_norm1/weight", "bn1/weight", "action_space/shape", "target_entropy",
+    "observation_space/low", "rng_state", "loss_scale", "version", "mean_return", "max_grad_norm",
+    "n_actions",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "name"), [(what, name) for what, names in NAMES.items() for name in names])
+def test_names_have_a_topic(what: str, name: str) -> None:
+    assert evidence.topic_of(name) == what
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_names_have_none(name: str) -> None:
+    assert evidence.topic_of(name) in (None, "reward statistics")
+
+
+@pytest.mark.parametrize(
+    ("config", "topics"),
+    [
+        ({"activation": "relu"}, {"activation"}),
+        ({"activation": "tanh", "max_action": 2.0, "normalize_obs": False, "dropout": 0.0}, set()),
+        ({"max_action": 3.0}, {"action bounds"}),
+        ({"env_wrapper": "my.package.Scaler"}, {"wrapper"}),
+        ({"env_wrapper": None, "frame_stack": 1}, set()),
+        ({"features_extractor_class": "my.package.Net"}, {"custom code"}),
+        ({"policy_class": "torch.nn.Sequential"}, set()),
+        ({"critic_activation": "relu", "distribution": "tanh_normal", "use_layer_norm": False}, set()),
+        ({"use_layer_norm": True, "residual": True}, {"architecture"}),
+    ],
+)
+@pytest.mark.parametrize("place", ["inside", "config.json", "params.yml"])
+def test_settings_that_differ_are_not_used(
+    config: dict[str, Any], topics: set[str], place: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path / "agent.pt", agent(**({"config": config} if place == "inside" else {})))
+    if place.endswith("json"):
+        (tmp_path / place).write_text(json.dumps({"agent": config}))
+    elif place.endswith("yml"):
+        lines = [f"  {name}: {json.dumps(value)}" for name, value in config.items()]
+        (tmp_path / place).write_text("\n".join(["agent:", *lines]))
+    assert {e.what for e in restore(path, facts=GIVEN).ledger if e.use == "not used"} == topics
+
+
+@pytest.mark.parametrize("name", ["vecnormalize.npz", "obs_normalizer.npz", "normalizer.json", "obs_rms.npz"])
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_file_of_statistics_beside_the_checkpoint(name: str, size: int, tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent())
+    rows = {"mean": np.zeros(size), "var": np.ones(size)}
+    if name.endswith("json"):
+        (tmp_path / name).write_text(json.dumps({key: row.tolist() for key, row in rows.items()}))
+    else:
+        np.savez(tmp_path / name, **rows)
+    (entry,) = (e for e in restore(path, facts=GIVEN).ledger if e.use == "not used")
+    assert (entry.what, entry.where, entry.decides) == ("observation statistics", name, size == 3)
+    if size == 3:  # the hint works
+        ran = in_process("eval", path, *WORDS, *str(entry.hint).split())
+        assert ran.status == 0, ran.err
+
+
+def test_another_checkpoint_is_no_file_of_statistics(tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent())
+    saved(tmp_path / "obs_rms.pt", agent())
+    (tmp_path / "config.json").write_text("[not json")
+    assert [e for e in restore(path, facts=GIVEN).ledger if e.use == "not used"] == []
+
+
+# --- What stands between the layers ----------------------------------------------------------------
+
+
+def sequential(*kinds: str) -> Any:
+    """Return a Sequential of 16 units: linear, norm, plain (a norm without parameters) and relu."""
+    modules: list[Any] = []
+    width = 3
+    for number, kind in enumerate(kinds):
+        if kind == "linear":
+            last = "linear" not in kinds[number + 1 :]
+            modules.append(nn.Linear(width, 1 if last else 16))
+            width = 16
+        else:
+            plain = nn.LayerNorm(16, elementwise_affine=False)
+            modules.append({"norm": nn.LayerNorm(16), "plain": plain, "relu": nn.ReLU()}[kind])
+    return nn.Sequential(*modules)
+
+
+JOINTS: dict[tuple[str, ...], str | None] = {
+    ("linear", "norm", "relu", "linear"): "played",
+    ("linear", "relu", "linear", "relu", "linear"): "played",
+    ("linear", "relu", "norm", "linear"): None,
+    ("linear", "relu", "norm", "linear", "relu", "norm", "linear"): None,
+    ("linear", "relu", "linear", "linear"): None,
+    ("linear", "plain", "relu", "linear"): "assumed",
+    ("linear", "relu", "plain", "linear", "relu", "linear"): "assumed",
+}
+
+
+@pytest.mark.parametrize("kinds", JOINTS, ids=" ".join)
+@pytest.mark.parametrize("whole", [True, False], ids=["agent", "lone"])
+def test_the_place_of_norms_and_activations_is_that_of_the_file(
+    kinds: tuple[str, ...], whole: bool, tmp_path: Path
+) -> None:
+    module = sequential(*kinds)
+    content = {**agent(), "actor": states(module)} if whole else states(module)
+    path = saved(tmp_path / "agent.pt", content)
+    facts = AgentFacts(activations="relu", head="tanh", action_low=-2, action_high=2)
+    if JOINTS[kinds] is None:
+        with pytest.raises((UnsupportedError, UsageError)):
+            acts(path, facts)
+        return
+    entries = wire(restore(path, facts=facts), Bounds([-2.0], [2.0], None))[1]
+    if JOINTS[kinds] == "assumed":
+        assert any("without weights" in entry.value for entry in entries)
+        return
+    with torch.no_grad():
+        actions = 2 * torch.tanh(module(torch.tensor(restored.observations()))).numpy()
+    restored.same(acts(path, facts), actions)
+
+
+@pytest.mark.parametrize("name", ["res1", "residual_block", "skip"])
+def test_names_of_residual_connections_decide(name: str, tmp_path: Path) -> None:
+    layers = {"inp": nn.Linear(3, 16), name: nn.Linear(16, 16), "out": nn.Linear(16, 1)}
+    content = {f"{key}.{tensor}": v for key, layer in layers.items() for tensor, v in states(layer).items()}
+    for each in (content, {**agent(), "actor": content}):
+        assert ledger.decides(restore(saved(tmp_path / "a.pt", each), facts=GIVEN).ledger)
+
+
+def test_one_number_times_tanh_is_not_for_uneven_bounds(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    path = saved(tmp_path / "agent.pt", agent())
+    uneven = {"action_low": -1.0, "action_high": 3.0}
+    with pytest.raises(UsageError):
+        export(path, str(tmp_path / "a.onnx"), facts=AgentFacts(**uneven))
+    for head in ("tanh", "affine"):
+        export(path, str(tmp_path / f"{head}.onnx"), facts=AgentFacts(head=head, **uneven))
+
+
+# --- Sidecars that contradict the checkpoint -----------------------------------------------------------
+
+
+def sidecar_of(path: str, facts: Mapping[str, Any]) -> None:
+    provenance = dict.fromkeys(facts, "read from x.pt")
+    made = Sidecar(digest(path).sha256, **facts, provenance=provenance)
+    Path(f"{path}.ckpttool.json").write_bytes(made.encode())
+
+
+def recording(path: Path) -> str:
+    """Write an agent whose file records bounds and activation, with statistics beside it."""
+    sb3_files.td3_agent(path, policy_kwargs={"activation_fn": nn.Tanh})
+    sb3_files.statistics(path.parent / "vecnormalize.pkl")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        {"action_low": [-9.0, -9.0], "action_high": [9.0, 9.0]},
+        {"obs_norm": {"mean": [5.0] * 3, "var": [1.0] * 3, "epsilon": 1e-8, "clip": 5.0}},
+        {"activations": ["relu", "relu"]},
+    ],
+    ids=lambda facts: next(iter(facts)),
+)
+def test_a_planted_fact_is_a_finding_and_is_not_used(planted: dict[str, Any], tmp_path: Path) -> None:
+    path = recording(tmp_path / "agent.zip")
+    before = restore(path).known
+    sidecar_of(path, planted)
+    agent = restore(path)
+    assert ledger.decides(agent.ledger)
+    for name in planted:
+        assert getattr(agent.known, name) == getattr(before, name)
+    assert any(finding.topic == "agent" for finding in diagnose(path).findings)
+
+
+def test_a_sidecar_that_says_what_the_checkpoint_says_is_no_finding(tmp_path: Path) -> None:
+    path = recording(tmp_path / "agent.zip")
+    known = restore(path).known
+    names = ("action_low", "action_high", "obs_norm", "activations")
+    sidecar_of(path, {name: getattr(known, name) for name in names})
+    assert not [entry for entry in restore(path).ledger if entry.use == "not used"]
+
+
+# --- The commands ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "status"), [(True, 1), (False, 0)])
+def test_the_commands_exit_with_one_where_it_certainly_matters(
+    value: bool, status: int, tmp_path: Path, shared_workers: None
+) -> None:
+    path = saved(tmp_path / "agent.pt", agent(config={"normalize_obs": value}))
+    facts = WORDS[:6]
+    commands = {
+        "eval": [path, *WORDS],
+        "verify": [path, path, *facts],
+        "convert": [path, tmp_path / f"{value}.onnx", *facts],
+        "doctor": [path, *facts],
+    }
+    for name, words in commands.items():
+        ran = in_process(name, *words, "--json")
+        assert ran.status == status, (name, ran.err)
+        document = ran.json()
+        assert ledger.decides(ledger.read(document["ledger"])) == bool(status), name
+        schemas.require(name, document)
+    text = in_process("eval", path, *WORDS).out
+    assert ("not used:" in text) == bool(status)
+
+
+def test_entries_survive_json() -> None:
+    entries = (
+        Entry("not used", "wrapper", "x", "config.yml", decides=True, hint="leave it out"),
+        Entry("assumed", "activation", "relu", origin="default"),
+    )
+    assert ledger.read(json.loads(json.dumps(ledger.documents(entries)))) == entries
+
+
+@pytest.mark.corpus
+def test_real_agents_have_no_false_evidence(corpus: Path) -> None:
+    found = {}
+    for file in sorted(corpus.rglob("*")):
+        if file.suffix in (".zip", ".pth", ".h5f", ".keras") and file.stat().st_size < 1 << 20:
+            try:
+                entries = restore(str(file)).ledger
+            except CkpttoolError:
+                continue
+            found[file] = [entry for entry in entries if entry.use == "not used"]
+    assert len(found) > 10
+    assert not {file: entries for file, entries in found.items() if entries}

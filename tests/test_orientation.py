@@ -1,0 +1,121 @@
+"""Whose orientation arrays have: by names, shapes and metadata, never by the container's name."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.errors import MappingError, UsageError
+from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.ops.convert import convert
+from ckpttool.ops.model_source import model_source
+
+Arrays = dict[str, np.ndarray]
+
+
+def array(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+TORCH = {"l1.weight": array(4, 3), "l1.bias": array(4), "l2.weight": array(4, 4), "l2.bias": array(4)}
+KERAS = {"l1/kernel": array(3, 4), "l1/bias": array(4), "l2/kernel": array(4, 4), "l2/bias": array(4)}
+FLAX = {"params/l1/kernel": array(3, 4), "params/l1/bias": array(4)}
+HAIKU = {"mlp/l1/w": array(3, 4), "mlp/l1/b": array(4)}
+OWN_CLASS = {"l1.weight": array(3, 4), "l1.bias": array(4)}
+SQUARES = {"W1": array(4, 4), "b1": array(4), "W2": array(4, 4), "b2": array(4)}
+MIXED = {"l1.weight": array(4, 3), "l2.kernel": array(4, 4)}
+
+
+def written(folder: Path, arrays: Arrays, container: str) -> str:
+    """Write the arrays into a container; `safetensors:tf` has that word as its metadata's format."""
+    kind, _, writer = container.partition(":")
+    file = folder / f"source.{kind}"
+    if kind == "npz":
+        np.savez(file, **arrays)
+    elif kind == "pkl":
+        file.write_bytes(pickle.dumps(arrays))
+    elif kind == "h5":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(file, "w") as made:
+            for name, value in arrays.items():
+                made[name] = value
+    else:
+        library = pytest.importorskip("safetensors.numpy")
+        library.save_file(arrays, file, metadata={"format": writer} if writer else None)
+    return str(file)
+
+
+ANY = ("npz", "pkl", "safetensors")
+
+
+@pytest.mark.parametrize("container", [*ANY, "safetensors:pt", "safetensors:mlx"])
+def test_torch_names_are_transposed_for_tensorflow_from_any_container(container: str, tmp_path: Path) -> None:
+    source = written(tmp_path, TORCH, container)
+    done = convert(source, str(tmp_path / "out-1"), to="tf", layout="none")
+    rules = {each.source.replace(".", "/"): each.rule for each in done.report.mapped}
+    assert rules == {
+        "l1/weight": "transpose",
+        "l1/bias": "keep",
+        "l2/weight": "transpose",
+        "l2/bias": "keep",
+    }
+    kept = convert(source, str(tmp_path / "out.pt"), to="torch", layout="none")
+    assert {each.rule for each in kept.report.mapped} == {"keep"}
+
+
+@pytest.mark.parametrize("container", [*ANY, "safetensors:tf", "safetensors:flax", "safetensors:pt", "h5"])
+@pytest.mark.parametrize("arrays", [KERAS, FLAX, HAIKU], ids=["keras", "flax", "haiku"])
+def test_kernels_are_transposed_for_torch_from_any_container(
+    arrays: Arrays, container: str, tmp_path: Path
+) -> None:
+    source = written(tmp_path, arrays, container)
+    done = convert(source, str(tmp_path / "out.pt"), to="torch", layout="none")
+    rules = {each.source: each.rule for each in done.report.mapped}
+    assert {name: rules[name] for name in arrays} == {
+        name: "transpose" if value.ndim == 2 else "keep" for name, value in arrays.items()
+    }
+    kept = convert(source, str(tmp_path / "out-1"), to="tf", layout="none")
+    assert {each.rule for each in kept.report.mapped} == {"keep"}
+
+
+def test_torch_names_in_a_handmade_hdf5_file_are_torch(tmp_path: Path) -> None:
+    source = written(tmp_path, TORCH, "h5")
+    assert model_source(open_checkpoint(source), None).framework == "torch"
+    assert convert(source, str(tmp_path / "out.pt"), to="torch", layout="none").written
+
+
+@pytest.mark.parametrize("container", ANY)
+@pytest.mark.parametrize("to", ["torch", "tf"])
+@pytest.mark.parametrize("arrays", [OWN_CLASS, SQUARES, MIXED], ids=["own class", "squares", "mixed"])
+def test_without_evidence_the_conversion_is_refused(
+    arrays: Arrays, to: str, container: str, tmp_path: Path
+) -> None:
+    source = written(tmp_path, arrays, container)
+    target = tmp_path / ("out.pt" if to == "torch" else "out-1")
+    with pytest.raises(MappingError) as caught:
+        convert(source, str(target), to=to, layout="none")
+    assert "--from torch" in str(caught.value.hint)
+    assert caught.value.path
+    assert not target.exists()
+    with pytest.raises(MappingError):
+        model_source(open_checkpoint(source), None)
+    # The hint works.
+    assert convert(source, str(target), to=to, layout="none", from_=to).written
+
+
+def test_metadata_is_enough_for_a_copy_and_not_for_a_transposition(tmp_path: Path) -> None:
+    source = written(tmp_path, OWN_CLASS, "safetensors:pt")
+    assert convert(source, str(tmp_path / "out.pt"), to="torch", layout="none").written
+    with pytest.raises(MappingError):
+        convert(source, str(tmp_path / "out-1"), to="tf", layout="none")
+    with pytest.raises(UsageError):
+        convert(source, str(tmp_path / "out-1"), to="tf", layout="none", from_="jax")
+
+
+def test_arrays_that_are_no_layers_are_copied(tmp_path: Path) -> None:
+    source = written(tmp_path, {"obs": array(9, 3), "act": array(9, 2)}, "npz")
+    assert convert(source, str(tmp_path / "out.pt"), to="torch").written
+    assert convert(source, str(tmp_path / "out-1"), to="tf").written
