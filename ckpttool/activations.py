@@ -57,8 +57,9 @@ class Order(NamedTuple):
         return {"parts": [list(part) for part in self.parts], "index": None if same else list(self.positions)}
 
 
-# The order of what could not be followed.
+# The order of what could not be followed, and that of what holds no image, however long it is.
 UNKNOWN = Order((), ())
+NO_IMAGE = Order(((1, 1),), (0,))
 
 
 def from_document(document: Any) -> Optional[Order]:  # noqa: UP045
@@ -99,7 +100,7 @@ class Activations:
     def __init__(self) -> None:
         import numpy
 
-        self._np = numpy
+        self.numpy = numpy
         self._count = 0
         self._images = 0
         self._made = [numpy.full(1024, -1, "int64") for _ in range(2)]
@@ -117,8 +118,8 @@ class Activations:
             raise TooLargeError
         while len(self._made[0]) < self._count:
             for held in (self._made, self._taken):
-                held[:] = [self._np.concatenate((each, self._np.full_like(each, -1))) for each in held]
-        return self._np.arange(start, self._count).reshape(tuple(shape))
+                held[:] = [self.numpy.concatenate((each, self.numpy.full_like(each, -1))) for each in held]
+        return self.numpy.arange(start, self._count).reshape(tuple(shape))
 
     def image(self, shape: Sequence[int], channel: int) -> Any:
         """Return the numbers of new entries of images, one for each entry of the first axis."""
@@ -145,7 +146,7 @@ class Activations:
         return like * 0 + _UNTRACKED
 
     def _label(self, held: List[Any], entries: Any, channel: int) -> None:  # noqa: UP006
-        np = self._np
+        np = self.numpy
         moved = np.moveaxis(entries, channel, -1)
         moved = moved.reshape(len(moved), -1)
         label = np.arange(self._images, self._images + len(moved))[:, None] + np.zeros_like(moved)
@@ -161,7 +162,7 @@ class Activations:
 
     def finish(self) -> None:
         """Carry what is known of entries to those that are joined with them."""
-        np = self._np
+        np = self.numpy
         for _ in range(4):
             for one, other in self._links:
                 for a, b in ((one.ravel(), other.ravel()), (other.ravel(), one.ravel())):
@@ -180,7 +181,7 @@ class Activations:
 
     def order(self, entries: Any) -> Optional[Order]:  # noqa: UP045
         """Return the order of an axis's entries after `finish`; None where they cannot be followed."""
-        np = self._np
+        np = self.numpy
         if not len(entries) or (entries < 0).any():
             return None
         made, taken = ([each[entries] for each in held] for held in (self._made, self._taken))

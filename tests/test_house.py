@@ -95,6 +95,8 @@ def frameworks_are_named_by_their_backends_only(file: Path) -> None:
         "agents/backends/torch_cuda.py": {"torch"},
         "agents/backends/torch_errors.py": {"torch"},
         "agents/backends/torch_rollout.py": {"torch"},
+        # What shows the operations of a user's model, imported in that model's process.
+        "agents/skeleton/tracing.py": {"tensorflow", "torch"},
         # Tasks that run on the policy's device, imported there when they are played.
         "agents/envs/tensors.py": {"torch"},
         "agents/envs/simulators.py": {"torch"},

@@ -538,24 +538,30 @@ def test_a_hidden_layer_as_wide_as_the_flattened_image_takes_no_image() -> None:
     twice = [nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)]
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Dropout(), *twice)
     found = torch_models.build(model, [[3, 4, 4]], [])
-    assert (found[id(twice[0])], found[id(twice[2])]) == ([4, 2, 2], [])
+    orders = [found[id(layer)]["orders"]["in"] for layer in (twice[0], twice[2])]
+    assert orders[0] == {"parts": [[4, 4]], "index": [4 * place + c for c in range(4) for place in range(4)]}
+    assert orders[1] == {"parts": [[1, 16]], "index": None}
 
 
 @pytest.mark.torch
-def test_a_norm_behind_a_flattened_image_is_not_taken_as_it_stands(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+def test_a_norm_behind_a_flattened_image_is_reordered_with_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
     kernels = {
         "conv/kernel": np.zeros((3, 3, 3, 4), np.float32),
         "conv/bias": np.zeros(4, np.float32),
         "fc/kernel": np.zeros((144, 5), np.float32),
         "fc/bias": np.zeros(5, np.float32),
     }
-    norm = {f"bn/{n}": np.ones(144, np.float32) for n in ("gamma", "beta", "moving_mean", "moving_variance")}
+    names = ("gamma", "beta", "moving_mean", "moving_variance")
+    norm = {f"bn/{name}": np.arange(144, dtype=np.float32) + n for n, name in enumerate(names)}
     np.savez(tmp_path / "flat.npz", **kernels, **norm)
     target = str(tmp_path / "x.pt")
     done = fill(str(tmp_path / "flat.npz"), target, "torch", "like_torch:FlatNorm", [(3, 8, 8)])
-    assert done.sha256 is None
-    assert any("bn is a norm behind a flattened image" in note for note in done.report.notes)
+    assert done.sha256 is not None
+    assert len(done.report.assumed) >= 2  # the source's orders, of the norm and of the dense layer
+    state = torch.load(target, weights_only=True)
+    wanted = norm["bn/gamma"].reshape(6, 6, 4).transpose(2, 0, 1).reshape(-1)
+    np.testing.assert_array_equal(state["bn.weight"].numpy(), wanted)
     # What the shapes cannot tell is said here as without --like.
     assert any("for SAME and strides above 1" in note for note in done.report.notes)
 

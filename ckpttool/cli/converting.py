@@ -94,7 +94,15 @@ def convert(
         list[str] | None,
         typer.Option(
             metavar="PATTERN=H,W,C",
-            help="The shape of what a dense layer takes flattened: 'dense1=7,7,64', or 'dense1=no'.",
+            help="Shape of the image that a layer takes flattened: 'dense1=7,7,64', with 5 more numbers "
+            "behind it 'dense1=7,7,64+5', or 'dense1=no'.",
+        ),
+    ] = None,
+    unflatten: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=H,W,C",
+            help="Shape of the image that a dense layer's output becomes: 'fc=7,7,128', or 'fc=no'.",
         ),
     ] = None,
     network: Annotated[
@@ -208,6 +216,7 @@ def convert(
             rules=rules,
             kinds=kind or (),
             flatten=flatten or (),
+            unflatten=unflatten or (),
             network=network,
             env=importable(env),
             facts=agent_facts(activation, head, bounds, obs_norm),

@@ -284,8 +284,11 @@ class _Made:
             self._reordered[pair.source] = made
             # What a call of the target told, the source need not.
             takes = layer.told.takes or target.told.takes
+            makes = layer.told.makes or target.told.makes
             flatten = target.told.flatten if layer.told.flatten is None else layer.told.flatten
-            self._layers[pair.source] = layer._replace(told=layer.told._replace(flatten=flatten, takes=takes))
+            self._layers[pair.source] = layer._replace(
+                told=layer.told._replace(flatten=flatten, takes=takes, makes=makes)
+            )
         refused = {**unknown(self.theirs.tree, tuple(self._layers)), **own}
         asked = {self.theirs.title(pair.source) for pair in pairs} & refused.keys()
         self.notes += [sentence for title, sentence in refused.items() if title in asked]

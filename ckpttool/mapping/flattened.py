@@ -6,7 +6,7 @@ does not say what was flattened. Sources: keras/src/layers/reshaping/flatten.py,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
@@ -32,12 +32,14 @@ class _Images(NamedTuple):
     either: tuple[int, ...]
 
 
-def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:
-    """Return by title why a dense layer cannot be converted before somebody says what it takes.
+def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:  # noqa: C901 - one walk
+    """Return by title why a layer cannot be converted before somebody says what it takes or makes.
 
-    That is so right after a convolution with fewer channels than the layer has inputs; for one that takes a
-    multiple of the channels and not what the layer before it gives (a second head); and for one that stands
-    before every convolution, where files list layers by name, if no dense layer gives what it takes.
+    That is so for what follows a convolution and takes more than its channels: a dense or recurrent layer, or
+    a norm; for a dense layer that takes a multiple of the channels and not what the layer before it gives (a
+    second head); and for one that stands before every convolution, where files list layers by name, if no
+    dense layer gives what it takes. It is so, too, for a dense layer that gives more than the channels of a
+    convolution that follows it.
     """
     refused: dict[str, str] = {}
     images: _Images | None = None
@@ -45,41 +47,180 @@ def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:
     gives = 0
     waiting: list[Layer] = []
     outputs: set[int] = set()
+    # Whether nothing took what the last convolution gives.
+    pending = False
+    by_name = _is_by_name(found)
     for layer in found:
         names = {kind.name for kind in layer.kinds}
         if names & _CONVOLUTIONS:
-            images, gives = _images(tree, layer), 0
+            images, gives, pending = _images(tree, layer), 0, True
             every[images] = None
-        elif names == {"batch_norm"} and images is not None and not gives:
-            images = _normed(images, _width(tree, layer, "mean"))
+        elif names & _NORMS and images is not None and not gives:
+            width = _norm_width(tree, layer)
+            images = _normed(images, width) if names == {"batch_norm"} else images
+            if width not in images.either and _is_untold(layer) and _is_more(width, images.channels):
+                refused[layer.title] = _reason(layer, width, images, "is a norm of")
         elif names == {"dense"}:
             if not every:
                 waiting.append(layer)
-            elif images is not None and _is_odd(tree, layer, images, gives):
-                refused[layer.title] = _reason(tree, layer, images)
+            elif images is not None:
+                inputs = _inputs(tree, layer)
+                known = outputs | {each.channels for each in every}
+                open_ = pending and _is_untold(layer) and _is_more(inputs, images.channels)
+                if open_ or _is_odd(tree, layer, images, inputs if inputs in known else 0):
+                    others = tuple(every) if by_name else ()
+                    refused[layer.title] = _reason(layer, inputs, images, others=others)
+                pending = pending and layer.title not in refused and not _takes_image(layer)
+                pending = pending and inputs != images.channels
             gives = _width(tree, layer, "kernel")
             outputs.add(gives)
+        elif names <= _RECURRENT:
+            if images is not None and not gives and _is_untold(layer):
+                inputs = _inputs(tree, layer)
+                if _is_more(inputs, images.channels):
+                    refused[layer.title] = _reason(layer, inputs, images)
+            images, gives = None, 0
         elif not names <= _BETWEEN:
-            # What a recurrent layer or an attention gives is no image.
+            # What an attention gives is no image.
             images, gives = None, 0
     for layer in waiting:
         if layer.title not in refused and _inputs(tree, layer) not in outputs:
             refused |= _before(tree, layer, every)
-    return refused
+    refused = {**_unflattened(tree, found), **refused}
+    return {**_norms_between(tree, found, refused), **refused}
+
+
+def _is_by_name(found: Sequence[Layer]) -> bool:
+    """Say whether a file may list layers by name, which does not say what follows what."""
+    titles = [layer.title for layer in found]
+    return titles == sorted(titles)
+
+
+def _takes_image(layer: Layer) -> bool:
+    takes = layer.told.takes
+    return bool(layer.told.flatten) or (takes is not None and not takes.is_plain)
+
+
+def _norms_between(tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, str]) -> dict[str, str]:
+    """Return why norms as wide as a flattened image of a layer, wherever they are listed, are refused."""
+    widths: dict[int, str] = {}
+    for layer in found:
+        if {kind.name for kind in layer.kinds} != {"dense"}:
+            continue
+        makes = layer.told.makes
+        if _takes_image(layer) or (layer.title in refused and _is_untold(layer)):
+            widths[_inputs(tree, layer)] = layer.title
+        if makes is not None and not makes.is_plain:
+            widths[_width(tree, layer, "kernel")] = layer.title
+    norms = [layer for layer in found if {k.name for k in layer.kinds} <= _NORMS and _is_untold(layer)]
+    return {
+        layer.title: f"{layer.title} is as wide as the flattened image of {widths[width]}: places and "
+        f"channels of that (--flatten '{layer.title}=places,channels'), or not (--flatten '{layer.title}=no')"
+        for layer in norms
+        if (width := _norm_width(tree, layer)) in widths
+    }
+
+
+_NORMS = _BETWEEN | {"batch_norm"}
+_RECURRENT = frozenset(("lstm", "gru", "simple_rnn"))
+# A convolution over as many channels as an image of a camera has takes no dense layer's output by its order.
+_COLOURS = 4
+# Images with one side are rarely longer.
+_SMALL_SIDE = 7
+
+
+def _is_untold(layer: Layer) -> bool:
+    return layer.told.flatten is None and layer.told.takes is None
+
+
+def _is_more(count: int, channels: int) -> bool:
+    return 1 < channels < count and count % channels == 0
 
 
 def _before(tree: Tree, layer: Layer, every: Iterable[_Images]) -> dict[str, str]:
     for images in every:
         if images.channels > 1 and _is_odd(tree, layer, images, -1):
-            return {layer.title: _reason(tree, layer, images)}
+            return {layer.title: _reason(layer, _inputs(tree, layer), images)}
     return {}
+
+
+def _unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
+    """Return why dense layers and norms whose outputs a convolution may take as an image are refused."""
+    refused: dict[str, str] = {}
+    takes = {
+        _inputs(tree, layer)
+        for layer in found
+        if {k.name for k in layer.kinds} <= {"dense", *_RECURRENT} and not _takes_image(layer)
+    }
+    by_name = _is_by_name(found)
+    produced = {channels for layer in found for channels in _outputs(tree, layer)}
+    behind: list[tuple[Layer, int]] = []
+    later: list[tuple[Layer, int]] = []
+    for layer in found:
+        names = {kind.name for kind in layer.kinds}
+        if names == {"dense"}:
+            width = _width(tree, layer, "kernel")
+            behind = [(layer, width)]
+            later += [(layer, width)] if width not in takes else []
+        elif names & _NORMS and behind and _norm_width(tree, layer) == behind[0][1]:
+            behind.append((layer, behind[0][1]))
+        elif names & _CONVOLUTIONS:
+            inputs = _channels(tree, layer)
+            for dense, width in (*behind, *(later if by_name else ())):
+                wide = sorted(each for each in inputs if _is_more(width, each))
+                wide = wide if (dense, width) in behind else [each for each in wide if each not in produced]
+                far = len(dense.name) > 1 and dense.name[:1] != layer.name[:1] and max(inputs) <= _COLOURS
+                if wide and not far and _is_open(dense):
+                    refused.setdefault(dense.title, _made(dense, width, wide, layer))
+            behind = []
+        else:
+            behind = []
+    return refused
+
+
+def _is_open(layer: Layer) -> bool:
+    """Say whether nobody told what a dense layer makes, or what a norm takes."""
+    if {kind.name for kind in layer.kinds} == {"dense"}:
+        return layer.told.makes is None
+    return layer.told.takes is None
+
+
+def _outputs(tree: Tree, layer: Layer) -> tuple[int, ...]:
+    """Return how many channels a convolution gives, if its bias tells."""
+    if not {kind.name for kind in layer.kinds} & _CONVOLUTIONS:
+        return ()
+    found = canonical(tree, layer, layer.kinds[0])
+    return (found["bias"].shape[0],) if "bias" in found else ()
+
+
+def _made(layer: Layer, width: int, channels: list[int], convolution: Layer) -> str:
+    """Return why what a layer makes is open, with an option for every number of channels that fits."""
+    dense = {kind.name for kind in layer.kinds} == {"dense"}
+    option = "--unflatten" if dense else "--flatten"
+    able = [f"{option} '{layer.title}={width // each},{each}'" for each in channels]
+    return (
+        f"{layer.title} gives {width:,} numbers, which {convolution.title} may take as an image of "
+        f"{' or '.join(f'{each:,}' for each in channels)} channels: places and channels, which the two order "
+        f"differently ({' or '.join(able)}), or not ({option} '{layer.title}=no')"
+    )
+
+
+def _channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
+    """Return how many channels a convolution may take: one without a bias may be a transposed one."""
+    found = canonical(tree, layer, layer.kinds[0])
+    kernel = found["pointwise_kernel" if "pointwise_kernel" in found else "kernel"].shape
+    either = tuple(dict.fromkeys(kernel[-2:]))
+    bias = found["bias"].shape[0] if "bias" in found else None
+    if bias in either and len(either) > 1 and layer.kinds[0].name == "convolution":
+        return tuple(each for each in either if each != bias)
+    return either
 
 
 def _is_odd(tree: Tree, layer: Layer, images: _Images, gives: int) -> bool:
     """Say whether a dense layer takes more than the channels, and not what was given before it, if known."""
     inputs = _inputs(tree, layer)
     more = 0 < images.channels < inputs != gives and (not gives or inputs % images.channels == 0)
-    return more and layer.told.flatten is None and layer.told.takes is None
+    return more and _is_untold(layer)
 
 
 def _inputs(tree: Tree, layer: Layer) -> int:
@@ -88,6 +229,14 @@ def _inputs(tree: Tree, layer: Layer) -> int:
 
 def _width(tree: Tree, layer: Layer, name: str) -> int:
     return canonical(tree, layer, layer.kinds[0])[name].shape[-1]
+
+
+def _norm_width(tree: Tree, layer: Layer) -> int:
+    try:
+        shapes = [leaf.shape for leaf in canonical(tree, layer, layer.kinds[0]).values()]
+    except MappingError:
+        return 0  # refused for what it is
+    return shapes[0][0] if shapes and len(shapes[0]) == 1 else 0
 
 
 def _images(tree: Tree, layer: Layer) -> _Images:
@@ -109,14 +258,33 @@ def _normed(images: _Images, width: int) -> _Images:
     return images._replace(channels=width) if width in images.either else images
 
 
-def _reason(tree: Tree, layer: Layer, images: _Images) -> str:
-    inputs, (channels, axes, _) = _inputs(tree, layer), images
-    side = round((inputs / channels) ** (1 / axes))
-    sides = [str(side)] * axes if side**axes * channels == inputs else list("DHW"[-axes:])
+def _reason(
+    layer: Layer, count: int, images: _Images, verb: str = "takes", others: tuple[_Images, ...] = ()
+) -> str:
+    channels, axes, _ = images
+    able = sorted({each.channels for each in others if _is_more(count, each.channels)})
+    if len(able) > 1:
+        options = " or ".join(f"--flatten '{layer.title}={count // each},{each}'" for each in able)
+        return (
+            f"{layer.title} {verb} {count:,} numbers: of a flattened image of one of the convolutions, which "
+            f"the two order differently ({options}), or not (--flatten '{layer.title}=no')"
+        )
+    start = f"{layer.title} {verb} {count:,} numbers after a convolution of {channels:,} channels: "
+    count_of_places = count // channels
+    prime = axes > 1 and all(count_of_places % n for n in range(2, count_of_places))
+    if count % channels or (prime and count_of_places > _SMALL_SIDE):
+        return (
+            f"{start}an image and other numbers, or none (--flatten '{layer.title}=no'); write the parts in "
+            f"their order, places,channels+numbers, or fill your own model "
+            f"with --like and --input-shape"
+        )
+    side = round((count / channels) ** (1 / axes))
+    # The order of places is the same on both sides: only their number counts.
+    places = [side] * axes if side**axes * channels == count else [count // channels]
     return (
-        f"{layer.title} takes {inputs:,} numbers after a convolution of {channels:,} channels: of a "
-        f"flattened image, which the two order differently (--flatten "
-        f"'{layer.title}={','.join((*sides, str(channels)))}'), or not (--flatten '{layer.title}=no')"
+        f"{start}of a flattened image, which the two order differently (--flatten "
+        f"'{layer.title}={','.join(map(str, (*places, channels)))}'), or not (--flatten '{layer.title}=no'); "
+        f"numbers beside an image are written as places,channels+numbers"
     )
 
 
@@ -127,8 +295,10 @@ _NORM = {name: {"takes": 0} for name in ("scale", "offset", "mean", "variance")}
 _FEATURES: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "dense": {"kernel": {"takes": 0, "makes": 1}, "bias": {"makes": 0}},
     "embedding": {"embeddings": {"makes": 1}},
-    **dict.fromkeys(("lstm", "gru", "simple_rnn"), {"kernel": {"takes": 0}}),
-    **dict.fromkeys(("batch_norm", "layer_norm", "rms_norm"), _NORM),
+    **{name: {"kernel": {"takes": 0}} for name in ("lstm", "gru", "simple_rnn")},
+    "batch_norm": _NORM,
+    "layer_norm": _NORM,
+    "rms_norm": _NORM,
     "prelu": {"alpha": {"takes": 0}},
 }
 _LAST, _FIRST = "last", "first"
@@ -224,7 +394,8 @@ class _Side:
             assert ours is not None  # noqa: S101 - one is known
             return self._assumed(ours, 0), ours, self._sentence(ours, 0)
         if ours is None:
-            return theirs, self._assumed(theirs, 1), self._sentence(theirs, 1)
+            said = () if self.stated else self._sentence(theirs, 1)
+            return theirs, self._assumed(theirs, 1), said
         if theirs.is_plain and ours.is_plain:
             return None
         if theirs.parts != ours.parts:
@@ -247,8 +418,8 @@ class _Side:
             return ()
         what = "takes" if self.side == "takes" else "makes"
         return (
-            f"{self.layer.title} {what} {_spelled(known)} flattened in {_OWN[self.frameworks[side]]} own order "
-            f"in the {('source', 'target')[side]}",
+            f"{self.layer.title} {what} {_spelled(known)} flattened in {_OWN[self.frameworks[side]]} own "
+            f"order in the {('source', 'target')[side]}",
         )
 
     def _error(self, why: str) -> MappingError:

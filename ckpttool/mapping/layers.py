@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ckpttool.activations import MOST_FEATURES, UNKNOWN, Order, natural
+from ckpttool.activations import MOST_FEATURES, NO_IMAGE, UNKNOWN, Order, natural
 from ckpttool.errors import MappingError, UsageError
 from ckpttool.leaf import Leaf, Path
 from ckpttool.mapping import kinds, modules
@@ -181,18 +182,26 @@ def _order(settings: Mapping[str, Any], side: str) -> Order | None:
 
 def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], framework: str) -> Layer:
     for choice in said:
-        told = layer.told
+        told, dense = layer.told, "dense" in {kind.name for kind in layer.kinds}
+        if choice.told.flatten is not None or choice.told.takes is not None:
+            _require_features(layer)
+        takes, makes = (_in_own_order(each, framework) for each in (choice.told.takes, choice.told.makes))
+        if choice.told.flatten and not dense:
+            shape = choice.told.flatten
+            takes = natural(((prod(shape[:-1]), shape[-1]),), framework)
+            choice = choice._replace(told=choice.told._replace(flatten=None))
+        elif choice.told.flatten == () and not dense:
+            takes = NO_IMAGE
+            choice = choice._replace(told=choice.told._replace(flatten=None))
         layer = layer._replace(
             told=told._replace(
                 number=told.number if choice.told.number is None else choice.told.number,
                 flatten=told.flatten if choice.told.flatten is None else choice.told.flatten,
                 wanted=choice.told.wanted or told.wanted,
-                takes=choice.told.takes or told.takes,
-                makes=choice.told.makes or told.makes,
+                takes=takes or told.takes,
+                makes=makes or told.makes,
             )
         )
-        if choice.told.flatten is not None and "dense" not in {kind.name for kind in layer.kinds}:
-            raise UsageError("only a dense layer takes a flattened image", path=layer.title)
         if choice.kind is None:
             continue
         fitting = tuple(
@@ -212,6 +221,21 @@ def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], fr
             )
         layer = layer._replace(kinds=fitting[:1], given=True)
     return layer
+
+
+def _require_features(layer: Layer) -> None:
+    if not {kind.name for kind in layer.kinds} & _FEATURES:
+        raise UsageError(
+            "only a dense or recurrent layer or a norm takes a flattened image", path=layer.title
+        )
+
+
+_FEATURES = frozenset(("dense", "lstm", "gru", "simple_rnn", "batch_norm", "layer_norm", "rms_norm", "prelu"))
+
+
+def _in_own_order(order: Order | None, framework: str) -> Order | None:
+    """Return the order of parts that somebody named, as the framework flattens them."""
+    return natural(order.parts, framework) if order is not None and order != NO_IMAGE else order
 
 
 def converted(

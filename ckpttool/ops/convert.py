@@ -106,6 +106,7 @@ def convert(
     optimizer: Sequence[str] = (),
     kinds: Sequence[str] = (),
     flatten: Sequence[str] = (),
+    unflatten: Sequence[str] = (),
     network: str | None = None,
     env: str | None = None,
     facts: AgentFacts = NO_FACTS,
@@ -128,9 +129,10 @@ def convert(
     put into them, `restore` puts it back as the source's sidecar says, `fold_weight_norm` makes one weight of
     a direction and a length. `fold_normalizer` makes statistics of observations part of an agent's first
     layers, for libraries that keep none. `l2` and `optimizer` say what no file does of optimizers
-    (ops/optimizer_options.py), `kinds` and `flatten` what none does of layers (ops/layer_options.py). `rules`
-    is a TOML file of the user's own rules. Nothing is written when something is unmapped (unless
-    `allow_missing`) or on `dry_run`. The target is written beside, read back, compared and then renamed;
+    (ops/optimizer_options.py), `kinds`, `flatten` and `unflatten` what none does of layers
+    (ops/layer_options.py). `rules` is a TOML file of the user's own rules. Nothing is written when something
+    is unmapped (unless `allow_missing`) or on `dry_run`. The target is written beside, read back, compared
+    and then renamed;
     the same conversion gives the same bytes. To onnx goes one network, the policy unless `network` names
     another. `facts` and `env`, the environment, are what no file holds of an agent: they go into the
     sidecar. `like` names the user's own model, which is the target then, and `match` pairs layers or
@@ -150,7 +152,7 @@ def convert(
         _require_none("is not for onnx", fold_weight_norm=fold_weight_norm, fold_normalizer=fold_normalizer)
         _require_none("is not for onnx", l2=l2, optimizer=optimizer)
         _require_none("is not for onnx", kind=kinds, flatten=flatten, match=match, accept_order=accept_order)
-        _require_none("is not for onnx", no_verify=not verify)
+        _require_none("is not for onnx", unflatten=unflatten, no_verify=not verify)
         title = network or "actor"
         made = export(
             source,
@@ -172,7 +174,7 @@ def convert(
         _require_none("is not for --like", layout=layout, restore=restore)
         _require_none("is not for --like", **{name: [1] for name in given_facts.known})
         _require_none("is not for --like", l2=l2, optimizer=optimizer, fold_normalizer=fold_normalizer)
-        wanted, said = Wanted(strip, False, fold_weight_norm), choices(kinds, flatten)
+        wanted, said = Wanted(strip, False, fold_weight_norm), choices(kinds, flatten, unflatten)
         model = models.How(
             part,
             wanted,
@@ -198,7 +200,7 @@ def convert(
         Wanted(strip, restore, fold_weight_norm),
         rule_set,
         Stated(tuple(l2), tuple(optimizer)),
-        choices(kinds, flatten),
+        choices(kinds, flatten, unflatten),
         weights,
         fold_normalizer,
         from_,

@@ -102,7 +102,7 @@ def to_torch(
     Networks alone become one flat state_dict. Beside optimizers or other values each network is a state_dict
     of its own, under its attribute's name (`model` for a model that is the root).
     """
-    found = _without_copies(tree)
+    found = without_copies(tree)
     made = _ToTorch(found, given, _OptimizerSettings(told, stated)).plan()
     return replace(made, consumed=(*made.consumed, *(path for path in tree if path not in found)))
 
@@ -122,7 +122,7 @@ def to_objects(
     optimizer the model's. `name` is what a layout calls the optimizer that has no name in the tree. With
     `in_order`, the layers stand in the order of their model, and the file has them by class and number.
     """
-    found = _without_copies(tree)
+    found = without_copies(tree)
     plan = _ToObjects(found, (), _OptimizerSettings(told, stated))
     plan.unnamed, plan.in_order = name or _OPTIMIZER, in_order
     plan.exported = is_exported(tree)
@@ -133,7 +133,7 @@ def to_objects(
 
 def is_exported(tree: Tree) -> bool:
     """Say whether the tree is the list of variables that Keras's export keeps, and its copy."""
-    return any(path[:1] == (_COPIED,) for path in tree) and len(_without_copies(tree)) < len(tree)
+    return any(path[:1] == (_COPIED,) for path in tree) and len(without_copies(tree)) < len(tree)
 
 
 def has_older_optimizer(tree: Tree) -> bool:
@@ -1023,7 +1023,7 @@ def _keras_tops(tree: Tree) -> dict[Path, list[Path]]:
     return found
 
 
-def _without_copies(tree: Tree) -> Tree:
+def without_copies(tree: Tree) -> Tree:
     """Return the tree without the second list in which Keras's export keeps a model's variables.
 
     Source: keras/src/export/saved_model.py, ExportArchive: `_all_variables` beside `variables`.

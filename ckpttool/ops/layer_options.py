@@ -1,23 +1,31 @@
-"""What the command line says of layers: `--kind PATTERN=KIND` and `--flatten PATTERN=H,W,C`."""
+"""What the command line says of layers: `--kind PATTERN=KIND`, `--flatten` and `--unflatten PATTERN=H,W,C`.
+
+Where a vector stands beside an image, parts are joined by `+`: `--flatten 'dense=7,7,64+5'`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from math import prod
 
+from ckpttool.activations import NO_IMAGE, Order
 from ckpttool.errors import UsageError, choice
 from ckpttool.globs import matcher
 from ckpttool.mapping.kinds import KINDS, Told
 from ckpttool.mapping.layers import Choice
 
-_SHAPE = re.compile(r"\d{1,9}(?:,\d{1,9})+", re.ASCII)
+_SHAPE = re.compile(r"[1-9]\d{0,8}(?:,[1-9]\d{0,8})+", re.ASCII)
+_PARTS = re.compile(r"[1-9]\d{0,8}(?:[,+][1-9]\d{0,8})*", re.ASCII)
 _KIND = re.compile(r"(?P<name>\w+)(?::(?P<number>\d{1,9}))?", re.ASCII)
 _NO = "no"
 
 
-def choices(kinds: Sequence[str], flatten: Sequence[str]) -> tuple[Choice, ...]:
+def choices(
+    kinds: Sequence[str], flatten: Sequence[str], unflatten: Sequence[str] = ()
+) -> tuple[Choice, ...]:
     """Return what was said of layers; raise UsageError for what makes no sense."""
-    return (*_kinds(kinds), *_flattened(flatten))
+    return (*_kinds(kinds), *_flattened(flatten), *_unflattened(unflatten))
 
 
 def texts(given: Sequence[Choice]) -> tuple[list[str], list[str]]:
@@ -47,13 +55,29 @@ def _kinds(said: Sequence[str]) -> Iterator[Choice]:
 def _flattened(said: Sequence[str]) -> Iterator[Choice]:
     for text in said:
         pattern, wanted = _halves(text, "--flatten", "PATTERN=H,W,C")
-        if wanted != _NO and not _SHAPE.fullmatch(wanted):
-            raise UsageError(
-                f"{wanted} is no shape of an image",
-                hint="--flatten 'dense=7,7,64', or 'dense=no' if it is none",
-            )
-        shape = () if wanted == _NO else tuple(int(extent) for extent in wanted.split(","))
-        yield Choice(pattern, matcher(pattern), None, Told(flatten=shape))
+        if wanted == _NO or _SHAPE.fullmatch(wanted):
+            shape = () if wanted == _NO else tuple(int(extent) for extent in wanted.split(","))
+            yield Choice(pattern, matcher(pattern), None, Told(flatten=shape))
+        else:
+            yield Choice(pattern, matcher(pattern), None, Told(takes=_order(wanted, "--flatten")))
+
+
+def _unflattened(said: Sequence[str]) -> Iterator[Choice]:
+    for text in said:
+        pattern, wanted = _halves(text, "--unflatten", "PATTERN=H,W,C")
+        order = NO_IMAGE if wanted == _NO else _order(wanted, "--unflatten")
+        yield Choice(pattern, matcher(pattern), None, Told(makes=order))
+
+
+def _order(wanted: str, option: str) -> Order:
+    """Return the parts of a shape such as `7,7,64+5`, whose order is the source's own."""
+    if not _PARTS.fullmatch(wanted):
+        raise UsageError(
+            f"{wanted} is no shape of an image",
+            hint=f"{option} 'dense=7,7,64', or 'dense=no' if it is none",
+        )
+    shapes = [tuple(int(extent) for extent in part.split(",")) for part in wanted.split("+")]
+    return Order(tuple((prod(shape[:-1]), shape[-1]) for shape in shapes), ())
 
 
 def _halves(text: str, option: str, form: str) -> tuple[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,8 +14,8 @@ from ckpttool.formats import onnx
 from ckpttool.layouts import onnx_layers, variables
 from ckpttool.layouts.canonical import RUN, Binding
 from ckpttool.layouts.recognise import recognised
-from ckpttool.leaf import display
-from ckpttool.mapping import orientation
+from ckpttool.leaf import Leaf, Path, ValueLeaf, display
+from ckpttool.mapping import inert, orientation
 from ckpttool.mapping.filling import fill, fill_by_rules
 from ckpttool.mapping.fitting import STATES
 from ckpttool.mapping.layers import Choice, layers
@@ -24,18 +25,21 @@ from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.skeleton import Skeleton
 from ckpttool.ops import part as parts
 from ckpttool.ops import side_files
+from ckpttool.ops.general_way import without_copies
 from ckpttool.ops.plain_names import AS_IT_IS, Prepared, Wanted, prepared
 from ckpttool.ops.restore import canonical_tree
 from ckpttool.ops.route import mapped
 from ckpttool.sidecar import Sidecar
 from ckpttool.source import Shape
-from ckpttool.tree import Tree
+from ckpttool.tree import Alias, Tree
 
 # Formats whose tensors stand in alphabetical order, whatever the program did.
 _SORTED = frozenset(("npz", "safetensors", "sharded", "tensorflow_v1"))
 # The canonical agent has dense kernels [in, out] and names that mappings know as TensorFlow's.
 _CANONICAL = "tensorflow"
 _SHOWN = 3
+# Shapes of a model's inputs, as formats/keras_tree/flow.py writes them.
+_INPUTS = re.compile(r"\d{1,7}(,\d{1,7}){0,4}(;\d{1,7}(,\d{1,7}){0,4}){0,7}", re.ASCII)
 _BY = {
     "order": "in order",
     "numbers": "by numbers",
@@ -82,7 +86,11 @@ class ModelSource(NamedTuple):
         return fill_by_rules(self.tree, self.framework, skeleton, rules, **how)
 
     def guessed(self) -> tuple[Shape, ...]:
-        """Return the shape of one input as the first layer tells it, if that is a dense one."""
+        """Return the shapes of inputs as a configuration tells them, or a dense first layer."""
+        for container in self.tree.containers.values():
+            said = container.state.get("model_inputs") if isinstance(container.state, dict) else None
+            if isinstance(said, str) and _INPUTS.fullmatch(said):
+                return tuple(tuple(map(int, shape.split(","))) for shape in said.split(";"))
         found = layers(self.tree, self.framework)
         if not found or [kind.name for kind in found[0].kinds] != ["dense"]:
             return ()
@@ -109,10 +117,28 @@ def model_source(
         checkpoint = onnx_layers.as_state_dict(checkpoint)
     tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
     side_files.require_shards(tree)
-    ready = prepared(checkpoint.tree, tree, part, wanted, known)
+    ready = _as_saved(prepared(checkpoint.tree, tree, part, wanted, known))
     ready = ready._replace(lost=(*lost, *ready.lost))
     framework = _framework(checkpoint, ready.tree, source)
     return ModelSource(ready, framework, _in_order(checkpoint, ready.tree, framework))
+
+
+def _as_saved(ready: Prepared) -> Prepared:
+    """Return the tree with whole modules as their state_dicts, and without the copies of Keras's export."""
+    found = inert.to_state_dicts(ready.tree)
+    if found is not None:
+        sources = {move.target: move.source for move in found.moves}
+        places = {old: new for new, old in sources.items()}
+        leaves = {new: _owned(ready.tree[old], places) for new, old in sources.items()}
+        aliases = {path: tuple(map(Alias, others)) for path, others in found.aliases.items()}
+        rules = {new: ready.rules[old] for new, old in sources.items() if old in ready.rules}
+        names = {new: ready.names[old] for new, old in sources.items()}
+        ready = ready._replace(tree=Tree(leaves, aliases, found.containers), names=names, rules=rules)
+    return ready._replace(tree=without_copies(ready.tree))
+
+
+def _owned(leaf: Leaf | ValueLeaf, places: Mapping[Path, Path]) -> Leaf | ValueLeaf:
+    return replace(leaf, of=places.get(leaf.of)) if isinstance(leaf, Leaf) and leaf.of is not None else leaf
 
 
 def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -> ModelSource:

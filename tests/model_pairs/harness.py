@@ -11,6 +11,7 @@ import contextlib
 import fnmatch
 import io
 import json
+import math
 import re
 import shutil
 import sys
@@ -26,6 +27,7 @@ import numpy as np
 
 from tests import warm
 from tests.conftest import ROOT
+from tests.model_pairs import programs as orders
 from tests.model_pairs.programs import PROGRAMS, Program, program
 
 RESULTS = Path(__file__).with_name("results.tsv")
@@ -76,7 +78,7 @@ class Cell:
     sentence: str = ""
 
 
-# --- In a process with one framework -------------------------------------------------------------------------
+# --- In a process with one framework --------------------------------------------------------------------
 
 
 def side(framework: str) -> Any:
@@ -142,6 +144,7 @@ class _Try:
         self.options: list[str] = []
         self.match: list[tuple[str, str]] = []
         self.flatten: list[str] = []
+        self.unflatten: list[str] = []
         self.kinds: list[str] = []
         self.shapes: tuple[tuple[int, ...], ...] = ()
         self.assumed: tuple[str, ...] = ()
@@ -173,7 +176,7 @@ class _Try:
         text = " ".join(sentence.replace(str(self.file.parent), "").split())
         return Cell(self.name, self.source, self.way, state, tuple(self.options), text[:400])
 
-    # --- Conversion -----------------------------------------------------------------------------------------
+    # --- Conversion -------------------------------------------------------------------------------------
 
     def _convert(self) -> None:
         from ckpttool.errors import CkpttoolError
@@ -224,12 +227,15 @@ class _Try:
                 layout="none",
                 kinds=self.kinds,
                 flatten=self.flatten,
+                unflatten=self.unflatten,
                 match=(),
                 force=True,
             )
         else:
             wanted = _like(self.target, self.name, self.shapes, self._style)
-            how = like.How(choices=choices(self.kinds, self.flatten), pairs=tuple(self.match), force=True)
+            how = like.How(
+                choices=choices(self.kinds, self.flatten, self.unflatten), pairs=tuple(self.match), force=True
+            )
             done = like.like(str(self.file), str(target), form, wanted, how)
         report = done.report
         self.assumed = tuple(report.assumed)
@@ -244,7 +250,7 @@ class _Try:
         except Exception as error:  # noqa: BLE001  # whatever the framework raises
             raise _UnloadableError(str(error)[:300]) from None
 
-    # --- Hints ------------------------------------------------------------------------------------------------
+    # --- Hints ------------------------------------------------------------------------------------------
 
     def _follow(self, text: str) -> bool:
         """Take the option that a refusal names; say whether there was a new one."""
@@ -258,12 +264,18 @@ class _Try:
         pair = re.search(r"match=\{'([^']+)': '([^']+)'\}", text)
         if pair:
             self._add(self.match, (pair[1], pair[2]), f"match {pair[1]}={pair[2]}")
-        for title in dict.fromkeys(re.findall(r"--flatten '([^'=]+)=", text)):
-            said = re.findall(rf"--flatten '({re.escape(title)}=[^']+)'", text)
-            images = [each for each in said if not each.endswith("=no")]
-            wanted = images[0] if self._flattens() and images else f"{title}=no"
-            if wanted in said:
-                self._add(self.flatten, wanted, f"--flatten {wanted}")
+        for option, held in (("--flatten", self.flatten), ("--unflatten", self.unflatten)):
+            for title in dict.fromkeys(re.findall(rf"{option} '([^'=]+)=", text)):
+                said = re.findall(rf"{option} '({re.escape(title)}=[^']+)'", text)
+                if any(each.startswith(f"{title}=") for each in held):
+                    continue
+                # A user knows what stands before and behind a layer.
+                known = orders.parts(self.made, title, makes=option == "--unflatten")
+                wanted = next((each for each in said if _parts(each) == known), None)
+                if wanted is None and known != "no" and "places,channels" in text:
+                    wanted = f"{title}={known}"
+                if wanted is not None:
+                    self._add(held, wanted, f"{option} {wanted}")
         for kind in re.findall(r"--kind '([^']+)'", text)[:1]:
             heads = kind.replace("attention:8", "attention:2")
             self._add(self.kinds, heads, f"--kind {heads}")
@@ -274,10 +286,14 @@ class _Try:
             held.append(value)
             self.options.append(option)
 
-    def _flattens(self) -> bool:
-        """Say what a user knows: whether images are flattened, in each framework's own order."""
-        moving = [line for line in self.made.lines if line.op in ("flatten", "image")]
-        return bool(moving) and self.made.natural
+
+def _parts(text: str) -> str:
+    """Return what an option says as places,channels: the sides of an image multiplied."""
+    found = []
+    for part in text.rpartition("=")[2].split("+"):
+        *sides, channels = part.split(",")
+        found.append(",".join(filter(None, (str(math.prod(map(int, sides))) if sides else "", channels))))
+    return "+".join(found)
 
 
 def _compare(found: np.ndarray, wanted: np.ndarray) -> None:
@@ -300,7 +316,7 @@ def _like(target: str, name: str, shapes: Sequence[tuple[int, ...]], style: str)
     return Like("tests.model_pairs.keras_side:build", arguments, tuple(shapes))
 
 
-# --- The whole -------------------------------------------------------------------------------------------------
+# --- The whole ------------------------------------------------------------------------------------------
 
 
 def run(
@@ -361,7 +377,8 @@ def summary(cells: Sequence[Cell]) -> str:
     sure = [cell for cell in cells if is_determined(cell, program(cell.program))]
     good = sum(cell.state in ("right", "assumed") for cell in sure)
     total = Counter(cell.state for cell in cells)
-    last = f"{len(cells)} conversions: {dict(total)}; right {good / max(1, len(sure)):.1%} of {len(sure)} determined"
+    share = good / max(1, len(sure))
+    last = f"{len(cells)} conversions: {dict(total)}; right {share:.1%} of {len(sure)} determined"
     return "\n".join((head, *rows, last))
 
 
@@ -392,7 +409,8 @@ def main() -> None:
     for cell in cells:
         if cell.state not in ("right", "assumed"):
             print(  # noqa: T201
-                f"{cell.program:26} {cell.source:11} {cell.way:5} {cell.state:8} {' '.join(cell.options)} {cell.sentence[:300]}"
+                f"{cell.program:26} {cell.source:11} {cell.way:5} {cell.state:8} {' '.join(cell.options)} "
+                f"{cell.sentence[:300]}"
             )
     print(summary(cells))  # noqa: T201
     if options.record:

@@ -232,16 +232,19 @@ def save(name: str, folder: Path) -> None:
             net.save(folder / "functional.keras")
             net.save(folder / "functional.h5")
             np.savez(folder / "keras.npz", **{each.path: np.asarray(each) for each in net.variables})
-            specs = [
-                tf.TensorSpec((None, *s), "int32" if program(name).words else "float32")
-                for s in shapes(program(name))
-            ]
-            archive = keras.export.ExportArchive()
-            archive.track(net)
-            archive.add_endpoint("serve", lambda *x: net(list(x) if len(x) > 1 else x[0]), specs)
-            archive.write_out(str(folder / "saved_model"), verbose=False)
+            _export(net, name, folder / "saved_model")
         tf.train.Checkpoint(net).write(str(folder / f"{at}checkpoint"))
         np.savez(folder / f"{at}outputs.npz", *outputs(net, program(name)))
+
+
+def _export(net: Any, name: str, target: Path) -> None:
+    made = program(name)
+    dtype = "int32" if made.words else "float32"
+    specs = [tf.TensorSpec((None, *shape), dtype) for shape in shapes(made)]
+    archive = keras.export.ExportArchive()
+    archive.track(net)
+    archive.add_endpoint("serve", lambda *x: net(list(x) if len(x) > 1 else x[0]), specs)
+    archive.write_out(str(target), verbose=False)
 
 
 def load(name: str, style: str, file: Path) -> Any:

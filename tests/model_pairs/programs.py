@@ -63,7 +63,7 @@ class Program:
         self.lines.append(Line(out, op, tuple(ins), name, args))
         return out
 
-    # --- Layers -----------------------------------------------------------------------------------------------
+    # --- Layers -----------------------------------------------------------------------------------------
 
     def conv(self, x: Value, filters: int, name: str, kernel: int = 3, stride: int = 1, **args: Any) -> Value:
         size = tuple((extent - kernel) // stride + 1 for extent in x.shape[1:])
@@ -110,7 +110,7 @@ class Program:
         out = self.value("sequence", *x.shape, units)
         return self.step("embed", [x], out, name, words=self.words)
 
-    # --- What moves numbers -----------------------------------------------------------------------------------
+    # --- What moves numbers -----------------------------------------------------------------------------
 
     def pool(self, x: Value) -> Value:
         size = tuple(extent // 2 for extent in x.shape[1:])
@@ -174,7 +174,7 @@ def program(name: str) -> Program:
     return PROGRAMS[name]()
 
 
-# --- Convolutions, then dense layers ----------------------------------------------------------------------
+# --- Convolutions, then dense layers --------------------------------------------------------------------
 
 
 def _cnn(
@@ -266,7 +266,7 @@ _put("frames_last", lambda p: _recurrent(p, order="last"))
 _put("rows_lstm", _rows)
 
 
-# --- Decoders ---------------------------------------------------------------------------------------------
+# --- Decoders -------------------------------------------------------------------------------------------
 
 
 def _decoder(
@@ -368,7 +368,7 @@ for _made in (
     _put(_made.__name__.lstrip("_"), _made)
 
 
-# --- No image is flattened --------------------------------------------------------------------------------
+# --- No image is flattened ------------------------------------------------------------------------------
 
 
 def _mlp(p: Program, widths: Sequence[int] = (7, 5, 3), norm: str = "") -> Program:
@@ -543,6 +543,52 @@ for _made in (
     _flat_colors,
 ):
     _put(_made.__name__.lstrip("_"), _made)
+
+
+def parts(made: Program, title: str, *, makes: bool) -> str:
+    """Return what `--flatten` or `--unflatten` says of a layer: `30,5+4`, or `no`.
+
+    A layer that takes an image in an order of its own takes none that would have to be reordered.
+    """
+    names = {line.name: line for line in made.lines if line.name}
+    names |= {made.torch_names.get(name, name): line for name, line in names.items()}
+    line = next((names[each] for each in reversed(title.split("/")) if each in names), None)
+    if line is None:
+        return "no"
+    if makes or line.op in ("bn", "ln", "prelu"):
+        found = _behind(made, line.out)
+        if found or makes:
+            return found or "no"
+    return _before(made, line.ins[0]) or "no"
+
+
+def _before(made: Program, value: Value) -> str:
+    line = next((each for each in made.lines if each.out == value), None)
+    if line is None:
+        return ""
+    if line.op == "flatten" and line.args["order"] == "own":
+        taken = line.ins[0].shape[1:] if line.ins[0].kind == "frames" else line.ins[0].shape
+        return f"{math.prod(taken[1:])},{taken[0]}" if math.prod(taken[1:]) > 1 else ""
+    if line.op == "concat":
+        inner = [_before(made, each) for each in line.ins]
+        sizes = [each.shape[-1] for each in line.ins]
+        return "+".join(x or str(n) for x, n in zip(inner, sizes, strict=True)) if any(inner) else ""
+    if line.op in ("relu", "bn", "ln", "multiply", "add", "prelu"):
+        return _before(made, line.ins[0])
+    return ""
+
+
+def _behind(made: Program, value: Value) -> str:
+    for line in made.lines:
+        if value not in line.ins:
+            continue
+        if line.op == "image" and line.args["order"] == "own":
+            return f"{math.prod(line.out.shape[1:])},{line.out.shape[0]}"
+        if line.op == "multiply" and line.ins[1] == value:
+            return _before(made, line.ins[0])
+        if line.op in ("relu", "bn", "ln", "prelu", "add") and (found := _behind(made, line.out)):
+            return found
+    return ""
 
 
 # The same models under other names in PyTorch, which number layers of a kind.

@@ -27,8 +27,27 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
             path=lazy[0],
             hint="--input-shape 17 or --input-shape 4,84,84 tells what it is called with",
         )
-    if not (shapes or lazy or guessed):
+    if not (shapes or lazy):
+        # A configuration tells of images whose channels stand last.
+        for each in _guesses(guessed):
+            try:
+                return _followed(model, each)
+            except Exception:  # noqa: BLE001, S112 - the shape was a guess
+                continue
         return {}
+    return _followed(model, shapes or guessed)
+
+
+def _guesses(guessed: list[list[int]]) -> list[list[list[int]]]:
+    if not guessed:
+        return []
+    first = [[shape[-1], *shape[:-1]] if len(shape) > 2 else shape for shape in guessed]
+    rows = [[*shape[1:], shape[0]] if len(shape) == 2 else shape for shape in first]
+    frames = [[s[0], s[-1], *s[1:-1]] if len(s) > 3 else s for s in guessed]
+    return [first, rows, frames, guessed]
+
+
+def _followed(model: Any, shapes: list[list[int]]) -> dict[int, dict[str, Any]]:
     calls, trace = Calls(), TorchTrace()
     hooks = [
         module.register_forward_hook(lambda module, given, made: _note(calls, trace, module, given, made))
@@ -36,18 +55,13 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
     ]
     trained = [(module, module.training) for module in model.modules()]
     try:
-        _call(model.eval(), shapes or guessed, calls, trace)
-    except Exception:
-        if shapes or lazy:
-            raise
-        return {}  # the shape was a guess
+        _call(model.eval(), shapes, calls, trace)
     finally:
         for hook in hooks:
             hook.remove()
         for module, training in trained:
             module.training = training
-    # A guess shows in which order layers are called, not which images they take.
-    return known(calls, trace) if shapes or lazy else calls.order()
+    return known(calls, trace)
 
 
 def _note(calls: Calls, trace: Trace, module: Any, given: Any, made: Any) -> None:

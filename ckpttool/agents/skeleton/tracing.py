@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple  # noqa: UP035 - Python 3.7's
+from typing import Any, Callable, Iterator  # noqa: UP035 - Python 3.7's
 
 from ckpttool.activations import Activations, TooLargeError
 
 _IMAGE_RANK = 3
-UNKNOWN = {"parts": None, "index": None}  # type: Dict[str, Any]
+UNKNOWN: dict[str, Any] = {"parts": None, "index": None}
 
 
 class Trace:
@@ -24,8 +24,8 @@ class Trace:
         self.activations = Activations()
         self.failed = False
         # A tensor is kept: an id is not given twice.
-        self._entries = {}  # type: Dict[int, Tuple[Any, Any]]
-        self._seen = {}  # type: Dict[int, Dict[str, List[Any]]]
+        self._entries: dict[int, tuple[Any, Any]] = {}
+        self._seen: dict[int, dict[str, list[Any]]] = {}
 
     def is_followed(self, tensor: Any) -> bool:
         """Say whether the tensor's entries have numbers already."""
@@ -48,7 +48,7 @@ class Trace:
         if len(_shape(made)) >= _IMAGE_RANK:
             self.put(made, self.activations.image(_shape(made), channel % len(_shape(made))))
 
-    def kept(self, given: List[Any], made: Any) -> bool:
+    def kept(self, given: list[Any], made: Any) -> bool:
         """Note an operation entry by entry; say whether it is one: something followed has its shape."""
         same = [each for each in given if self.is_followed(each) and _shape(each) == _shape(made)]
         if not same:
@@ -64,12 +64,12 @@ class Trace:
             tensor = first(value)
             shape = _shape(tensor)
             if len(shape) > 1 and (side == "in" or self.is_followed(tensor)):
-                moved = self.activations._np.moveaxis(self.entries(tensor), axis(len(shape)), -1)  # noqa: SLF001
+                moved = self.activations.numpy.moveaxis(self.entries(tensor), axis(len(shape)), -1)
                 self._seen.setdefault(id(module), {}).setdefault(side, []).append(
                     moved.reshape(-1, moved.shape[-1])[0]
                 )
 
-    def given(self, arrays: List[Any]) -> List[Any]:
+    def given(self, arrays: list[Any]) -> list[Any]:
         """Return the model's inputs as tensors that are followed; images have their channels last."""
         torch = sys.modules["torch"] if isinstance(self, TorchTrace) else None
         constant: Any = torch.from_numpy if torch is not None else sys.modules["tensorflow"].constant
@@ -84,12 +84,12 @@ class Trace:
             if len(shape) > _IMAGE_RANK:
                 self.activations.unless_known(entries, channel % len(shape))
 
-    def orders(self) -> Dict[int, Dict[str, Any]]:
+    def orders(self) -> dict[int, dict[str, Any]]:
         """Return by module the orders of what it takes and makes, as documents."""
         if self.failed:
             return {}
         self.activations.finish()
-        found = {}  # type: Dict[int, Dict[str, Any]]
+        found: dict[int, dict[str, Any]] = {}
         for module, sides in self._seen.items():
             for side, calls in sides.items():
                 orders = [self.activations.order(each) for each in calls]
@@ -117,7 +117,7 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _shape(value: Any) -> Tuple[int, ...]:
+def _shape(value: Any) -> tuple[int, ...]:
     try:
         return tuple(int(extent) for extent in value.shape)
     except (AttributeError, TypeError, ValueError, RuntimeError):
@@ -128,11 +128,45 @@ def _shape(value: Any) -> Tuple[int, ...]:
 
 _RESHAPED = frozenset(("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "flatten", "unflatten"))
 _MOVED = frozenset(
-    (
-        "permute transpose t numpy_T movedim swapaxes expand cat stack split split_with_sizes chunk unbind slice select "
-        "index index_select gather clone contiguous alias detach flip roll rot90 pixel_shuffle pixel_unshuffle "
-        "channel_shuffle narrow repeat repeat_interleave constant_pad_nd unfold diagonal tile expand_copy view_copy"
-    ).split()
+    [
+        "permute",
+        "transpose",
+        "t",
+        "numpy_T",
+        "movedim",
+        "swapaxes",
+        "expand",
+        "cat",
+        "stack",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "slice",
+        "select",
+        "index",
+        "index_select",
+        "gather",
+        "clone",
+        "contiguous",
+        "alias",
+        "detach",
+        "flip",
+        "roll",
+        "rot90",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "channel_shuffle",
+        "narrow",
+        "repeat",
+        "repeat_interleave",
+        "constant_pad_nd",
+        "unfold",
+        "diagonal",
+        "tile",
+        "expand_copy",
+        "view_copy",
+    ]
 )
 _CONVOLVES = ("conv", "_pool", "upsample", "grid_sampler", "im2col", "col2im")
 # Their results can have the shape of what they take.
@@ -205,7 +239,7 @@ class TorchTrace(Trace):
             for each in outputs:
                 self.put(each, self.activations.plain(_shape(each)))
 
-    def _moved(self, torch: Any, func: Any, args: Any, kwargs: Any, outputs: List[Any], name: str) -> None:
+    def _moved(self, torch: Any, func: Any, args: Any, kwargs: Any, outputs: list[Any], name: str) -> None:
         def numbers(value: Any) -> Any:
             if isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value):
                 return [numbers(each) for each in value]
@@ -235,8 +269,22 @@ def _is_whole(tensor: Any) -> bool:
 
 _SAME_NUMBERS = frozenset(("Reshape", "ExpandDims", "Squeeze"))
 _AGAIN = frozenset(
-    "Slice StridedSlice Split SplitV Unpack Pack Tile SpaceToDepth DepthToSpace ReverseV2 Reverse BroadcastTo Roll "
-    "MirrorPad".split()
+    [
+        "Slice",
+        "StridedSlice",
+        "Split",
+        "SplitV",
+        "Unpack",
+        "Pack",
+        "Tile",
+        "SpaceToDepth",
+        "DepthToSpace",
+        "ReverseV2",
+        "Reverse",
+        "BroadcastTo",
+        "Roll",
+        "MirrorPad",
+    ]
 )
 # The input that is the image.
 _IMAGES = {"Conv2DBackpropInput": 2, "Conv3DBackpropInputV2": 2, "Conv3DBackpropInput": 2}
@@ -293,7 +341,9 @@ class TensorFlowTrace(Trace):
             op_callbacks.remove_op_callback(noted)
             tensorflow.config.run_functions_eagerly(before)
 
-    def _note(self, execute: Any, op: str, inputs: List[Any], attrs: Any, outputs: List[Any]) -> None:
+    def _note(  # noqa: C901 - one operation after the other
+        self, execute: Any, op: str, inputs: list[Any], attrs: Any, outputs: list[Any]
+    ) -> None:
         if not outputs or not any(self.is_followed(each) for each in inputs):
             return
         x = inputs[0]
@@ -307,14 +357,14 @@ class TensorFlowTrace(Trace):
         elif op == "Transpose":
             self.put(outputs[0], self.entries(x).transpose(inputs[1].numpy()))
         elif op == "ConcatV2":
-            numpy = self.activations._np  # noqa: SLF001
+            numpy = self.activations.numpy
             whole = numpy.concatenate([self.entries(each) for each in inputs[:-1]], int(inputs[-1]))
             self.put(outputs[0], whole)
         elif op in ("Pad", "PadV2"):
-            numpy = self.activations._np  # noqa: SLF001
+            numpy = self.activations.numpy
             self.put(outputs[0], numpy.pad(self.entries(x), inputs[1].numpy(), constant_values=-1))
         elif op == "GatherV2" and self.is_followed(x):
-            numpy = self.activations._np  # noqa: SLF001
+            numpy = self.activations.numpy
             taken = numpy.take(self.entries(x), inputs[1].numpy(), axis=int(inputs[2]))
             self.put(outputs[0], taken.reshape(_shape(outputs[0])))
         elif op in _AGAIN:
@@ -327,7 +377,7 @@ class TensorFlowTrace(Trace):
             for each in outputs:
                 self.put(each, self.activations.plain(_shape(each)))
 
-    def _again(self, execute: Any, op: str, inputs: List[Any], attrs: Any, outputs: List[Any]) -> None:
+    def _again(self, execute: Any, op: str, inputs: list[Any], attrs: Any, outputs: list[Any]) -> None:
         tensorflow: Any = sys.modules["tensorflow"]
         data = {"Split": [1], "Pack": range(len(inputs))}.get(op, [0])
         given = [
@@ -342,11 +392,11 @@ class TensorFlowTrace(Trace):
             self.put(each, made[number].numpy())
 
 
-def _pairs(attrs: Any) -> List[Tuple[str, Any]]:
+def _pairs(attrs: Any) -> list[tuple[str, Any]]:
     return [(attrs[n], attrs[n + 1]) for n in range(0, len(attrs or ()), 2)]
 
 
-def tracer(framework: str) -> Optional[Trace]:
+def tracer(framework: str) -> Trace | None:
     """Return what follows a call that a framework computes; None where nothing does."""
     try:
         if framework == "torch":

@@ -245,7 +245,7 @@ def windowed_sizes(cls: str, settings: Mapping[str, Any], shape: tuple[int, ...]
     """Return the shape of what a convolution, a pooling or the like makes of images of a shape."""
     *sizes, channels = shape
     rank = len(sizes)
-    if not rank or not cls.rstrip("Transpose").endswith(f"{rank}D"):
+    if not rank or not cls.removesuffix("Transpose").endswith(f"{rank}D"):
         return None
     if cls.startswith("UpSampling"):
         factors = _axes(settings.get("size"), rank)

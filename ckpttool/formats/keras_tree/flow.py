@@ -1,8 +1,8 @@
 """In which order layers of a Keras model take and make flattened images, as its configuration tells.
 
-An axis is terms that stand one after the other; a term is digits, the slowest first: the digits of a flattened
-image are its rows, columns and channels. Reshaping splits and joins digits, permuting reorders them. What a
-convolution takes becomes an image by that.
+An axis is terms that stand one after the other; a term is digits, the slowest first: the digits of a
+flattened image are its rows, columns and channels. Reshaping splits and joins digits, permuting reorders
+them. What a convolution takes becomes an image by that.
 
 Sources: keras/src/models/functional.py and sequential.py (configurations), keras/src/layers/reshaping/*.py.
 """
@@ -25,8 +25,24 @@ _IMAGES = re.compile(
 )
 _GLOBAL = re.compile(r"Global(?:Max|Average)Pooling[123]D")
 _SAME = frozenset(
-    "Activation ReLU LeakyReLU ELU Softmax Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise "
-    "GaussianDropout AlphaDropout ActivityRegularization Rescaling Masking Identity".split()
+    [
+        "Activation",
+        "ReLU",
+        "LeakyReLU",
+        "ELU",
+        "Softmax",
+        "Dropout",
+        "SpatialDropout1D",
+        "SpatialDropout2D",
+        "SpatialDropout3D",
+        "GaussianNoise",
+        "GaussianDropout",
+        "AlphaDropout",
+        "ActivityRegularization",
+        "Rescaling",
+        "Masking",
+        "Identity",
+    ]
 )
 _NORMS = frozenset(
     ("BatchNormalization", "LayerNormalization", "RMSNormalization", "PReLU", "GroupNormalization")
@@ -70,6 +86,7 @@ class Flow:
 
     takes: dict[tuple[str, ...], list[Axis | None]] = field(default_factory=dict)
     makes: dict[tuple[str, ...], list[Axis]] = field(default_factory=dict)
+    inputs: list[Value] = field(default_factory=list)
     _taken: dict[int, Mapping[Digit, int]] = field(default_factory=dict)
     _joined: list[tuple[Axis, Axis]] = field(default_factory=list)
     _origins: int = 0
@@ -145,12 +162,14 @@ class Flow:
 
     # --- Layers -----------------------------------------------------------------------------------------
 
-    def _one(self, layer: Config, given: list[Value | None], above: tuple[str, ...]) -> Value | None:
+    def _one(self, layer: Config, given: list[Value | None], above: tuple[str, ...]) -> Value | None:  # noqa: C901 - a list of classes
         cls, settings = layer.cls or "", layer.settings
         if cls in ("Sequential", "Functional", "Model"):
             return self.model(layer, given, (*above, layer.name or ""))[0]
         started = _input(self, settings.get("batch_shape") or settings.get("batch_input_shape"))
         if cls == "InputLayer":
+            if not above and started is not None:
+                self.inputs.append(started)
             return started
         values = [each for each in given if each is not None] or ([started] if started is not None else [])
         name = (*above, layer.name or "")
@@ -177,7 +196,7 @@ class Flow:
             return _concatenated(values, settings.get("axis", -1))
         return self._shaped(cls, settings, x, name)
 
-    def _shaped(self, cls: str, settings: Mapping[str, Any], x: Value, name: tuple[str, ...]) -> Value | None:
+    def _shaped(self, cls: str, settings: Mapping[str, Any], x: Value, name: tuple[str, ...]) -> Value | None:  # noqa: C901 - a list of classes
         if cls == "Flatten":
             return _reshaped(x, (math.prod(x.shape),))
         if cls == "Reshape":
@@ -341,11 +360,11 @@ def _input(flow: Flow, shape: Any) -> Value | None:
     axes = [axis for axis in shape[1:] if type(axis) is int and 0 < axis <= MOST_FEATURES]
     if len(axes) != len(shape) - 1:
         return None
-    return flow._new(axes, image=len(axes) > 2)  # noqa: SLF001 - a part of the same
+    return flow._new(axes, image=len(axes) > 2)
 
 
 def _references(value: Any) -> list[tuple[str, int, int]]:
-    """Return the tensors that a node takes, in order: layer, node and place (Keras 2's lists, 3's histories)."""
+    """Return the tensors that a node takes: layer, node, place (Keras 2's lists, 3's histories)."""
     found: list[tuple[str, int, int]] = []
     stack = [value]
     while stack and len(found) < _MOST_LAYERS:
@@ -416,6 +435,7 @@ def told(model: Config) -> dict[tuple[str, ...], dict[str, Any]]:
     try:
         flow.model(model, [], ())
         found: dict[tuple[str, ...], dict[str, Any]] = {}
+        shapes = ";".join(",".join(map(str, value.shape)) for value in flow.inputs)
         for name, side, order in flow.orders():
             if side == "makes" and order.is_plain and order != UNKNOWN:
                 continue
@@ -427,6 +447,8 @@ def told(model: Config) -> dict[tuple[str, ...], dict[str, Any]]:
             if not order.is_plain or form == "other":
                 words = {"tensorflow": "channels last", "torch": "channels first"}
                 found[name][f"{side}_order"] = words.get(form, form)
+        for facts in found.values():
+            facts["model_inputs"] = shapes
     except (RecursionError, ValueError, TypeError, ZeroDivisionError, OverflowError):
         return {}
     return found

@@ -1,0 +1,89 @@
+"""A sample of the pairs of models: flattened images go by their order, and the referee finds a wrong one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ckpttool.activations import Activations, Order, natural
+from ckpttool.errors import UsageError
+from ckpttool.mapping.parts import Blocks, Channels
+from ckpttool.mapping.spelling import parsed
+from ckpttool.ops.layer_options import choices
+from tests.model_pairs import harness, programs
+
+SAMPLE = ("cnn2d_side", "cnn2d_first", "decoder_bn")
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("target", "source"), [("torch", "keras"), ("keras", "pt")])
+def test_models_compute_the_same_after_a_conversion(target, source, tmp_path):
+    cells = harness.run(SAMPLE, tmp_path, (target,), (source,), ("into",))
+    assert len(cells) == len(SAMPLE)
+    for cell in cells:
+        if harness.is_determined(cell, programs.program(cell.program)):
+            assert cell.state in {"right", "assumed"}, cell
+        else:
+            # What a file of weights cannot tell is named.
+            assert cell.state in {"assumed", "refused", "WRONG ASSUMED"}, cell
+
+
+def test_there_are_enough_pairs():
+    assert len(programs.PROGRAMS) >= 120
+
+
+def test_an_axis_has_the_order_in_which_an_image_was_flattened():
+    flow = Activations()
+    image = flow.image((1, 3, 4, 5), 1)
+    vector = flow.plain((1, 2))
+    flat = np.concatenate([image.reshape(1, -1), vector], 1)
+    flow.finish()
+    assert flow.order(flat[0]) == natural(((20, 3), (1, 2)), "torch")
+    assert flow.order(np.moveaxis(image, 1, -1).reshape(-1)) == natural(((20, 3),), "tensorflow")
+
+
+def test_what_a_convolution_takes_is_an_image_already():
+    flow = Activations()
+    made = flow.plain((1, 24))
+    flow.take(made.reshape(1, 2, 3, 4), 3)
+    flow.finish()
+    assert flow.order(made[0]) == natural(((6, 4),), "tensorflow")
+
+
+def test_an_entry_that_cannot_be_followed_has_no_order():
+    flow = Activations()
+    entries = flow.image((1, 2, 3, 4), 1)[0].reshape(-1)
+    entries[3] = -1
+    flow.finish()
+    assert flow.order(entries) is None
+
+
+@pytest.mark.parametrize("parts", [((4, 3),), ((4, 3), (1, 2)), ((1, 2), (2, 2), (3, 5))])
+def test_reordered_channels_come_back_and_are_spelled(parts):
+    rule = Channels(1, "first", parts)
+    count = sum(math.prod(part) for part in parts)
+    before = np.arange(2 * count).reshape(2, count)
+    order = natural(parts, "torch").positions
+    np.testing.assert_array_equal(rule.apply(before), before[:, list(order)])
+    assert parsed(rule.name) == rule
+    assert Channels(1, "last", parts).apply(rule.apply(before)).tolist() == before.tolist()
+
+
+def test_single_entries_are_reordered_as_blocks():
+    np.testing.assert_array_equal(Blocks(0, (2, 0, 1)).apply(np.array([5, 6, 7])), [7, 5, 6])
+
+
+def test_parts_of_a_flattened_image_are_written_with_plus():
+    (choice,) = choices([], ["a=7,7,64+5"])
+    assert choice.told.takes == Order(((49, 64), (1, 5)), ())
+    (choice,) = choices([], [], ["a=7,7,64"])
+    assert choice.told.makes == Order(((49, 64),), ())
+
+
+@pytest.mark.parametrize("text", ["a=", "a=7,,7", "a=7+", "a=0,3", "a=x"])
+def test_a_shape_that_makes_no_sense_is_refused(text):
+    with pytest.raises(UsageError):
+        choices([], [], [text])
