@@ -146,6 +146,7 @@ def _norms() -> dict[str, Pair]:
             f"layers.LayerNormalization(center={bias})",
             (2, 5, 6),
             kinds=("layer=layer_norm",),
+            refuses=() if bias else NUMBERED,
         )
         found[f"layer norm over two axes bias={bias}"] = Pair(
             f"nn.LayerNorm((5, 6), eps=1e-3, bias={bias})",
