@@ -102,7 +102,7 @@ def general(home: Path) -> tuple[str, dict[str, Any]]:
             "emb.weight": normal(10, 6),
         }
         save(torch_tree(entries), str(path))
-    return str(path), {"kinds": ["emb=embedding"], "flatten": ["fc1=no"]}
+    return str(path), {"kinds": ["emb=embedding"], "flatten": ["fc1=no", "fc2=no", "norm=no"]}
 
 
 def averaged(home: Path) -> tuple[str, dict[str, Any]]:
