@@ -269,6 +269,20 @@ def test_stable_baselines3_plays_with_the_statistics(
         convert(str(TORCH_SAMPLE), str(tmp_path / "other.zip"), to="sb3", facts=facts)
 
 
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_a_zip_of_stable_baselines3_is_its_source(
+    activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's own default is no setting in its file: its absence is no difference."""
+    pytest.importorskip("stable_baselines3")
+    monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
+    target = str(tmp_path / "agent.zip")
+    convert(str(TORCH_SAMPLE), target, to="sb3", facts=AgentFacts(activations=activation))
+    ran = in_process("diff", TORCH_SAMPLE, target, "--json")
+    found = ran.json()
+    assert (ran.status, found["changed"], found["only_left"]) == (0, [], [])
+
+
 # --- Evidence that nothing uses ------------------------------------------------------------------------
 
 NAMES: dict[str, list[str]] = {
