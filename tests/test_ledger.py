@@ -107,6 +107,11 @@ STATISTICS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
         {**states(mlp(), "net."), **{f"obs_rms.{name}": value for name, value in RUNNING.items()}},
         normal(1e-5, 5.0),
     ),
+    "the wrapper's own limit": (
+        agent(vec_normalize={"obs_rms": {"mean": MEAN, "var": VAR}, "clip_obs": 2.0, "epsilon": 0.1}),
+        normal(0.1, 2.0),
+    ),
+    "a limit beside them": (agent(obs_rms={"mean": MEAN, "var": VAR}, obs_clip=2.0), normal(clip=2.0)),
     "beside a lone policy": (
         {"state_dict": states(mlp()), "obs_rms": {"mean": MEAN, "var": VAR}},
         normal(),
@@ -264,6 +269,20 @@ def test_stable_baselines3_plays_with_the_statistics(
         convert(str(TORCH_SAMPLE), str(tmp_path / "other.zip"), to="sb3", facts=facts)
 
 
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_a_zip_of_stable_baselines3_is_its_source(
+    activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's own default is no setting in its file: its absence is no difference."""
+    pytest.importorskip("stable_baselines3")
+    monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
+    target = str(tmp_path / "agent.zip")
+    convert(str(TORCH_SAMPLE), target, to="sb3", facts=AgentFacts(activations=activation))
+    ran = in_process("diff", TORCH_SAMPLE, target, "--json")
+    found = ran.json()
+    assert (ran.status, found["changed"], found["only_left"]) == (0, [], [])
+
+
 # --- Evidence that nothing uses ------------------------------------------------------------------------
 
 NAMES: dict[str, list[str]] = {
@@ -271,12 +290,15 @@ NAMES: dict[str, list[str]] = {
         "obs_rms/mean", "agent/obs_normalizer/running_mean", "state_normalizer/mean", "normalize_obs",
         "obs_mean",
         "actor_critic/obs_rms/var", "running_mean_std/running_var", "input_mean", "observation_filter",
-        "norm_obs", "obs_stats/mean", "state_preprocessor/running_variance", "empirical_normalization",
+        "norm_obs", "obs_low", "state_scale", "clip_obs", "config/obs_clip",
+        "obs_stats/mean", "state_preprocessor/running_variance", "empirical_normalization",
     ],
     "reward statistics": ["ret_rms/mean", "reward_scaling", "value_norm/running_mean", "normalize_rewards"],
     "action bounds": ["max_action", "config/action_scale", "act_limit", "action_high"],
-    "activation": ["activation", "policy_kwargs/activation_fn", "hidden_nonlinearity", "head_activation"],
-    "distribution": ["distribution", "dist_type", "squash_output", "tanh_squash", "action_dist"],
+    "activation": ["activation", "policy_kwargs/activation_fn", "hidden_nonlinearity", "head_activation",
+                   "act_fn", "hidden_act", "act", "nonlin", "pi_act_fn"],
+    "distribution": ["distribution", "dist_type", "squash_output", "tanh_squash", "action_dist",
+                     "output_activation", "policy_out_activation", "final_act_fn"],
     "architecture": ["use_layer_norm", "residual", "dropout_rate", "batch_norm"],
     "wrapper": ["env_wrapper", "wrappers", "frame_stack", "env_wrapper_class"],
     "custom code": ["policy_class", "features_extractor_class", "custom_model", "custom_model_config"],
@@ -286,7 +308,7 @@ OTHERS = [
     "best_mean_reward", "normalize_images", "normalize_advantage", "optimizer/state/0/exp_avg", "seed",
     "transformer/h/0/attn/bias", "layer_norm1/weight", "bn1/weight", "action_space/shape", "target_entropy",
     "observation_space/low", "rng_state", "loss_scale", "version", "mean_return", "max_grad_norm",
-    "n_actions",
+    "n_actions", "actor/mu/weight", "n_acts", "fact", "contact", "state_dict", "input_dim", "obs_dim",
 ]  # fmt: skip
 
 
@@ -312,6 +334,13 @@ def test_other_names_have_none(name: str) -> None:
         ({"policy_class": "torch.nn.Sequential"}, set()),
         ({"critic_activation": "relu", "distribution": "tanh_normal", "use_layer_norm": False}, set()),
         ({"use_layer_norm": True, "residual": True}, {"architecture"}),
+        # Functions that no network here has contradict every one that is played.
+        ({"act_fn": "selu"}, {"activation"}),
+        ({"hidden_act": "torch.nn.Mish", "nonlin": "hard_swish"}, {"activation"}),
+        ({"output_activation": "Identity", "squash_output": False}, {"distribution"}),
+        ({"output_activation": "tanh", "squash_output": True}, set()),
+        ({"obs_clip": 5.0}, {"observation statistics"}),
+        ({"min_action": -1.0}, {"action bounds"}),
     ],
 )
 @pytest.mark.parametrize("place", ["inside", "config.json", "params.yml"])
@@ -325,6 +354,50 @@ def test_settings_that_differ_are_not_used(
         lines = [f"  {name}: {json.dumps(value)}" for name, value in config.items()]
         (tmp_path / place).write_text("\n".join(["agent:", *lines]))
     assert {e.what for e in restore(path, facts=GIVEN).ledger if e.use == "not used"} == topics
+
+
+@pytest.mark.parametrize(
+    ("config", "decides"),
+    [
+        ({"act_fn": "selu"}, True),
+        ({"hidden_act": "tanh"}, False),
+        ({"nonlinearity": "elu"}, True),
+        ({"min_action": -1.0}, True),
+        ({"output_activation": "linear"}, False),
+    ],
+)
+def test_a_setting_that_certainly_contradicts_decides(
+    config: dict[str, Any], decides: bool, tmp_path: Path
+) -> None:
+    path = saved(tmp_path / "agent.pt", agent(config=config))
+    assert ledger.decides(restore(path, facts=GIVEN).ledger) == decides
+
+
+def test_a_missing_squash_decides_against_a_default(tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent(config={"squash": False}))
+    assert ledger.decides(restore(path, facts=AgentFacts(activations="tanh", env="Pendulum-v1")).ledger)
+
+
+@pytest.mark.parametrize("names", [("mean_", "scale_"), ("loc", "scale"), ("mu", "sigma"), ("low", "high")])
+@pytest.mark.parametrize("group", ["scaler", "preproc", "zf"])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_rows_of_numbers_of_the_observations_are_never_silent(
+    names: tuple[str, str], group: str, kind: str, tmp_path: Path
+) -> None:
+    rows = {
+        name: row if kind == "numpy" else torch.tensor(row)
+        for name, row in zip(names, (MEAN, VAR), strict=True)
+    }
+    for content in (agent(**{group: rows}), {"policy": states(mlp()), group: rows}):
+        path = saved(tmp_path / f"{len(content)}.pt", content)
+        try:
+            found = restore(path, facts=GIVEN)
+        except UnsupportedError:
+            continue  # refused: a lone policy may compute with what stands beside it
+        topics = {entry.what for entry in found.ledger if entry.use != "assumed"}
+        assert "observation statistics" in topics
+        used = found.binding.facts.norm is not None
+        assert used or ledger.decides(found.ledger)
 
 
 @pytest.mark.parametrize("name", ["vecnormalize.npz", "obs_normalizer.npz", "normalizer.json", "obs_rms.npz"])

@@ -11,6 +11,7 @@ import pytest
 from ckpttool.errors import MappingError, UsageError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.ops.convert import convert
+from ckpttool.ops.load_into import load_into
 from ckpttool.ops.model_source import model_source
 
 Arrays = dict[str, np.ndarray]
@@ -119,3 +120,35 @@ def test_arrays_that_are_no_layers_are_copied(tmp_path: Path) -> None:
     source = written(tmp_path, {"obs": array(9, 3), "act": array(9, 2)}, "npz")
     assert convert(source, str(tmp_path / "out.pt"), to="torch").written
     assert convert(source, str(tmp_path / "out-1"), to="tf").written
+
+
+def test_a_square_matrix_beside_a_turned_one_is_refused_until_its_kind_is_given(tmp_path: Path) -> None:
+    """One matrix shows that the program has layers of its own: its square ones may be such layers too."""
+    torch = pytest.importorskip("torch")
+    module = {"a/kernel": array(4, 4), "a/bias": array(4), "b/kernel": array(3, 4), "b/bias": array(3)}
+    source = written(tmp_path, module, "npz")
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 3)})
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(MappingError) as refused:
+        load_into(model, source)
+    assert refused.value.path == "a"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for kind, wanted in (("dense_out_in", module["a/kernel"]), ("dense", module["a/kernel"].T)):
+        assert f"'a={kind}'" in str(refused.value.hint)
+        target = str(tmp_path / f"{kind}.pt")
+        convert(source, target, to="torch", layout="none", kinds=[f"a={kind}"])
+        load_into(model, target)
+        np.testing.assert_array_equal(model["a"].weight.detach().numpy(), wanted)
+        np.testing.assert_array_equal(model["b"].weight.detach().numpy(), module["b/kernel"])
+
+
+def test_two_vectors_without_a_class_are_a_norm_by_assumption(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for name, assumed in (("scale", True), ("layer_norm", False), ("ln_1", False)):
+        rows = {f"{name}/gamma": array(4), f"{name}/beta": array(4)}
+        module = {"a/kernel": array(3, 4), "a/bias": array(4), **rows}
+        folder = tmp_path / name
+        folder.mkdir()
+        model = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 4), name: torch.nn.LayerNorm(4)})
+        done = load_into(model, written(folder, module, "npz"))
+        assert any(sentence.startswith(f"{name}:") for sentence in done.report.assumed) == assumed

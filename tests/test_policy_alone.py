@@ -719,12 +719,18 @@ def test_activations_are_not_carried_to_layers_of_another_order(tmp_path: Path) 
 
 def test_the_command_that_is_named_works(tmp_path: Path) -> None:
     path = saved(tmp_path / "it's an actor.pth", Actor().state_dict())
-    refused = in_process("eval", path, "--env", TASK, "--episodes", "2")
+    refused = in_process(
+        "eval", "--seed=7", path, "--env", TASK, "--episodes", "2", "--bounds", "-1.5", "2", "--json"
+    )
     assert refused.status == 2
-    assert "Traceback" not in refused.err
-    command = refused.err.split("hint: ckpttool ")[1].strip()
-    ran = in_process(*shlex.split(command), "--episodes", "2", "--json")
-    assert ran.status == 0, ran.err
+    command = json.loads(refused.out)["error"]["hint"].removeprefix("ckpttool ")
+    # The command is complete: what was given is in it, whatever its form was, and works unchanged.
+    words = shlex.split(command)
+    given = {"--seed": ["7"], "--env": [TASK], "--episodes": ["2"], "--bounds": ["-1.5", "2"]}
+    assert words[:2] == ["eval", str(path)]
+    assert all(words[words.index(name) + 1 :][: len(values)] == values for name, values in given.items())
+    ran = in_process(*words)
+    assert ran.status in (0, 1), ran.err
     assert any(note.startswith("given: ") and "head tanh" in note for note in json.loads(ran.out)["notes"])
 
 
@@ -740,7 +746,7 @@ def followed(*words: object, most: int = 4) -> tuple[str, ...]:
         whole = hint.startswith("ckpttool ")
         more = tuple(shlex.split(hint.removeprefix("ckpttool ") if whole else hint[hint.index("--") :]))
         assert whole or more[0] == "--network", hint
-        command = (*more, "--episodes", "1") if whole and "--episodes" not in more else (*command, *more)
+        command = more if whole else (*command, *more)
     raise AssertionError(command)
 
 

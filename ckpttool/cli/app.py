@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +33,9 @@ from ckpttool.version import __version__
 # However it was started: usage lines, and the variable that a shell's completion sets, are named after it.
 _NAME = "ckpttool"
 _TRACEBACK = "CKPTTOOL_TRACEBACK"
+_REPEATABLE = frozenset(
+    ("--match", "--kind", "--flatten", "--unflatten", "--input-shape", "--l2", "--optimizer", "--wrapper")
+)
 
 
 class _Ended(SystemExit):
@@ -260,7 +265,7 @@ def _status(error: BaseException, *, as_json: bool) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             output.write(str(error.format_message()).strip())  # type: ignore[attr-defined]  # it is typer's
             return 2
-        output.fail(_sentence_of(error), as_json=as_json)
+        output.fail(_with_given_options(_sentence_of(error)), as_json=as_json)
         output.finish()
     except BrokenPipeError:
         output.silence_stdout()
@@ -268,6 +273,45 @@ def _status(error: BaseException, *, as_json: bool) -> int:
         # The document of the error, or what libraries had printed, found no room either.
         output.fail(unwritten, as_json=False)
     return 2
+
+
+def _with_given_options(error: CkpttoolError) -> CkpttoolError:
+    """Complete a hint that is this very command with one option more: no option that was given gets lost."""
+    given = sys.argv[1:]
+    try:
+        hint = shlex.split(error.hint or "")
+    except ValueError:
+        return error
+    if not given or hint[:2] != [_NAME, given[0]]:
+        return error
+    positional, proposed = _options(hint[2:])
+    if not positional or any(word not in given for word in positional):
+        return error
+    ours = [(name, [v for v in values if v not in positional]) for name, values in _options(given[1:])[1]]
+    kept = [each for each in ours if each not in proposed and _goes_with(each[0], proposed)]
+    # A placeholder stands for what a person has not given.
+    known = dict(ours)
+    filled = [(name, known.get(name, values) if values == ["ID"] else values) for name, values in proposed]
+    words = [word for name, values in (*kept, *filled) for word in (name, *values)]
+    error.hint = shlex.join((_NAME, given[0], *positional, *words))
+    return error
+
+
+def _goes_with(name: str, proposed: Sequence[tuple[str, list[str]]]) -> bool:
+    return name in _REPEATABLE or all(name != other for other, _ in proposed)
+
+
+def _options(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Return the words of a command line before its options, and each option with the words behind it."""
+    before: list[str] = []
+    options: list[tuple[str, list[str]]] = []
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            name, equals, value = word.partition("=")
+            options.append((name, [value] if equals else []))
+        else:
+            (options[-1][1] if options else before).append(word)
+    return before, options
 
 
 def _terminated(signum: int, frame: object) -> None:  # noqa: ARG001

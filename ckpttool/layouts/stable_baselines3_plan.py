@@ -30,6 +30,7 @@ _MODULES = {"relu": "ReLU", "tanh": "Tanh", "elu": "ELU", "leaky_relu": "LeakyRe
     "softplus": "Softplus",
     "linear": "linear.Identity",
 }
+_DEFAULT = "activation.ReLU"
 _MEMBERS = {
     "actor_optimizer": "actor.optimizer",
     "critic_optimizer": "critic.optimizer",
@@ -120,8 +121,9 @@ def _data(binding: Binding, agent: Tree) -> dict[Path, Leaf | ValueLeaf]:
         (_DATA, key("action_space"), attr("low")): _box(low),
         (_DATA, key("action_space"), attr("high")): _box(high),
         (*group, key("n_critics")): ValueLeaf(len(heads)),
-        (*group, key("activation_fn")): ValueLeaf(Record(f"torch.nn.modules.{module}")),
     }
+    if module != _DEFAULT:  # the library's own default is no setting in its file
+        values[*group, key("activation_fn")] = ValueLeaf(Record(f"torch.nn.modules.{module}"))
     for name, widths in sizes.items():
         for position, width in enumerate(widths[1:-1]):
             values[*group, key("net_arch"), key(name), index(position)] = ValueLeaf(width)

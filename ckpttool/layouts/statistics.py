@@ -40,6 +40,8 @@ _STATISTIC = {
 }
 _COUNT = frozenset(("count", "current_count", "n", "num", "num_samples"))
 _EPSILON, _CLIP = ("epsilon", "eps"), ("clip", "clip_obs", "clip_max", "clip_range", "clip_threshold")
+# The limit that a wrapper's object has beside the statistics (VecNormalize: obs_rms, clip_obs, epsilon).
+_CLIP_OF_OBSERVATIONS = ("clip_obs", "obs_clip", "clip_observation", "clip_observations", "observation_clip")
 _PAIR = re.compile(rf"(\w+?)_({'|'.join(sorted(_STATISTIC, key=len, reverse=True))})")
 _OBSERVED = re.compile(
     r"(^|_)(obs|observations?|states?|inputs?|rms|norm|normali[sz](er|ation|e)|running|scaler|filter|stats?"
@@ -198,7 +200,26 @@ def _groups(tree: Tree, taken: Collection[Path]) -> list[_Group]:
         elif (number := _number(leaf)) is not None:
             group.numbers[name.lstrip("_")] = number
             group.rest += paths
+    for at, group in groups.items():
+        _add_wrapper_settings(group, at[:-1], tree, taken)
     return [group for at, group in groups.items() if at not in layers]
+
+
+def _add_wrapper_settings(group: _Group, above: tuple[str, ...], tree: Tree, taken: Collection[Path]) -> None:
+    """Give a group the limit, and from a normaliser's object the epsilon, that stand one level higher."""
+    normalises = bool(above) and _OBSERVED.search(above[-1].lower()) is not None
+    for path, leaf in tree.items():
+        segments = tuple(tree.names.get(path, "").split("/"))
+        name, number = segments[-1].lower().lstrip("_"), _number(leaf)
+        if number is None or segments[:-1] != above or path in taken:
+            continue
+        if name in _CLIP_OF_OBSERVATIONS:
+            group.numbers.setdefault("clip", number)
+        elif normalises and name in _EPSILON:
+            group.numbers.setdefault("epsilon", number)
+        else:
+            continue
+        group.rest += (path,)
 
 
 def _rows(

@@ -7,6 +7,7 @@ tensorflow/core/framework/common_shape_fns.cc (SAME).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -71,18 +72,40 @@ def left(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def orientation(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, ...]:
-    """Return what is assumed of matrices whose class the file does not tell: which axis has the outputs."""
+    """Return what is assumed of layers whose class the file does not tell.
+
+    Of a matrix: which axis has the outputs. Of two vectors: that they are a norm's. Raise MappingError for
+    square matrices of a model whose other matrices are the other way round.
+    """
     square: dict[str, list[str]] = {}
     turned: dict[str, list[str]] = {}
+    equations: list[str] = []
+    norms: list[str] = []
     for layer, group in done:
-        kind = layer.kinds[0]
+        kind, about = layer.kinds[0], layer.about
         shape = next((leaf.shape for leaf in group.values() if len(leaf.shape) == 2), (0, 1))
-        if kind.name != "dense" or layer.about.cls or layer.given:
+        if layer.given:
             continue
-        if kind.form in (IN_OUT, OUT_IN):
+        if kind.name == "layer_norm" and not about.cls and not _NORM.search(layer.title.lower()):
+            norms.append(layer.title)
+        if kind.name != "dense":
+            continue
+        if not about.cls and kind.form in (IN_OUT, OUT_IN):
             turned.setdefault(kind.framework, []).append(layer.title)
         elif shape[0] == shape[1] > 1:
-            square.setdefault(kind.framework, []).append(layer.title)
+            einsum = about.cls.replace("_", "").lower() == "einsumdense" and "equation" not in about.settings
+            if einsum:
+                equations.append(layer.title)
+            elif not about.cls:
+                square.setdefault(kind.framework, []).append(layer.title)
+    for name in turned.keys() & square.keys():
+        raise MappingError(
+            f"square matrices may be [out, in] or [in, out]: {some(turned[name], 2)} is {_TURNED[name]}, as"
+            " the length of its bias shows",
+            path=some(square[name], 3),
+            hint=f"--kind '{square[name][0]}=dense{_FORM[name]}' if it is {_TURNED[name]} as well,"
+            f" --kind '{square[name][0]}=dense' if not",
+        )
     by_bias = (
         f"{some(names, 3)}: matrix {_TURNED[name]}, as the length of its bias shows"
         for name, names in turned.items()
@@ -91,9 +114,20 @@ def orientation(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, 
         f"{some(names, 3)}: square, read as {_USUAL[name]} because the file has no classes"
         for name, names in square.items()
     )
-    return (*by_bias, *by_default)
+    by_class = (
+        f"{some(names, 3)}: {what}"
+        for names, what in (
+            (equations, "square, read as EinsumDense [in, out] because the file does not hold its equation"),
+            (norms, "two vectors, read as a layer norm because the file has no classes"),
+        )
+        if names
+    )
+    return (*by_bias, *by_default, *by_class)
 
 
+# Words in the names of norms: of Flax, haiku, Hugging Face and timm as well.
+_NORM = re.compile(r"norm|(^|[^a-z])ln|bn(\d|_|/|\Z)|layer_?n")
+_FORM = {"torch": f"_{IN_OUT}", "tensorflow": f"_{OUT_IN}"}
 _USUAL = {"torch": "nn.Linear [out, in]", "tensorflow": "Dense [in, out]"}
 _TURNED = {"torch": "[in, out]", "tensorflow": "[out, in]"}
 

@@ -37,16 +37,20 @@ VOCABULARY: Mapping[Topic, re.Pattern[str]] = {
         rf"({_OBSERVED})_?(rms|norm(aliz\w*|alis\w*)?|stat(istic)?s|filter|mean|std|var|variance|scaler|whiten\w*"
         rf"|preprocessor)|norm(alize|alise|alizer|aliser)?_?({_OBSERVED})"
         r"|(empirical_)?normali[sz](er|ation|e)|running_mean_std|running_(mean|var|variance|std|norm)|obs_filter"
+        rf"|({_OBSERVED})_(low|high|min|max|lower|upper|bounds?|limits?|range|scales?|scaling|shift|offset|clip)"
+        rf"|clip_({_OBSERVED})"
     ),
     "action bounds": re.compile(
         r"max_actions?|min_actions?|act(ion)?_(max|min|limits?|bounds?|scales?|bias|low|high|range)"
     ),
-    "activation": re.compile(
-        r"(\w+_)?activations?(_(fn|func|function|name|type|class))?|(hidden_)?non_?linearity|act_(fn|func|fun)"
-    ),
     "distribution": re.compile(
         r"(action_)?dist(ribution)?(_(type|class|cls|name))?|squash(ed)?(_(output|action|mean|gaussian))?"
-        r"|tanh_(squash\w*|action|output)|use_tanh|bounded|output_activation|final_activation"
+        r"|tanh_(squash\w*|action|output)|use_tanh|bounded"
+        r"|((policy|actor|pi|mu)_)?(out|output|final|last)_(act|activation|act_fn|activation_fn|nonlinearity)"
+    ),
+    "activation": re.compile(
+        r"(\w+_)?activations?(_(fn|func|function|name|type|class))?|(\w+_)?non_?lin(earity)?"
+        r"|(\w+_)?act(_(fn|func|fun|function|name|type))?"
     ),
     "architecture": re.compile(
         r"use_(layer|batch)_?norm|(layer|batch)_?norm|residual|skip_connections?|use_residual|dropout(_rate|_p)?"
@@ -69,10 +73,28 @@ _STATISTICS_FILE = re.compile(
 _SETTINGS_FILE = re.compile(
     r"(config|params?|args|hparams|hyper_?param(eter)?s|settings|agent)\.(ya?ml|json)", re.IGNORECASE
 )
+# What a row of one number for each observation is called, whatever its group's name is.
+_ROW = re.compile(r"(mean|avg|mu|loc|center|shift|offset|std|sigma|scale|var|variance|min|max|low|high)s?")
+# A limit or a unit of the observations: a program may have it without using it.
+_LIMIT = re.compile(
+    rf"({_OBSERVED})_(low|high|min|max|lower|upper|bounds?|limits?|range|scales?|scaling|shift|offset|clip)"
+    rf"|clip_({_OBSERVED})"
+)
+# Settings that are certainly about the hidden layers of the policy.
+_HIDDEN = re.compile(
+    r"((hidden|actor|policy|pi|mlp)_)?(activations?(_(fn|func|function|name))?|act(_(fn|func|fun|function))?"
+    r"|non_?lin(earity)?)"
+)
 # Other names of the functions of agents.network.ActivationName.
 _ACTIVATIONS = {"swish": "silu", "leakyrelu": "leaky_relu", "identity": "linear", "none": "linear"}
+# Functions that no network here has: a setting that names one contradicts whatever is played.
+_FOREIGN = re.compile(
+    "selu|celu|mish|relu6|prelu|rrelu|crelu|hard_?(tanh|sigmoid|swish|shrink)|soft(sign|max|shrink)"
+    "|log_?sigmoid|exponential|(swi|ge|re)?glu|squareplus|tanhshrink|threshold|sine"
+)
 # Settings of layers other than the hidden ones of the policy.
 _ELSEWHERE = re.compile(r"out|final|last|critic|value|vf_|qf?_|q_model|conv|post_fc|lstm|encoder")
+_NO_SQUASH = ("identity", "linear", "none", "null", "false")
 _TANH = frozenset(("tanh", "affine", "unit_tanh", "tanh_clip_affine", "clip_tanh_affine"))
 # Modules whose classes the layouts know; another one's is code that is not run.
 _LIBRARIES = re.compile(
@@ -175,9 +197,12 @@ class _Used(NamedTuple):
         if isinstance(found.leaf, Leaf):
             if found.leaf.size < 2 or "int" in found.leaf.dtype:
                 return None
-            fits = found.leaf.size == self.widths[0]
+            fits = found.leaf.size == self.widths[0] and not self._is_limit(found)
             return _entry(found, where, decides=fits and not self.normalised, hint=_norm_hint(file))
         value = found.plain
+        if self._is_limit(found) and isinstance(value, int | float) and not isinstance(value, bool):
+            norm = self.known.obs_norm or {}
+            return None if value in (0, norm.get("clip")) else _entry(found, where)
         if self.normalised or _empty(value) or not isinstance(value, bool | str):
             return None
         # A truth value or a filter's name; other texts are names of files and columns.
@@ -185,6 +210,10 @@ class _Used(NamedTuple):
             return None
         hint = "--obs-norm FILE gives the statistics; without normalisation in training this setting is wrong"
         return _entry(found, where, decides=True, hint=hint)
+
+    @staticmethod
+    def _is_limit(found: Evidence) -> bool:
+        return any(map(_LIMIT.fullmatch, re.split(r"[/.]", found.name.lower())))
 
     def _bounds(self, found: Evidence, where: str, _: str | None) -> Entry | None:
         value = found.plain
@@ -196,7 +225,9 @@ class _Used(NamedTuple):
         stated = [*(self.known.action_low or ()), *(self.known.action_high or ())]
         if any(abs(abs(value) - abs(each)) <= 1e-6 * max(1.0, abs(each)) for each in stated):
             return None
-        return _entry(found, where)
+        # With a lower bound of another size the actions are others; an upper one may be a unit.
+        lower = re.search(r"(^|_)(min|low)(_|$)", re.split(r"[/.]", found.name.lower())[-1])
+        return _entry(found, where, decides=lower is not None)
 
     def _activation(self, found: Evidence, where: str, _: str | None) -> Entry | None:
         name = _activation_name(found.plain)
@@ -205,21 +236,24 @@ class _Used(NamedTuple):
         last = re.split(r"[/.]", found.name.lower())[-1]
         if name is None or not used or name in used:
             return None
-        if re.search(
-            r"out|final|last|critic|value|vf_|qf?_|q_model|conv|post_fc|lstm|encoder", found.name.lower()
-        ):
+        if _ELSEWHERE.search(found.name.lower()):
             return None
-        return _entry(found, where, decides=last in ("activation", "activation_fn", "activations"))
+        return _entry(found, where, decides=_HIDDEN.fullmatch(last) is not None)
 
     def _distribution(self, found: Evidence, where: str, _: str | None) -> Entry | None:
         value, head = found.plain, self.known.head
-        if _empty(value) or not isinstance(value, bool | str) or head is None:
+        if not isinstance(value, bool | str | Record) or head is None:
             return None
-        text = str(value).lower()
-        squashes = value is True or "tanh" in text or "squash" in text or "bounded" in text
-        if not squashes or head in _TANH:
+        name = value.name if isinstance(value, Record) else str(value)
+        text = name.rpartition(".")[2].lower()
+        assumed = str(self.known.provenance.get("head", "")).startswith("assumed")
+        if re.search(r"tanh|squash|bounded|^true$", text):
+            return None if head in _TANH else _entry(found, where, decides=assumed)
+        # A distribution has a name of its own; that nothing squashes is a word of these settings alone.
+        squashing = re.search(r"squash|tanh|(out|output|final|last)_", found.name.lower())
+        if not squashing or text not in _NO_SQUASH or head not in _TANH:
             return None
-        return _entry(found, where)
+        return _entry(found, where, decides=assumed)
 
     def _architecture(self, found: Evidence, where: str, _: str | None) -> Entry | None:
         value = found.plain
@@ -275,7 +309,7 @@ def _activation_name(value: Plain) -> str | None:
     text = value.name if isinstance(value, Record) else value
     last = re.sub(r"\W+$", "", text.strip()).rpartition(".")[2].strip("'\">() ").lower()
     name = _ACTIVATIONS.get(last, last)
-    return name if name in get_args(ActivationName) else None
+    return name if name in get_args(ActivationName) or _FOREIGN.fullmatch(name) else None
 
 
 def _inside(tree: Tree, binding: Binding, facts: _Used) -> Iterator[Entry]:
@@ -295,13 +329,26 @@ def _inside(tree: Tree, binding: Binding, facts: _Used) -> Iterator[Entry]:
             continue
         if any(name == place or name.startswith(f"{place}/") for place in stated):
             continue
-        what = topic_of(name)
+        what = topic_of(name) or _row_of_observations(name, leaf, facts.widths[0])
         if what is None or (path[:-1] in modules and isinstance(leaf, Leaf)):
             continue
         entry = facts.entry(Evidence(what, name, leaf), name)
         if entry is not None:
             modules.add(path[:-1])
             yield entry
+
+
+def _row_of_observations(name: str, leaf: Leaf | ValueLeaf, width: int) -> Topic | None:
+    """Return the topic of a tensor that has one number for each observation and the name of a statistic.
+
+    Its group may have any name (`preproc/loc`), or that of a program's own class.
+    """
+    segments = name.lower().split("/")
+    if not isinstance(leaf, Leaf) or width < 2 or not leaf.size == max(leaf.shape, default=0) == width:
+        return None
+    if any(re.fullmatch(rf"(\w+_)?({_NOT_OBSERVED})(_\w+)?", each) for each in segments[:-1]):
+        return None
+    return "observation statistics" if _ROW.fullmatch(segments[-1].strip("_")) else None
 
 
 def _used_tensors(binding: Binding) -> Collection[str]:
