@@ -176,7 +176,7 @@ def _groups(tree: Tree, taken: Collection[Path]) -> list[_Group]:
     """Return what stands together: below one name, or with one prefix (`obs_mean`, `obs_std`)."""
     groups: dict[tuple[str, ...], _Group] = {}
     layers: set[tuple[str, ...]] = set()
-    for segments, leaf, paths in _rows(tree, taken):
+    for segments, leaf, paths in rows(tree, taken):
         last = segments[-1].removesuffix(":0").lower()
         if last in _LAYER:
             layers.add(segments[:-1])
@@ -201,7 +201,7 @@ def _groups(tree: Tree, taken: Collection[Path]) -> list[_Group]:
     return [group for at, group in groups.items() if at not in layers]
 
 
-def _rows(
+def rows(
     tree: Tree, taken: Collection[Path]
 ) -> list[tuple[tuple[str, ...], Leaf | ValueLeaf, tuple[Path, ...]]]:
     """Return tensors and values with their names' segments; a list of numbers as one row."""
