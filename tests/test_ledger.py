@@ -239,34 +239,37 @@ LIBRARY = """
 import json, sys, numpy, gymnasium
 from stable_baselines3 import TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
-venv = DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")])
-venv = VecNormalize.load(sys.argv[1] + "/vecnormalize.pkl", venv)
-model = TD3.load(sys.argv[1] + "/agent.zip", env=venv, device="cpu")
-obs = numpy.load(sys.argv[1] + "/obs.npy")
-actions = model.predict(venv.normalize_obs(obs), deterministic=True)[0]
-print(json.dumps([venv.training, venv.num_envs, actions.tolist()]))
+found = []
+for folder in sys.argv[1:]:
+    venv = DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")])
+    venv = VecNormalize.load(folder + "/vecnormalize.pkl", venv)
+    model = TD3.load(folder + "/agent.zip", env=venv, device="cpu")
+    obs = numpy.load(folder + "/obs.npy")
+    actions = model.predict(venv.normalize_obs(obs), deterministic=True)[0]
+    found.append([venv.training, venv.num_envs, actions.tolist()])
+print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("clip", [None, 1.5])
-def test_stable_baselines3_plays_with_the_statistics(
-    clip: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stable_baselines3_plays_with_the_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("stable_baselines3")
     pytest.importorskip("gymnasium")
     monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
-    facts = AgentFacts(obs_norm={**NORM, "clip": clip})
-    target = str(tmp_path / "agent.zip")
-    assert convert(str(TORCH_SAMPLE), target, to="sb3", facts=facts).written
-    np.save(tmp_path / "obs.npy", restored.observations())
-    training, number, actions = warm_sb3.asked(LIBRARY, str(tmp_path))
-    assert (training, number) == (False, 1)
-    np.testing.assert_allclose(actions, acts(str(TORCH_SAMPLE), facts), rtol=0, atol=1e-5)
-    Path(f"{target}.ckpttool.json").unlink()
-    read = restore(target).known.obs_norm
-    assert read == {**NORM, "clip": clip}
-    with pytest.raises(TargetExistsError):
-        convert(str(TORCH_SAMPLE), str(tmp_path / "other.zip"), to="sb3", facts=facts)
+    limits = {tmp_path / "unlimited": None, tmp_path / "limited": 1.5}
+    for folder, clip in limits.items():
+        folder.mkdir()
+        facts = AgentFacts(obs_norm={**NORM, "clip": clip})
+        assert convert(str(TORCH_SAMPLE), str(folder / "agent.zip"), to="sb3", facts=facts).written
+        np.save(folder / "obs.npy", restored.observations())
+    played = warm_sb3.asked(LIBRARY, *map(str, limits))
+    for (folder, clip), (training, number, actions) in zip(limits.items(), played, strict=True):
+        assert (training, number) == (False, 1)
+        facts = AgentFacts(obs_norm={**NORM, "clip": clip})
+        np.testing.assert_allclose(actions, acts(str(TORCH_SAMPLE), facts), rtol=0, atol=1e-5)
+        (folder / "agent.zip.ckpttool.json").unlink()
+        assert restore(str(folder / "agent.zip")).known.obs_norm == {**NORM, "clip": clip}
+        with pytest.raises(TargetExistsError):
+            convert(str(TORCH_SAMPLE), str(folder / "other.zip"), to="sb3", facts=facts)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
@@ -567,6 +570,76 @@ def test_entries_survive_json() -> None:
         Entry("assumed", "activation", "relu", origin="default"),
     )
     assert ledger.read(json.loads(json.dumps(ledger.documents(entries)))) == entries
+
+
+# --- What programs call it -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("beside", "decides"),
+    [
+        ({"mu": MEAN, "sigma": VAR}, True),
+        ({"norm": [MEAN.tolist(), VAR.tolist()]}, True),
+        ({"whatever": np.stack([MEAN, VAR])}, True),
+        ({"shift": np.zeros(3), "scale": np.ones(3)}, False),
+        ({"last_obs": MEAN[None]}, False),
+        ({"observation_space": {"low": MEAN, "high": VAR}}, False),
+        ({"other": {"weight": np.ones((4, 3)), "bias": MEAN}}, False),
+        ({"episode": np.arange(3)}, False),
+    ],
+)
+def test_numbers_per_observation_count_under_any_name(
+    beside: dict[str, Any], decides: bool, tmp_path: Path
+) -> None:
+    found = restore(saved(tmp_path / "agent.pt", agent(**beside)), facts=GIVEN).ledger
+    assert ledger.decides(found) is decides
+
+
+@pytest.mark.parametrize(
+    ("config", "facts"),
+    [
+        ({"activation": "relu"}, {"activations": ["relu", "relu"]}),
+        ({"actor": {"hidden_act": "torch.nn.ELU"}}, {"activations": ["elu", "elu"]}),
+        ({"activations": ["relu", "tanh"]}, {"activations": ["relu", "tanh"]}),
+        ({"max_action": 0.5}, {"action_low": [-0.5], "action_high": [0.5]}),
+        ({"action_low": [-1.0], "action_high": [3.0]}, {"action_low": [-1.0], "action_high": [3.0]}),
+    ],
+)
+def test_settings_of_the_file_overrule_the_default(
+    config: dict[str, Any], facts: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    found = restore(saved(tmp_path / "agent.pt", {**named_layers(), "config": config}))
+    assert {name: list(getattr(found.known, name)) for name in facts} == facts
+    assert all(
+        found.known.provenance[name].startswith("read from config") for name in facts if "high" not in name
+    )
+    assert not ledger.decides(found.ledger)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"activation": "mish"},
+        {"activation": "relu", "nonlinearity": "tanh"},
+        {"squash_output": False},
+        {"last_activation": "none"},
+        {"obs_scale": 0.1},
+        {"action_repeat": 4},
+        {"actor_cls": "mine.Gated"},
+    ],
+)
+def test_settings_that_cannot_be_applied_decide(config: dict[str, Any], tmp_path: Path) -> None:
+    found = restore(saved(tmp_path / "agent.pt", {**named_layers(), "config": config}))
+    assert ledger.decides(found.ledger)
+
+
+def named_layers() -> dict[str, Any]:
+    """Return an agent with the names of TD3's authors, whose layout has defaults."""
+    names = {"0": "l1", "2": "l2", "4": "l3"}
+    return {
+        part: {f"{names[key[0]]}{key[1:]}": value for key, value in tensors.items()}
+        for part, tensors in agent().items()
+    }
 
 
 @pytest.mark.corpus

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 import shlex
 import shutil
@@ -196,6 +197,22 @@ def test_a_pickle_packed_by_gzip_can_be_unpacked_as_the_hint_does(folder: Path, 
     unpack, _, look = str(error.hint).partition("; ")
     subprocess.run(unpack, shell=True, check=True, cwd=folder)  # as a person pastes it
     assert in_process(*shlex.split(look)[1:], cwd=folder).status == 0
+
+
+def test_a_lone_shard_names_the_others(folder: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"l.weight": np.ones((2, 3), np.float32)}, "model-00001-of-00003.safetensors")
+    Path("model-00003-of-00003.safetensors").write_bytes(
+        Path("model-00001-of-00003.safetensors").read_bytes()
+    )
+    (note,) = open_checkpoint("model-00001-of-00003.safetensors").notes
+    assert "model-00002-of-00003.safetensors" in note
+    assert "model-00003-of-00003.safetensors" not in note
+    assert note in convert("model-00001-of-00003.safetensors", "out.npz").report.notes
+    # A number of shards that nobody has.
+    os.rename("model-00001-of-00003.safetensors", "model-00001-of-99999.safetensors")
+    assert not open_checkpoint("model-00001-of-99999.safetensors").notes
 
 
 def test_a_missing_shard_is_named(folder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from ckpttool.leaf import Leaf, ValueLeaf, index, key
 from ckpttool.leaf import Path as TreePath
 from ckpttool.ops import parity
 from ckpttool.ops import verify as op
+from ckpttool.ops.agent_facts import AgentFacts
 from ckpttool.ops.convert import convert
 from ckpttool.ops.diff import diff
 from ckpttool.ops.digest import digest
@@ -613,3 +615,28 @@ def test_what_was_dropped_is_declared_by_the_receipt_alone(tmp_path: Path) -> No
     assert diff(source, mutant).only_left == ("l/bias",)
     Path(sidecar.beside(target)).unlink()
     assert diff(source, target).only_left == ("odd",)
+
+
+def test_a_converted_part_is_compared_with_that_part(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {"actor": (5, 16, 8, 2), "critic": (7, 16, 8, 1)}
+    weights = {
+        f"{network}.l{n}.{name}": rng.normal(size=shape).astype(np.float32)
+        for network, widths in sizes.items()
+        for n, (one, other) in enumerate(pairwise(widths), 1)
+        for name, shape in (("weight", (other, one)), ("bias", (other,)))
+    }
+    source, target = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
+    leaves = {
+        (key(name.partition(".")[0]), key(name.partition(".")[2])): leaf(each)
+        for name, each in weights.items()
+    }
+    save(Tree(leaves), source, "torch")
+    assert convert(source, target, to="torch", part="actor").written
+    facts = AgentFacts(activations="relu", head="tanh", action_low=-1, action_high=1)
+    for whole in (False, True):
+        found = op.verify(source, target, facts=facts, whole=whole)
+        assert found.within, found.discrepancies
+        assert any("critic" in each for each in found.not_compared)
+    Path(sidecar.beside(target)).unlink()
+    assert not op.verify(source, target, facts=facts).within

@@ -101,6 +101,10 @@ def _remarks(found: Sweep) -> list[str]:
 def _report(one: Evaluation) -> list[str]:
     played, result = one.rollout, one.statistics
     lines = [f"{clean(urls.spelled(one.checkpoint))} in {clean(one.env)}"]
+    unused = sum(entry.open for entry in one.ledger)
+    if unused:
+        facts = count(unused, "fact that changes the actions is", "facts that change the actions are")
+        lines.append(f"NOT the return of the trained agent: {facts} not used or unknown (below)")
     if result.std is None or result.ci95 is None:
         lines.append(f"return   {result.mean:.2f} (one episode)")
     else:
@@ -159,8 +163,16 @@ def _said(one: Evaluation) -> list[str]:
     return [
         *map(clean, ledger.lines(one.ledger)),
         *listed("assumed", one.assumed),
+        *_options(one),
         *listed("note", one.notes),
     ]
+
+
+def _options(one: Evaluation) -> list[str]:
+    """Return a line with the options that replace assumptions which no file can confirm."""
+    options = dict.fromkeys(entry.hint for entry in one.ledger if entry.use == "assumed" and entry.hint)
+    named = ", ".join(each for each in options if each)
+    return [f"hint: library defaults are not stored in the file; override with {named}"] if named else []
 
 
 def _number(value: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple, cast
@@ -71,7 +72,30 @@ def _told(path: str, found: Resolved, checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with what its format notes about the way from the path to it."""
     redirected = getattr(found.format, "redirected", None)
     note = redirected(Probe(path), found.location) if redirected is not None else None
-    return replace(checkpoint, notes=(note, *checkpoint.notes)) if note else checkpoint
+    notes = [each for each in (note, other_shards(checkpoint)) if each]
+    return replace(checkpoint, notes=(*notes, *checkpoint.notes)) if notes else checkpoint
+
+
+def other_shards(checkpoint: Checkpoint) -> str | None:
+    """Return a note that names the other shards, if the checkpoint is one file of a Hugging Face model's."""
+    if len(checkpoint.files) != 1:
+        return None
+    folder, name = os.path.split(checkpoint.files[0].path)
+    shard = _SHARD.fullmatch(name)
+    if shard is None:
+        return None
+    total = int(shard["total"])
+    if not 1 < total <= _MOST_SHARDS:
+        return None
+    numbers = (f"{number:05d}" for number in range(1, total + 1))
+    others = [
+        f"{shard['stem']}{n}-of-{shard['total']}{shard['suffix']}" for n in numbers if n != shard["number"]
+    ]
+    missing = [each for each in others if not places.isfile(os.path.join(folder, each))]
+    rest = f"missing: {some(missing, 3)}" if missing else "open the index or the folder for all of them"
+    return (
+        f"shard {int(shard['number'])} of {total}: the tensors of the other shards are not included ({rest})"
+    )
 
 
 def resolve(path: str) -> Resolved:
@@ -97,6 +121,11 @@ def resolve(path: str) -> Resolved:
 
 
 # orbax/checkpoint/_src/metadata and tensorstore's OCDBT driver.
+# transformers' and accelerate's names of shards.
+_SHARD = re.compile(
+    r"(?P<stem>.+-)(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.(safetensors|bin|pt|pth))"
+)
+_MOST_SHARDS = 10_000
 _ORBAX = frozenset(("_CHECKPOINT_METADATA", "manifest.ocdbt", "_sharding"))
 
 

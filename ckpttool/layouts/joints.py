@@ -91,7 +91,12 @@ def _refusals(part: Part) -> Iterator[str]:
 
 
 def _gaps(part: Part) -> Iterator[str]:
-    for one, two, distance in _distances(part):
+    numbered = _distances(part)
+    number = _number(part.layers[0]) if part.acts and numbered and numbered[0][0] is part.layers[0] else None
+    if number:
+        name = "/".join(part.layers[0].name)
+        yield f"{number} modules without weights before {name}: nothing that acts in evaluation"
+    for one, two, distance in numbered:
         most = 2 if one.kind == "dense" or two.kind == "dense" else 1
         if two.kind == "dense" and distance > most:
             names = f"{'/'.join(one.name)} and {'/'.join(two.name)}"

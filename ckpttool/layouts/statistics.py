@@ -4,9 +4,9 @@ Layouts read the statistics of their own libraries. This finds those of programs
 `{actor, critic, obs_rms: {mean, var, count}}`, the state_dict of a normaliser, `obs_mean` and `obs_std`. The
 names of the buffers show the class, and with it the formula:
 
-rsl_rl/modules/normalizer.py, EmpiricalNormalization: (x - _mean) / (_std + 1e-2)
+rsl_rl/modules/normalization.py, EmpiricalNormalization: (x - _mean) / (_std + 1e-2)
 skrl/resources/preprocessors/torch/running_standard_scaler.py: (x - mean) / (sqrt(var) + 1e-8), limited to 5
-rl_games/algos_torch/running_mean_std.py: (x - mean) / sqrt(var + 1e-5), limited to 5
+rl_games/algos_torch/running_mean_std.py: (x - mean) / sqrt(var + 1e-5), limited to 5 (without norm_only)
 gymnasium/wrappers/stateful_observation.py, NormalizeObservation: (x - mean) / sqrt(var + 1e-8)
 keras/src/layers/preprocessing/normalization.py, Normalization: (x - mean) / max(sqrt(variance), 1e-7)
 """
@@ -178,7 +178,7 @@ def _groups(tree: Tree, taken: Collection[Path]) -> list[_Group]:
     """Return what stands together: below one name, or with one prefix (`obs_mean`, `obs_std`)."""
     groups: dict[tuple[str, ...], _Group] = {}
     layers: set[tuple[str, ...]] = set()
-    for segments, leaf, paths in _rows(tree, taken):
+    for segments, leaf, paths in rows(tree, taken):
         last = segments[-1].removesuffix(":0").lower()
         if last in _LAYER:
             layers.add(segments[:-1])
@@ -222,7 +222,7 @@ def _add_wrapper_settings(group: _Group, above: tuple[str, ...], tree: Tree, tak
         group.rest += (path,)
 
 
-def _rows(
+def rows(
     tree: Tree, taken: Collection[Path]
 ) -> list[tuple[tuple[str, ...], Leaf | ValueLeaf, tuple[Path, ...]]]:
     """Return tensors and values with their names' segments; a list of numbers as one row."""
@@ -256,7 +256,9 @@ def _placed(above: tuple[str, ...], last: str) -> tuple[tuple[str, ...], str]:
 def _is_observed(at: tuple[str, ...]) -> bool:
     """Return whether a group's name is that of observations, and not of rewards, values or images."""
     near = [segment.lower() for segment in at[-3:] if not segment.isdigit()]
-    others = (each for each in near if each not in ("actor_critic", "ac"))
+    # `v` of an observation's statistics is a velocity.
+    letters = ("v", "q") if any(re.search(r"(^|_)(ob|obs|observations?)(_|$)", each) for each in near) else ()
+    others = (each for each in near if each not in ("actor_critic", "ac", *letters))
     return any(_OBSERVED.search(each) for each in near[-2:]) and not any(map(_OTHER.search, others))
 
 

@@ -269,7 +269,11 @@ def _unplaced(
     }
     left: dict[str, list[str]] = {}
     for entry in found:
-        if entry.leaf.role in ("parameter", "buffer") and entry.path not in taken:
+        # An array among a module's tensors is a buffer that the program kept as NumPy's.
+        is_part = entry.leaf.role in ("parameter", "buffer") or (
+            entry.leaf.role == "other" and "float" in entry.leaf.dtype
+        )
+        if is_part and entry.path not in taken:
             for place, ours in places.items():
                 if entry.segments[: len(place)] == place:
                     left.setdefault(ours, []).append("/".join(entry.segments))

@@ -11,15 +11,15 @@ from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
 from ckpttool.formats import onnx
-from ckpttool.layouts import joints, recognise
 from ckpttool.layouts import plan as plans
+from ckpttool.layouts import recognise
 from ckpttool.layouts.canonical import NORMALIZER, Binding, with_targets
 from ckpttool.layouts.optimizers import differences
 from ckpttool.layouts.td3_tf import SAVES
 from ckpttool.leaf import Path
 from ckpttool.mapping.plan import Plan, Settings, after
 from ckpttool.ops import folding, knowledge
-from ckpttool.ops.restore import canonical_tree, with_statistics
+from ckpttool.ops.restore import canonical_tree, with_records
 from ckpttool.ops.targets import TargetKind
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
@@ -47,7 +47,7 @@ def recognised(
     if binding is None:
         return None, ()
     binding, notes = knowledge.with_companions(binding, checkpoint)
-    return joints.recorded(with_statistics(binding, tree), checkpoint), notes
+    return with_records(binding, tree, checkpoint), notes
 
 
 def plan(

@@ -15,7 +15,7 @@ from ckpttool.behind import Lane
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.formats.probe import Format
-from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.formats.resolve import open_checkpoint, other_shards
 from ckpttool.leaf import Path
 from ckpttool.ledger import Entries
 from ckpttool.mapping import rule_file
@@ -240,6 +240,8 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         save.require_free(target, request.kind, checkpoint.files, force=how.force)
         require_new(sidecar.beside(target), checkpoint.files, force=how.force)
     own, said = _with_facts(own_sidecar(checkpoint), checkpoint, request, how.facts)
+    shards = other_shards(checkpoint)
+    said = said if shards is None else (shards, *said)
     with Lane() as aside:
         # The receipt, written last, tells the source's digest: it is taken of what is read on the way.
         heard = Overheard(checkpoint, aside) if own.sha256 is None and not how.dry_run else None

@@ -1,15 +1,20 @@
 """Finds what could change an agent's numbers and was not used: tensors, settings, classes, side files.
 
 One table (`VOCABULARY`) lists the names that observation statistics, bounds, activations, distributions,
-wrappers and custom code have in programs. A setting that states what is used anyway is no entry.
+wrappers and custom code have in programs. A tensor that has one number per observation and belongs to no
+layer is evidence under any name. `stated` applies the settings of a checkpoint that overrule a library's
+defaults. A setting that states what is used anyway is no entry.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, get_args
 
 from ckpttool import documents, places
@@ -18,7 +23,8 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
 from ckpttool.formats import settings, yaml_settings
 from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.canonical import Binding
+from ckpttool.layouts import statistics
+from ckpttool.layouts.canonical import NO_LAYOUT, Binding, Facts
 from ckpttool.leaf import Leaf, Path, Plain, Record, ValueLeaf
 from ckpttool.ledger import Entry, Topic
 from ckpttool.sidecar import Sidecar
@@ -34,44 +40,62 @@ VOCABULARY: Mapping[Topic, re.Pattern[str]] = {
         r"|filter)|norm(alize|alise)?_(rew|rewards?|returns?|values?)|popart"
     ),
     "observation statistics": re.compile(
-        rf"({_OBSERVED})_?(rms|norm(aliz\w*|alis\w*)?|stat(istic)?s|filter|mean|std|var|variance|scaler|whiten\w*"
-        rf"|preprocessor)|norm(alize|alise|alizer|aliser)?_?({_OBSERVED})"
+        rf"({_OBSERVED}|ob|o)_?(rms|norm(aliz\w*|alis\w*)?|stat(istic)?s|filter|mean|std|var|variance|scal(e|es|er|ing)"
+        rf"|whiten\w*|preprocessor|clip(ping)?|clip_range|shift|offset|cent(er|re)|mu|sigma|loc)"
+        rf"|(norm(alize|alise|alizer|aliser)?|clip|scale)_?({_OBSERVED}|ob)"
         r"|(empirical_)?normali[sz](er|ation|e)|running_mean_std|running_(mean|var|variance|std|norm)|obs_filter"
         rf"|({_OBSERVED})_(low|high|min|max|lower|upper|bounds?|limits?|range|scales?|scaling|shift|offset|clip)"
         rf"|clip_({_OBSERVED})"
     ),
     "action bounds": re.compile(
         r"max_actions?|min_actions?|act(ion)?_(max|min|limits?|bounds?|scales?|bias|low|high|range)"
+        r"|(low|high)_actions?"
     ),
     "distribution": re.compile(
         r"(action_)?dist(ribution)?(_(type|class|cls|name))?|squash(ed)?(_(output|action|mean|gaussian))?"
-        r"|tanh_(squash\w*|action|output)|use_tanh|bounded"
-        r"|((policy|actor|pi|mu)_)?(out|output|final|last)_(act|activation|act_fn|activation_fn|nonlinearity)"
+        r"|(use_)?tanh_(squash\w*|actions?|outputs?)|use_tanh|bounded"
+        r"|((actor|policy|pi|mu|mean)_)?(out(put)?|final|last)_(layer_)?(act|activation|nonlinearity)(_fn)?"
+        r"|((action|actor|policy)_)?head(_type)?"
     ),
     "activation": re.compile(
-        r"(\w+_)?activations?(_(fn|func|function|name|type|class))?|(\w+_)?non_?lin(earity)?"
-        r"|(\w+_)?act(_(fn|func|fun|function|name|type))?"
+        r"(\w+_)?activ(ation)?s?(_(fn|func|function|name|type|class))?|(\w+_)?non_?lin(earity|earities)?"
+        r"|(\w+_)?act(_(fn|func|fun|function|name|type|cls|class|layer))?"
     ),
     "architecture": re.compile(
-        r"use_(layer|batch)_?norm|(layer|batch)_?norm|residual|skip_connections?|use_residual|dropout(_rate|_p)?"
-        r"|spectral_norm"
+        r"use_(layer|batch)_?norm|(layer|batch)_?norm|(use_)?(ln|bn)|(use_)?residual(s|_connections?)?"
+        r"|(use_)?skip(_connections?)?|dropout(_rate|_p)?|spectral_norm"
     ),
     "wrapper": re.compile(
-        r"(env_|gym_)?wrappers?|(env_)?wrapper_class|frame_?stack|n_stack|num_stack|stack_size"
+        r"(env_|gym_)?wrappers?|(env_)?wrapper_class|(n_|num_)?frame_?stacks?|n_stack|num_stack|stack_size"
+        r"|action_repeats?|frame_?skip|action_delay"
     ),
     "custom code": re.compile(
-        r"policy_class|features?_extractor(_class)?|custom_(model|policy|network|preprocessor)\w*|(model|actor|net"
-        r"work)_class"
+        r"policy_class|features?_extractor(_class)?|custom_(model|policy|network|preprocessor)\w*"
+        r"|(model|actor|network|policy|agent)(_(class|cls|type|name))?"
     ),
 }
-# Files beside a checkpoint that hold statistics, and those that hold settings.
-_STATISTICS_FILE = re.compile(
-    r"(vec_?normalize\w*|(obs_?|observation_?|state_?)?normali[sz]er\w*|(obs|observation|state)_?(rms|norm|stats?"
-    r"|statistics|mean_?std|scaler)\w*|running_mean_std\w*|norm(alization)?_?(stats?|params)\w*|rms)"
-    r"\.(pkl|pickle|pt|pth|npz|json|h5)"
+# Words in the names of files beside a checkpoint that hold statistics, and of those that hold settings.
+_STATISTICS_WORDS = re.compile(
+    r"(vec_?)?norm(ali[sz](e|er|ation))?|vecnormali[sz]e|\w*rms|stats?|statistics|(z|mean_?std_?)?filter|scal(er|ing)"
+    r"|whiten(ing)?|preproc(essor)?|running|mean|std|var|meanstd"
 )
-_SETTINGS_FILE = re.compile(
-    r"(config|params?|args|hparams|hyper_?param(eter)?s|settings|agent)\.(ya?ml|json)", re.IGNORECASE
+_NORMALISER_FILE = re.compile(
+    r"^(vec_?normalize\w*|(obs_?|observation_?|state_?)?normali[sz]er\w*|(obs|observation|state)_?(rms|norm|stats?"
+    r"|statistics|mean_?std|scaler)\w*|running_mean_std\w*|norm(alization)?_?(stats?|params)\w*|rms)\."
+)
+_STATISTICS_FILE = re.compile(r"(.+)\.(pkl|pickle|pt|pth|npz|npy|json|h5|hdf5|safetensors|csv|txt)")
+_SETTINGS_WORDS = re.compile(
+    r"config(uration)?|conf|cfg|params?|args|flags|options?|opts|hparams|hyper|hyperparam(eter)?s?|settings|agent"
+)
+_SETTINGS_FILE = re.compile(r"(.+)\.(ya?ml|json|toml)", re.IGNORECASE)
+_WORDS = re.compile(r"[^._\-\s]+")
+# Other names of the functions of agents.network.ActivationName.
+_ACTIVATIONS = {"swish": "silu", "leakyrelu": "leaky_relu", "identity": "linear", "none": "linear"}
+# Functions that are no ActivationName: a network with one of them computes something else.
+_FOREIGN = frozenset(
+    {"mish", "selu", "celu", "hardswish", "hardsigmoid", "hardtanh", "softsign", "relu6", "prelu", "rrelu"}
+    | {"sin", "sine", "snake", "crelu", "glu", "geglu", "reglu", "swiglu", "simnorm", "logsigmoid", "softmax"}
+    | {"hardshrink", "softshrink", "tanhshrink", "exponential", "squareplus", "threshold"}
 )
 # What a row of one number for each observation is called, whatever its group's name is.
 _ROW = re.compile(r"(mean|avg|mu|loc|center|shift|offset|std|sigma|scale|var|variance|min|max|low|high)s?")
@@ -80,21 +104,18 @@ _LIMIT = re.compile(
     rf"({_OBSERVED})_(low|high|min|max|lower|upper|bounds?|limits?|range|scales?|scaling|shift|offset|clip)"
     rf"|clip_({_OBSERVED})"
 )
-# Settings that are certainly about the hidden layers of the policy.
-_HIDDEN = re.compile(
-    r"((hidden|actor|policy|pi|mlp)_)?(activations?(_(fn|func|function|name))?|act(_(fn|func|fun|function))?"
-    r"|non_?lin(earity)?)"
-)
-# Other names of the functions of agents.network.ActivationName.
-_ACTIVATIONS = {"swish": "silu", "leakyrelu": "leaky_relu", "identity": "linear", "none": "linear"}
-# Functions that no network here has: a setting that names one contradicts whatever is played.
-_FOREIGN = re.compile(
-    "selu|celu|mish|relu6|prelu|rrelu|crelu|hard_?(tanh|sigmoid|swish|shrink)|soft(sign|max|shrink)"
-    "|log_?sigmoid|exponential|(swi|ge|re)?glu|squareplus|tanhshrink|threshold|sine"
-)
 # Settings of layers other than the hidden ones of the policy.
-_ELSEWHERE = re.compile(r"out|final|last|critic|value|vf_|qf?_|q_model|conv|post_fc|lstm|encoder")
-_NO_SQUASH = ("identity", "linear", "none", "null", "false")
+_ELSEWHERE = re.compile(
+    r"out|final|last|critic|value|vf_|qf?_|q_model|conv|post_fc|lstm|encoder|discrim|reward"
+)
+# Names of vectors that have one number per observation and are no statistics.
+_OBSERVATION = re.compile(
+    r"space|last|next|init|reset|sample|dummy|example|mask|goal|buffer|memory|rollout|replay|dataset|batch|rng|seed"
+    r"|optim|target|running_loss|history|log"
+)
+# Names of settings that are also usual names of modules.
+_MODULE = re.compile(r"model|actor|network|policy|agent|(\w+_)?act|(\w+_)?head|ln|bn|skip|residuals?|o_?norm")
+_LAYER = frozenset(("weight", "bias", "kernel", "gamma", "beta", "w", "b", "weights", "biases"))
 _TANH = frozenset(("tanh", "affine", "unit_tanh", "tanh_clip_affine", "clip_tanh_affine"))
 # Modules whose classes the layouts know; another one's is code that is not run.
 _LIBRARIES = re.compile(
@@ -102,7 +123,8 @@ _LIBRARIES = re.compile(
     "|rllib|d3rlpy|tianshou|skrl|rsl_rl|acme|sonnet|tf_agents|typing|functools"
 )
 _MISSING = re.compile("(the|how) .*(statistics|normalised)")
-_MOST_FILES, _LARGEST = 2_000, 1 << 20
+_MOST_FILES, _MOST_OPENED, _LARGEST = 2_000, 40, 1 << 20
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MOST = 12  # entries of one topic
 _NOTHING = (None, False, "", 0, "none", "None", "NoFilter", "null", "{}", "[]", "identity")
 
@@ -126,9 +148,9 @@ def topic_of(name: str) -> Topic | None:
     The last words decide: `ppo/obs_rms/mean` is about observations because of `obs_rms`.
     """
     segments = [each for each in re.split(r"[/.]", name.lower()) if each and not each.isdigit()]
-    for segment in reversed(segments[-3:]):
+    for back, segment in enumerate(reversed(segments[-3:])):
         for what, pattern in VOCABULARY.items():
-            if pattern.fullmatch(segment):
+            if pattern.fullmatch(segment) and not (back and _MODULE.fullmatch(segment)):
                 other = what == "observation statistics" and any(
                     re.fullmatch(rf"(\w+_)?({_NOT_OBSERVED})(_\w+)?", each)
                     for each in segments
@@ -178,6 +200,12 @@ class _Used(NamedTuple):
         missing = any(_MISSING.match(what) for what in self.binding.facts.lacks)
         return stated or missing or self.known.obs_norm is not None
 
+    def uses(self, fact: str) -> bool:
+        """Return whether the agent is played with the value of a fact that its files state."""
+        name = {"norm": "obs_norm", "hidden": "activations", "action_high": "action_low"}.get(fact, fact)
+        origin = str(self.known.provenance.get(name, ""))
+        return name not in ("activations", "action_low") or origin.startswith("read")
+
     def entry(self, found: Evidence, where: str, file: str | None = None) -> Entry | None:
         """Return the entry of one piece of evidence, None where it changes nothing or is used."""
         judge = {
@@ -197,12 +225,11 @@ class _Used(NamedTuple):
         if isinstance(found.leaf, Leaf):
             if found.leaf.size < 2 or "int" in found.leaf.dtype:
                 return None
-            fits = found.leaf.size == self.widths[0] and not self._is_limit(found)
+            fits = self.widths[0] in (found.leaf.size, *found.leaf.shape) and not _is_limit(found)
             return _entry(found, where, decides=fits and not self.normalised, hint=_norm_hint(file))
         value = found.plain
-        if self._is_limit(found) and isinstance(value, int | float) and not isinstance(value, bool):
-            norm = self.known.obs_norm or {}
-            return None if value in (0, norm.get("clip")) else _entry(found, where)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return self._scale(found, float(value), where)
         if self.normalised or _empty(value) or not isinstance(value, bool | str):
             return None
         # A truth value or a filter's name; other texts are names of files and columns.
@@ -211,17 +238,30 @@ class _Used(NamedTuple):
         hint = "--obs-norm FILE gives the statistics; without normalisation in training this setting is wrong"
         return _entry(found, where, decides=True, hint=hint)
 
-    @staticmethod
-    def _is_limit(found: Evidence) -> bool:
-        return any(map(_LIMIT.fullmatch, re.split(r"[/.]", found.name.lower())))
+    def _scale(self, found: Evidence, value: float, where: str) -> Entry | None:
+        """Return the entry of a number that observations are multiplied with or limited to."""
+        last = _last(found.name)
+        norm = self.known.obs_norm
+        if "clip" in last:
+            if not math.isfinite(value) or value <= 0 or (norm is not None and norm.get("clip") == value):
+                return None
+            assumed = norm is not None and any("are normalised with" in s for s in self.binding.moves.assumed)
+            return _entry(found, where, decides=assumed)
+        if not re.search("scal(e|es|ing)", last) or value in (0.0, 1.0):
+            return None
+        return _entry(found, where, decides=norm is None)
 
     def _bounds(self, found: Evidence, where: str, _: str | None) -> Entry | None:
         value = found.plain
         if isinstance(found.leaf, Leaf):
             # Buffers of an action's map are moved by layouts; others are of one number per action, or of one.
-            return _entry(found, where) if found.leaf.size in (1, self.widths[1]) else None
-        if isinstance(value, bool) or not isinstance(value, int | float) or self.known.action_low is None:
+            if found.leaf.size not in (1, self.widths[1]):
+                return None
+            return _entry(found, where, decides=self.known.action_low is None and self._is_assumed("head"))
+        if isinstance(value, bool) or not isinstance(value, int | float):
             return None
+        if self.known.action_low is None:
+            return _entry(found, where) if math.isfinite(value) else None
         stated = [*(self.known.action_low or ()), *(self.known.action_high or ())]
         if any(abs(abs(value) - abs(each)) <= 1e-6 * max(1.0, abs(each)) for each in stated):
             return None
@@ -229,31 +269,25 @@ class _Used(NamedTuple):
         lower = re.search(r"(^|_)(min|low)(_|$)", re.split(r"[/.]", found.name.lower())[-1])
         return _entry(found, where, decides=lower is not None)
 
+    def _is_assumed(self, fact: str) -> bool:
+        return str(self.known.provenance.get(fact, "assumed")).startswith("assumed")
+
     def _activation(self, found: Evidence, where: str, _: str | None) -> Entry | None:
-        name = _activation_name(found.plain)
-        used = set(self.known.activations or ())
+        name, used = _activation_name(found.plain), set(self.known.activations or ())
         # What follows the last layer is the action's map; what belongs to other networks is not played.
-        last = re.split(r"[/.]", found.name.lower())[-1]
-        if name is None or not used or name in used:
+        if name is None or not used or name in used or _ELSEWHERE.search(found.name.lower()):
             return None
-        if _ELSEWHERE.search(found.name.lower()):
-            return None
-        return _entry(found, where, decides=_HIDDEN.fullmatch(last) is not None)
+        hint = f"--activation {name}" if name in get_args(ActivationName) else None
+        return _entry(found, where, decides=True, hint=hint)
 
     def _distribution(self, found: Evidence, where: str, _: str | None) -> Entry | None:
-        value, head = found.plain, self.known.head
-        if not isinstance(value, bool | str | Record) or head is None:
+        head, name = self.known.head, found.name.lower()
+        if head is None or isinstance(found.leaf, Leaf) or re.search("critic|value|vf_|qf?_", name):
             return None
-        name = value.name if isinstance(value, Record) else str(value)
-        text = name.rpartition(".")[2].lower()
-        assumed = str(self.known.provenance.get("head", "")).startswith("assumed")
-        if re.search(r"tanh|squash|bounded|^true$", text):
-            return None if head in _TANH else _entry(found, where, decides=assumed)
-        # A distribution has a name of its own; that nothing squashes is a word of these settings alone.
-        squashing = re.search(r"squash|tanh|(out|output|final|last)_", found.name.lower())
-        if not squashing or text not in _NO_SQUASH or head not in _TANH:
+        squashes = _squashes(found.plain, _last(name))
+        if squashes is None or squashes == ("tanh" if head in _TANH else "linear"):
             return None
-        return _entry(found, where, decides=assumed)
+        return _entry(found, where, decides=self._is_assumed("head"))
 
     def _architecture(self, found: Evidence, where: str, _: str | None) -> Entry | None:
         value = found.plain
@@ -261,15 +295,21 @@ class _Used(NamedTuple):
             return None
         name = found.name.lower()
         kinds = {layer.kind for part in self.binding.parts for layer in part.layers}
-        if "dropout" in name or ("norm" in name and ("layer_norm" in kinds or self.binding.fronts)):
+        normed = "norm" in name or _last(name).removeprefix("use_") in ("ln", "bn")
+        if "dropout" in name or (normed and ("layer_norm" in kinds or self.binding.fronts)):
             return None  # dropout does nothing when an agent is played
-        return _entry(found, where)
+        return _entry(found, where, decides=value is True and "critic" not in name)
 
     def _wrapper(self, found: Evidence, where: str, _: str | None) -> Entry | None:
         value = found.plain
-        if _empty(value) or value == 1 or isinstance(found.leaf, Leaf):
+        if _empty(value) or isinstance(found.leaf, Leaf) or (value == 1 and "delay" not in _last(found.name)):
             return None
         named = str(value.name if isinstance(value, Record) else value)
+        if re.search("repeat|skip|delay", _last(found.name)):
+            # A simulator's own frame skip is part of the environment.
+            certain = not re.search("frame_?skip", _last(found.name))
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            return _entry(found, where, decides=certain) if is_number else None
         stated = " ".join([*self.binding.facts.lacks, *(entry.value for entry in self.binding.ledger)])
         if named[:80] in stated or not re.search(r"[A-Za-z]", named):
             return None
@@ -280,6 +320,8 @@ class _Used(NamedTuple):
         name = value.name if isinstance(value, Record) else value
         if not isinstance(name, str) or _empty(name) or "." not in name:
             return None
+        if re.search(r"[/\\\s]", name) or not re.fullmatch(r"\W*(class\s|function\s)?.*\.[A-Z]\w*\W*", name):
+            return None  # a file's name, a version
         module = re.sub(r"^\W*(class|function)?\s*['\"]?", "", name).partition(".")[0]
         return None if _LIBRARIES.fullmatch(module) else _entry(found, where, decides=True)
 
@@ -309,7 +351,28 @@ def _activation_name(value: Plain) -> str | None:
     text = value.name if isinstance(value, Record) else value
     last = re.sub(r"\W+$", "", text.strip()).rpartition(".")[2].strip("'\">() ").lower()
     name = _ACTIVATIONS.get(last, last)
-    return name if name in get_args(ActivationName) or _FOREIGN.fullmatch(name) else None
+    return name if name in get_args(ActivationName) or name.replace("_", "") in _FOREIGN else None
+
+
+def _squashes(value: Plain, last: str) -> str | None:
+    """Return the function behind a policy's last layer by the setting of that name, None if it names none."""
+    if isinstance(value, bool):
+        return ("tanh" if value else "linear") if re.search("squash|tanh", last) or value else None
+    if not isinstance(value, str | Record):
+        return None
+    text = str(value.name if isinstance(value, Record) else value).lower()
+    if re.search("tanh|squash|bounded", text):
+        return "tanh"
+    return _activation_name(value) if re.search("act|head|lin", last) else None
+
+
+def _is_limit(found: Evidence) -> bool:
+    return any(map(_LIMIT.fullmatch, re.split(r"[/.]", found.name.lower())))
+
+
+def _last(name: str) -> str:
+    """Return the last segment of a name that is no number, in lower case."""
+    return [each for each in re.split(r"[/.]", name.lower()) if each and not each.isdigit()][-1]
 
 
 def _inside(tree: Tree, binding: Binding, facts: _Used) -> Iterator[Entry]:
@@ -317,8 +380,9 @@ def _inside(tree: Tree, binding: Binding, facts: _Used) -> Iterator[Entry]:
     taken = {move.source for move in binding.moves.moves} | binding.consumed
     taken |= {move.source for front in binding.fronts.values() for move in front.moves}
     used = _used_tensors(binding)
-    stated = tuple(place for place in binding.facts.said.values() if place)
+    stated = tuple(place for fact, place in binding.facts.said.items() if place and facts.uses(fact))
     modules: set[Path] = set()
+    seen: set[Path] = set()
     for path, leaf in tree.items():
         name = tree.names.get(path)
         if (
@@ -332,10 +396,126 @@ def _inside(tree: Tree, binding: Binding, facts: _Used) -> Iterator[Entry]:
         what = topic_of(name) or _row_of_observations(name, leaf, facts.widths[0])
         if what is None or (path[:-1] in modules and isinstance(leaf, Leaf)):
             continue
+        seen.add(path)
         entry = facts.entry(Evidence(what, name, leaf), name)
         if entry is not None:
             modules.add(path[:-1])
             yield entry
+    if not facts.normalised:
+        yield from _per_observation(tree, taken | seen, stated, facts.widths)
+
+
+def _per_observation(
+    tree: Tree, taken: Collection[Path], stated: Collection[str], widths: tuple[int, int]
+) -> Iterator[Entry]:
+    """Yield an entry for tensors that have one number per observation and belong to no layer."""
+    obs, actions = widths
+    if obs < 2:
+        return
+    rows = statistics.rows(tree, taken)
+    layers = {names[:-1] for names, _, _ in rows if names[-1].removesuffix(":0").lower() in _LAYER}
+    for names, leaf, _ in rows:
+        name = "/".join(names)
+        if not isinstance(leaf, Leaf) or "float" not in leaf.dtype or names[:-1] in layers:
+            continue
+        if leaf.shape not in ((obs,), (1, obs), (obs, 1), (2, obs)) or _OBSERVATION.search(name.lower()):
+            continue
+        if any(name == place or name.startswith(f"{place}/") for place in stated):
+            continue
+        if names[-1].removesuffix(":0").lower() in _LAYER:
+            continue
+        numbers = leaf.array()
+        if not (numbers != numbers.reshape(-1)[0]).any() and float(abs(numbers.reshape(-1)[0])) in (
+            0,
+            1,
+            math.inf,
+        ):
+            continue  # a mean of zeros, deviations of one, no limits
+        hint = "--obs-norm FILE with mean and var applies them, if they are statistics of observations"
+        found = Evidence("observation statistics", name, leaf)
+        yield _entry(found, name, decides=obs != actions, hint=hint)
+
+
+def stated(binding: Binding, tree: Tree, actions: int) -> Binding:
+    """Return the binding with the activation and the action bounds that the checkpoint's own settings state.
+
+    They overrule a library's defaults, not what the layout itself reads. Settings that contradict each other
+    are left for the ledger.
+    """
+    if binding.layout == NO_LAYOUT:
+        return binding
+    functions: dict[str, list[str]] = {}
+    bounds: dict[str, list[float]] = {}
+    for path, leaf in tree.items():
+        name = tree.names.get(path)
+        what = None if name is None or path in binding.consumed else topic_of(name)
+        if name is None or what not in ("activation", "action bounds"):
+            continue
+        above, _, last = name.rpartition("/")
+        at = above if last.isdigit() else name
+        function = _activation_name(leaf.value) if isinstance(leaf, ValueLeaf) else None
+        if what == "action bounds":
+            bounds.setdefault(at, []).extend(_numbers(leaf, actions))
+        elif function is not None and not _ELSEWHERE.search(name.lower()):
+            functions.setdefault(at, []).append(function)
+    facts = binding.facts
+    if functions and not {"hidden", "activations"} & facts.said.keys():
+        facts = _with_functions(facts, binding, functions)
+    if facts.action_low is None and "action_low" not in facts.said:
+        facts = _with_bounds(facts, bounds, actions)
+    return binding if facts is binding.facts else replace(binding, facts=facts)
+
+
+def _numbers(leaf: Leaf | ValueLeaf, most: int) -> list[float]:
+    """Return a number, or a small tensor's numbers."""
+    if isinstance(leaf, Leaf):
+        is_small = leaf.size <= most and leaf.dtype.startswith(("float", "int"))
+        return [float(each) for each in leaf.array().reshape(-1)] if is_small else []
+    value = leaf.value
+    return [float(value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def _with_functions(facts: Facts, binding: Binding, functions: Mapping[str, list[str]]) -> Facts:
+    hidden = [
+        max(sum(layer.kind == "dense" for layer in part.layers) - 1, 0) for part in binding.parts if part.acts
+    ]
+    alternatives = {tuple(names) if len(set(names)) > 1 else names[:1][0] for names in functions.values()}
+    chosen = next(iter(alternatives))
+    if len(alternatives) != 1 or (isinstance(chosen, tuple) and [len(chosen)] != hidden):
+        return facts
+    if any(name not in get_args(ActivationName) for names in functions.values() for name in names):
+        return facts
+    facts = facts._replace(lacks=tuple(what for what in facts.lacks if "activations" not in what))
+    where = next(iter(functions))
+    if isinstance(chosen, tuple):
+        return facts.read(where, activations=chosen)
+    return facts._replace(activations=None).read(where, hidden=chosen)
+
+
+def _with_bounds(facts: Facts, bounds: Mapping[str, Sequence[float]], actions: int) -> Facts:
+    rows = {at: row for at, row in bounds.items() if len(row) == actions and all(map(math.isfinite, row))}
+    lows = [at for at in rows if re.search("low|min", _last(at))]
+    highs = [at for at in rows if re.search("high|max", _last(at))]
+    limits = {
+        row[0]: at
+        for at, row in bounds.items()
+        if len(row) == 1 and math.isfinite(row[0]) and re.search("max|limit|bound|high", _last(at))
+    }
+    found: Facts | None = None
+    if len(lows) == len(highs) == 1:
+        low, high = rows[lows[0]], rows[highs[0]]
+        if all(one < other for one, other in zip(low, high, strict=True)):
+            found = facts.bounded(lows[0], low, high)
+    elif facts.head == "tanh" and len(limits) == 1 and not lows and not _lacks(facts, "max_action"):
+        ((limit, where),) = limits.items()
+        found = facts.bounded(where, [-limit] * actions, [limit] * actions) if limit > 0 else None
+    if found is None:
+        return facts
+    return found._replace(lacks=tuple(what for what in found.lacks if what != "the action bounds"))
+
+
+def _lacks(facts: Facts, what: str) -> bool:
+    return any(what in each for each in facts.lacks)
 
 
 def _row_of_observations(name: str, leaf: Leaf | ValueLeaf, width: int) -> Topic | None:
@@ -347,6 +527,8 @@ def _row_of_observations(name: str, leaf: Leaf | ValueLeaf, width: int) -> Topic
     if not isinstance(leaf, Leaf) or width < 2 or not leaf.size == max(leaf.shape, default=0) == width:
         return None
     if any(re.fullmatch(rf"(\w+_)?({_NOT_OBSERVED})(_\w+)?", each) for each in segments[:-1]):
+        return None
+    if _OBSERVATION.search(name.lower()):
         return None
     return "observation statistics" if _ROW.fullmatch(segments[-1].strip("_")) else None
 
@@ -362,28 +544,56 @@ def _beside(checkpoint: Checkpoint, facts: _Used) -> Iterator[Entry]:
         return
     folder = os.path.dirname(places.abspath(checkpoint.path))
     own = {os.path.basename(file.path) for file in checkpoint.files} | {os.path.basename(checkpoint.path)}
-    try:
-        names = sorted(os.listdir(folder))[:_MOST_FILES]
-    except OSError:
-        return
-    read = set(facts.binding.facts.said.values())
-    for name in names:
+    own |= set(facts.binding.facts.said.values())
+    names = _listed(folder)
+    below = [
+        os.path.join(name, inner)
+        for name in names
+        if (name == ".hydra" or _STATISTICS_WORDS.fullmatch(name.lower()))
+        and os.path.isdir(os.path.join(folder, name))
+        for inner in _listed(os.path.join(folder, name))
+    ]
+    stem = _WORDS.findall(os.path.basename(checkpoint.path).lower())
+    opened = 0
+    for name in (*names, *below):
         file = os.path.join(folder, name)
-        if name in own or name in read or not os.path.isfile(file) or os.path.islink(file):
+        if name in own or os.path.basename(name).startswith(".") or opened >= _MOST_OPENED:
             continue
-        if _STATISTICS_FILE.fullmatch(name.lower()):
-            yield from _statistics_file(file, checkpoint, facts)
-        elif _SETTINGS_FILE.fullmatch(name):
-            yield from _settings_file(file, facts)
+        words = [*_WORDS.findall(os.path.basename(name).lower()), *_WORDS.findall(os.path.dirname(name))]
+        is_statistics = _STATISTICS_FILE.fullmatch(name.lower()) and any(
+            map(_STATISTICS_WORDS.fullmatch, words)
+        )
+        is_settings = _SETTINGS_FILE.fullmatch(name) and (
+            any(map(_SETTINGS_WORDS.fullmatch, words)) or words[:-1] == stem[: len(words) - 1]
+        )
+        if not (is_statistics or is_settings) or os.path.islink(file) or not os.path.isfile(file):
+            continue
+        opened += 1
+        if is_statistics:
+            yield from _statistics_file(file, name, checkpoint, facts)
+        else:
+            yield from _settings_file(file, name, facts)
 
 
-def _statistics_file(file: str, checkpoint: Checkpoint, facts: _Used) -> Iterator[Entry]:
+def _listed(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))[:_MOST_FILES]
+    except OSError:
+        return []
+
+
+def _statistics_file(file: str, name: str, checkpoint: Checkpoint, facts: _Used) -> Iterator[Entry]:
     """Yield the entry of a file of statistics; one that is of this very policy has its number of values."""
-    name = os.path.basename(file)
     sizes = _sizes(file)
     if facts.normalised or sizes is None:
         return  # those that are used are another file's, or the command line's
     fits = facts.widths[0] in sizes
+    base = os.path.basename(name).lower()
+    if _NORMALISER_FILE.search(base) is None:
+        # Any program's `stats.json`: it counts if it has a mean and a deviation of each observation.
+        fits = fits and (sizes.count(facts.widths[0]) > 1 or base.endswith((".npy", ".csv", ".txt")))
+        if not fits:
+            return
     other = sizes and not fits
     value = (
         "of another size than the policy's observations" if other else "of the policy's size" if fits else ""
@@ -397,6 +607,8 @@ def _sizes(file: str) -> Sequence[int] | None:
     try:
         if os.path.getsize(file) > _LARGEST:
             return ()
+        if file.endswith((".csv", ".txt")):
+            return _text_sizes(file)
         if file.endswith(".json"):
             found = documents.load(file, "the statistics", "sidecar_bytes")
             rows = [found, *(each for each in found.values() if isinstance(each, dict))]
@@ -413,17 +625,30 @@ def _sizes(file: str) -> Sequence[int] | None:
         return ()
 
 
-def _settings_file(file: str, facts: _Used) -> Iterator[Entry]:
+def _text_sizes(file: str) -> Sequence[int] | None:
+    """Return the numbers of rows and columns of a small table of numbers, None for another text."""
+    with open(file, encoding="utf-8", errors="replace") as source:
+        lines = source.read(1 << 16).splitlines()
+    rows = [line.replace(",", " ").replace(";", " ").split() for line in lines if line.strip()]
+    words = [word for row in rows for word in row]
+    if not words or len(rows) > 4 < len(words) / len(rows) or not all(map(_NUMBER.fullmatch, words)):
+        return None
+    return (*map(len, rows), len(rows))
+
+
+def _settings_file(file: str, name: str, facts: _Used) -> Iterator[Entry]:
     """Yield the settings of a file beside the checkpoint that state something else than what is used."""
-    name = os.path.basename(file)
     try:
         if os.path.getsize(file) > _LARGEST:
             return
         if name.lower().endswith(".json"):
             tree = settings.tree(documents.load(file, "settings"), "the file")
+        elif name.lower().endswith(".toml"):
+            with open(file, "rb") as source:
+                tree = settings.tree(tomllib.load(source), "the file")
         else:
             tree = yaml_settings.read(file)
-    except (CkpttoolError, OSError):
+    except (CkpttoolError, OSError, ValueError, RecursionError):
         return  # the name is anybody's
     for path, leaf in tree.items():
         shown = "/".join(str(step.value) for step in path)

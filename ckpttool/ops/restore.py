@@ -31,7 +31,7 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
 from ckpttool.ledger import Entries
 from ckpttool.mapping.report import Moves
 from ckpttool.mapping.rules import ToValue
-from ckpttool.ops import knowledge, side_files
+from ckpttool.ops import evidence, knowledge, side_files
 from ckpttool.ops.agent_facts import GIVEN, NO_FACTS, AgentFacts
 from ckpttool.ops.digest import digest_of
 from ckpttool.sidecar import Sidecar
@@ -144,8 +144,7 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     require_layers(binding, own.sidecar, sidecar.beside(checkpoint.path))
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = knowledge.with_companions(binding, checkpoint)
-    binding = joints.recorded(with_statistics(binding, checkpoint.tree), checkpoint)
-    binding = joints.joined(binding)
+    binding = joints.joined(with_records(binding, checkpoint.tree, checkpoint))
     tree = networks(checkpoint.tree, binding)
     contradicted = knowledge.contradicted(own.sidecar, knowledge.of_files(binding, tree))
     wrong = {name: entry for name, entry in contradicted.items() if name not in facts.known}
@@ -184,6 +183,18 @@ def _without(own: Own, names: Sequence[str]) -> Own:
     gone: dict[str, Any] = dict.fromkeys([*names, *more])
     provenance = {name: said for name, said in own.sidecar.provenance.items() if name not in gone}
     return replace(own, sidecar=replace(own.sidecar, **gone, provenance=provenance))
+
+
+def with_records(binding: Binding, tree: Tree, checkpoint: Checkpoint) -> Binding:
+    """Return the binding with what the checkpoint holds besides what its layout reads.
+
+    That is statistics of observations, activations that a graph or a configuration records, and settings.
+    """
+    binding = joints.recorded(with_statistics(binding, tree), checkpoint)
+    part = next((part for part in binding.parts if part.acts), None)
+    if part is None or binding.layout == NO_LAYOUT:
+        return binding
+    return evidence.stated(binding, tree, widths(networks(tree, binding), part)[1])
 
 
 def with_statistics(binding: Binding, tree: Tree) -> Binding:

@@ -143,8 +143,11 @@ def _networks(
         if steps is not None:
             training, said = _trained(a, b, steps, workers, assumed)
             notes += said
-    # What A has and B lacks cannot be the same; what B has besides says nothing against it.
-    found += [unlike(title) for title in lost(a, b)]
+    # What A has and B lacks cannot be the same, unless B is the conversion of a part; what B has besides
+    # says nothing against it.
+    part = _part_of(a, b) if lost(a, b) else None
+    outside = [f"{title} (B was converted from {part} alone)" for title in lost(a, b)] if part else []
+    found += [unlike(title) for title in lost(a, b)] if part is None else []
     return Verification(
         urls.spelled(a.checkpoint.path),
         urls.spelled(b.checkpoint.path),
@@ -155,7 +158,7 @@ def _networks(
         tuple(dict.fromkeys((*_said(a, b), *notes, *a.notes, *b.notes))),
         training,
         ledger=ledgers.merged(_of_side("A", a, b), _of_side("B", b, a)),
-        not_compared=tuple(title for title in titles if title not in compared),
+        not_compared=(*(title for title in titles if title not in compared), *outside),
     )
 
 
@@ -293,6 +296,15 @@ def _trained(
             )
     given = batches(prepared[0], steps, a.known.obs_norm)
     return train_step((prepared[0], prepared[1]), given, workers), notes
+
+
+def _part_of(source: Agent, target: Agent) -> str | None:
+    """Return the part of the source that the target was converted from by its receipt, None for the whole."""
+    receipt = target.sidecar
+    if receipt is None or receipt.source is None or not receipt.source.get("part"):
+        return None
+    is_source = receipt.source.get("sha256") == digest_of(source.checkpoint).sha256
+    return str(receipt.source["part"]) if is_source else None
 
 
 def _as_stated(source: Agent, target: Agent) -> Agent:

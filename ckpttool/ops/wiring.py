@@ -60,6 +60,8 @@ def require_facts(agent: Agent, *words: str, other: Agent | None = None) -> None
     )
 
 
+# The option that states a fact which a library's default decides otherwise.
+_STATED_BY = {"activations": "--activation NAME", "head": "--head NAME"}
 _LACKED = {
     ("--activation", "--head"): "the activations and the action map",
     ("--activation",): "the activations",
@@ -120,7 +122,8 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
         origin = str(known.provenance[name]).removeprefix("assumed: the ")
         habit = origin if origin.startswith("habit of layout") else f"habit of layout {layout}"
         habit = "the framework's default" if layout == NO_LAYOUT else habit
-        assumed.append(Entry("assumed", what, value, origin=f"{habit} (so says {whose})" if told else habit))
+        origin = f"{habit} (so says {whose})" if told else habit
+        assumed.append(Entry("assumed", what, value, origin=origin, hint=_STATED_BY.get(name)))
 
     hidden = ", ".join(dict.fromkeys(known.activations or facts.activations or (facts.hidden,)))
     guessed("activations", "activation", f"hidden activations {hidden}")

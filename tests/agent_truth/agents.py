@@ -26,6 +26,7 @@ MODULES = {
     "rsl_rl": "rsl_rl.models",
     "skrl": "skrl",
     "programs": "torch",
+    "variants": "torch",
 }
 """By library, what must be importable."""
 
@@ -50,7 +51,7 @@ def observations() -> np.ndarray:
     return (2 * np.random.default_rng(0).normal(size=(64, OBS))).astype(np.float32)
 
 
-def _scrambled(module: Any) -> None:
+def scrambled(module: Any) -> None:
     """Give a module weights with which every activation and every bound matters."""
     import torch
 
@@ -87,7 +88,7 @@ def _sb3(package: str, kind: str, policy: str | Callable[[], Any] = "MlpPolicy",
         model = getattr(importlib.import_module(package), kind)(
             named, _box_env(low, high), device="cpu", seed=0, **given
         )
-        _scrambled(model.policy)
+        scrambled(model.policy)
         model.save(f"{path}.zip")
         return f"{path}.zip", model.predict(obs, deterministic=True)[0]
 
@@ -213,7 +214,7 @@ def _wrapped(config: str, wrap: Callable[[Any], Any], *, normalize: bool = False
         if stack > 1:
             env = vec.VecFrameStack(env, stack)
         model = sb3.PPO("MlpPolicy", env, device="cpu", seed=0)
-        _scrambled(model.policy)
+        scrambled(model.policy)
         model.save(str(path / "Pendulum-v1.zip"))
         (beside / "config.yml").write_text(f"policy: MlpPolicy\n{config}")
         (beside / "args.yml").write_text("env: Pendulum-v1\nenv_kwargs: null\n")
@@ -296,7 +297,7 @@ def _tianshou(kind: str, activation: str = "ReLU", **given: Any) -> Any:
         if kind != "ppo":
             whole.critic_old = torch.nn.Module()
             whole.critic_old.module = critic
-        _scrambled(whole)
+        scrambled(whole)
         torch.save(whole.state_dict(), f"{path}.pth")
         with torch.no_grad():
             found = actor(obs)[0]
@@ -341,7 +342,7 @@ def _d3rlpy(kind: str, suffix: str = ".d3", **given: Any) -> Any:
         algo.create_impl((OBS,), ACT)
         for module in vars(algo.impl.modules).values():
             if hasattr(module, "parameters"):
-                _scrambled(module)
+                scrambled(module)
         if suffix == ".d3":
             algo.save(f"{path}.d3")
         else:
@@ -399,7 +400,7 @@ def _rsl_rl(activation: str = "elu", *, norm: bool = False) -> Any:
         actor = model(seen, groups, "actor", ACT, distribution_cfg=spread, **common)
         critic = model(seen, groups, "critic", 1, **common)
         for each in (actor, critic):
-            _scrambled(each)
+            scrambled(each)
             if norm:
                 each.obs_normalizer.update(torch.from_numpy(obs) * 3 + 1)
                 each.eval()
@@ -434,7 +435,7 @@ def _skrl(activation: str, head: str, *, norm: bool = False) -> Any:
         policy.log_std_parameter = nn.Parameter(torch.zeros(ACT))
         value = nn.Module()
         value.net = nn.Sequential(nn.Linear(OBS, 16), kind(), nn.Linear(16, 1))
-        _scrambled(policy)
+        scrambled(policy)
         saved = {"policy": policy.state_dict(), "value": value.state_dict()}
         seen = torch.from_numpy(obs)
         if norm:
@@ -462,7 +463,7 @@ def skrl() -> Iterator[Agent]:
     yield Agent("skrl_ppo_relu_tanh", _skrl("ReLU", "tanh"), known={"activation": "relu", "head": "tanh"})
 
 
-def _chain(names: Sequence[str], sizes: Sequence[int], activation: str) -> Any:
+def chain(names: Sequence[str], sizes: Sequence[int], activation: str) -> Any:
     """Return a module with dense layers of these names, and what they compute without the last function."""
     torch = importlib.import_module("torch")
     module = torch.nn.Module()
@@ -486,22 +487,22 @@ def _program(kind: str, activation: str = "relu") -> Any:
         sizes, wide = (OBS, 16, 8, ACT), (OBS + ACT, 16, 8, 1)
         seen, nn = torch.from_numpy(obs), torch.nn
         if kind in ("fujimoto", "fujimoto_folder"):
-            module, run = _chain(("l1", "l2", "l3"), sizes, activation)
-            _scrambled(module)
+            module, run = chain(("l1", "l2", "l3"), sizes, activation)
+            scrambled(module)
             torch.save(module.state_dict(), f"{path}_actor")
-            critic, _ = _chain(("l1", "l2", "l3"), wide, "relu")
+            critic, _ = chain(("l1", "l2", "l3"), wide, "relu")
             torch.save(critic.state_dict(), f"{path}_critic")
             found = 2 * torch.tanh(run(seen))
             return f"{path}_actor", found.detach().numpy()
         if kind in ("cleanrl_td3", "cleanrl_sac"):
             last = "fc_mu" if kind == "cleanrl_td3" else "fc_mean"
-            module, run = _chain(("fc1", "fc2", last), sizes, activation)
+            module, run = chain(("fc1", "fc2", last), sizes, activation)
             if kind == "cleanrl_sac":
                 module.fc_logstd = nn.Linear(8, ACT)
-            _scrambled(module)
+            scrambled(module)
             module.register_buffer("action_scale", torch.full((1, ACT), 2.0))
             module.register_buffer("action_bias", torch.full((1, ACT), 1.0))
-            critic, _ = _chain(("fc1", "fc2", "fc3"), wide, "relu")
+            critic, _ = chain(("fc1", "fc2", "fc3"), wide, "relu")
             torch.save(
                 (module.state_dict(), critic.state_dict(), critic.state_dict()), f"{path}.cleanrl_model"
             )
@@ -513,7 +514,7 @@ def _program(kind: str, activation: str = "relu") -> Any:
             )
             whole.critic = nn.Sequential(nn.Linear(OBS, 16), nn.Tanh(), nn.Linear(16, 1))
             whole.actor_logstd = nn.Parameter(torch.zeros(1, ACT))
-            _scrambled(whole)
+            scrambled(whole)
             torch.save(whole.state_dict(), f"{path}.cleanrl_model")
             return f"{path}.cleanrl_model", whole.actor_mean(seen).clamp(-2, 2).detach().numpy()
         if kind == "spinningup_ddpg":
@@ -523,7 +524,7 @@ def _program(kind: str, activation: str = "relu") -> Any:
                 nn.Linear(OBS, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, ACT), nn.Tanh()
             )
             whole.q.q = nn.Sequential(nn.Linear(OBS + ACT, 16), nn.ReLU(), nn.Linear(16, 1), nn.Identity())
-            _scrambled(whole)
+            scrambled(whole)
             torch.save(whole.state_dict(), f"{path}.pt")
             return f"{path}.pt", (2 * whole.pi.pi(seen)).detach().numpy()
         whole = nn.Module()  # spinningup_ppo
@@ -533,7 +534,7 @@ def _program(kind: str, activation: str = "relu") -> Any:
             nn.Linear(OBS, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, ACT), nn.Identity()
         )
         whole.v.v_net = nn.Sequential(nn.Linear(OBS, 16), nn.Tanh(), nn.Linear(16, 1), nn.Identity())
-        _scrambled(whole)
+        scrambled(whole)
         torch.save(whole.state_dict(), f"{path}.pt")
         return f"{path}.pt", whole.pi.mu_net(seen).detach().numpy()
 
@@ -560,6 +561,7 @@ LIBRARIES: Mapping[str, Callable[[], Iterator[Agent]]] = {
     "rsl_rl": rsl_rl,
     "skrl": skrl,
     "programs": programs,
+    "variants": lambda: importlib.import_module("tests.agent_truth.variants").variants(),
 }
 
 
@@ -584,7 +586,7 @@ def write(folder: Path, libraries: Sequence[str]) -> None:
             if agent.env is None:
                 np.save(folder / f"{agent.name}.npy", truth)
             document = {"library": library, "file": file, "low": agent.low, "high": agent.high}
-            document |= {"known": dict(agent.known), "env": agent.env}
+            document |= {"known": list(agent.known.items()), "env": agent.env}
             document |= {"return": truth if agent.env is not None else None}
             (folder / f"{agent.name}.json").write_text(json.dumps(document))
 

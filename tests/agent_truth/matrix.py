@@ -70,6 +70,8 @@ def judged(folder: Path, names: Sequence[str] | None = None) -> list[Verdict]:
 def judge(file: Path) -> Verdict:
     """Return what became of the agent that a document describes."""
     case = json.loads(file.read_text())
+    # Pairs, so that the document is no file of settings beside the agent.
+    case["known"] = dict(case["known"])
     name, library = file.stem, str(case["library"])
     try:
         difference, assumed, named = _played(case, file, {})
