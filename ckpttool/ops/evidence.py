@@ -12,7 +12,6 @@ import math
 import os
 import re
 import shlex
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, get_args
@@ -644,11 +643,13 @@ def _settings_file(file: str, name: str, facts: _Used) -> Iterator[Entry]:
         if name.lower().endswith(".json"):
             tree = settings.tree(documents.load(file, "settings"), "the file")
         elif name.lower().endswith(".toml"):
+            import tomllib
+
             with open(file, "rb") as source:
                 tree = settings.tree(tomllib.load(source), "the file")
         else:
             tree = yaml_settings.read(file)
-    except (CkpttoolError, OSError, ValueError, RecursionError):
+    except (CkpttoolError, OSError, ValueError, TypeError, RecursionError):
         return  # the name is anybody's
     for path, leaf in tree.items():
         shown = "/".join(str(step.value) for step in path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -154,7 +153,9 @@ def _versions(env: Any) -> dict[str, str]:
     """Return Gymnasium's version and that of the physics that the environment's class comes from."""
     modules = ".".join(cls.__module__ for cls in type(getattr(env, "unwrapped", env)).__mro__)
     names = ["gymnasium", *(package for word, package in PHYSICS.items() if word in modules)]
-    return {name: importlib.metadata.version(name) for name in names if importlib.util.find_spec(name)}
+    from importlib import metadata  # commands that play nothing do without it
+
+    return {name: metadata.version(name) for name in names if importlib.util.find_spec(name)}
 
 
 @contextmanager
