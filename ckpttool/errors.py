@@ -233,6 +233,11 @@ def of_the_system(error: BaseException) -> CkpttoolError | None:
     return None
 
 
+def is_of_system(error: CkpttoolError) -> bool:
+    """Return whether the operating system refused a call, which says nothing of a file's content."""
+    return isinstance(error.__cause__, OSError)
+
+
 def _missing_resource() -> int | None:
     """Return the errno of opening a file now: imports and libraries do not say why they failed."""
     try:

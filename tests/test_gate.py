@@ -115,7 +115,8 @@ def hdf5(change: Callable[[Any], None]) -> bytes:
         group = file.create_group("model_weights")
         group.attrs["layer_names"] = np.array([b"x"])
         layer = group.create_group("x")
-        layer.attrs["weight_names"] = np.array([], "S1")
+        layer.attrs["weight_names"] = np.array([b"x/w:0"])
+        layer["x/w:0"] = np.ones(2, np.float32)
         change(file)
     return stream.getvalue()
 
@@ -152,7 +153,8 @@ def _loss(file: Any) -> None:
     file.attrs["training_config"] = json.dumps({"loss": loss})
 
 
-KERAS = [_no_group, _empty_group, _no_attributes, _weights_only, _not_json, _number, _loss]
+WITHOUT_WEIGHTS = [_no_group, _empty_group]
+KERAS = [*WITHOUT_WEIGHTS, _no_attributes, _weights_only, _not_json, _number, _loss]
 
 
 def metadata(config: Any) -> bytes:
@@ -478,11 +480,12 @@ def test_a_storage_of_torch_within_a_pickle_is_judged() -> None:
 
 @pytest.mark.parametrize("change", KERAS)
 def test_a_configuration_is_judged_on_every_branch(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    topics = ["loading", "model"] if change in WITHOUT_WEIGHTS else ["loading"]
     for name in ("x.h5", "x.weights.h5"):
         file = tmp_path / name
         file.write_bytes(hdf5(change))
-        assert [each.topic for each in check([str(file)]).checkpoints[0].findings] == ["loading"]
-    assert [each.topic for each in diagnose(str(file)).findings] == ["loading"]
+        assert [each.topic for each in check([str(file)]).checkpoints[0].findings] == topics
+    assert [each.topic for each in diagnose(str(file)).findings] == topics
     assert in_process("inspect", file, "--strict").status == 1
 
 

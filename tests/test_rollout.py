@@ -372,8 +372,11 @@ class TestMake:
 
     def test_arguments_need_trust(self) -> None:
         with pytest.raises(UsageError, match="run code"):
-            envs.make("Pendulum-v1", kwargs={"g": 9.81})
-        with envs.make("Pendulum-v1", trusted=True, kwargs={"g": 9.81}) as vector:
+            envs.make("Pendulum-v1", kwargs={"screen": "file.xml"})
+        with pytest.raises(UsageError, match="run code"):
+            envs.make("Pendulum-v1", kwargs={"g": 9.81, "names": ["file.xml"]})
+        # Numbers name no file: those that a checkpoint's settings hold are used.
+        with envs.make("Pendulum-v1", kwargs={"g": 9.81}) as vector:
             assert vector.spec.obs_dim == 3
         with pytest.raises(UsageError, match="with these arguments"):
             envs.make("Pendulum-v1", trusted=True, kwargs={"colour": "red"})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ckpttool import places, plugins, urls
-from ckpttool.errors import CkpttoolError, DeadlineError, NotFoundError, TruncatedError
+from ckpttool.errors import CkpttoolError, DeadlineError, NotFoundError, TruncatedError, is_of_system
 from ckpttool.formats import checkpoint_state
 from ckpttool.formats.checkpoint_state import State
 from ckpttool.formats.probe import Probe
@@ -96,7 +96,9 @@ def _with_counts(listed: Listed) -> Listed:
     try:
         checkpoint = open_checkpoint(listed.path)
         return replace(listed, counts=training_step.counted(checkpoint, recognised(checkpoint)))
-    except CkpttoolError:
+    except CkpttoolError as error:
+        if is_of_system(error):
+            raise  # a list without counts would be taken for that of a checkpoint that has none
         return listed  # looking into it says what is wrong
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import ChecksumError, CkpttoolError
+from ckpttool.errors import ChecksumError, CkpttoolError, is_of_system
 from ckpttool.formats.probe import WritingFormat
 from ckpttool.layouts import variables
 from ckpttool.layouts.canonical import Binding
@@ -144,18 +144,28 @@ def conversion(pair: Pair, agent: Binding | None, layout: str | None) -> Convers
     for number, kind in enumerate(_kinds(pair.target, layout)):
         if kind.agent and kind.layout != layout and any(shared >= len(stored) - 1 for shared, _, _ in found):
             break
-        with contextlib.suppress(CkpttoolError):
+        with _unless_refused():
             made = _planned(pair, agent, kind, options, linked=linked)
             found.append((_shared(made, stored), -number, made))
     best = max(found, key=lambda each: each[:2], default=None)
     if best is not None and _fits(best[0], best[2], stored):
         return best[2]
     if linked and pair.target_receipt.sidecar is not None:
-        with contextlib.suppress(CkpttoolError):
+        with _unless_refused():
             made = _by_rules(pair, pair.target_receipt.sidecar)
             if _fits(_shared(made, stored), made, stored):
                 return made
     return None
+
+
+@contextlib.contextmanager
+def _unless_refused() -> Iterator[None]:
+    """Leave the block where a conversion is refused; what the operating system refuses is an error."""
+    try:
+        yield
+    except CkpttoolError as error:
+        if is_of_system(error):
+            raise
 
 
 def _fits(shared: int, made: Conversion, stored: set[str]) -> bool:

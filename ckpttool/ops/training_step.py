@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError
+from ckpttool.errors import CkpttoolError, is_of_system
 from ckpttool.layouts.canonical import ALL_OPTIMIZED, JOINT, Binding, setting
 from ckpttool.leaf import Leaf, ValueLeaf
 
@@ -86,7 +86,11 @@ def _number(leaf: Leaf) -> int | float | None:
         return None
     try:
         number: int | float = struct.unpack(form, leaf.read())[0]
-    except (CkpttoolError, struct.error):
+    except struct.error:
+        return None
+    except CkpttoolError as error:
+        if is_of_system(error):
+            raise
         return None  # where it is needed, reading it says what is wrong
     return number
 
