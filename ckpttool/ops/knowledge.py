@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ckpttool import documents, ledger, places, plugins
 from ckpttool.agents.components import widths
-from ckpttool.agents.envs import WrapperSpec, wrappers
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import FormatError, MappingError, some
 from ckpttool.formats import settings, text_proto, yaml_settings
@@ -28,6 +27,8 @@ from ckpttool.tree import Tree
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ckpttool.agents.envs import WrapperSpec
 
 ACTION_BOUNDS = "the action bounds"
 # The facts that the action's map consists of, and those of the observations.
@@ -116,11 +117,19 @@ def ledger_of(
 def wrappers_of(known: Sidecar) -> tuple[WrapperSpec, ...]:
     """Return the wrappers of training that the agent's files or its sidecar name."""
     named = (known.env or {}).get("wrappers") or ()
+    if not named:
+        return ()  # a conversion needs none of the environments
+    from ckpttool.agents.envs import WrapperSpec
+
     return tuple(WrapperSpec(each["name"], each.get("arguments", {})) for each in named)
 
 
 def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Entry]:
     """Yield an entry for each wrapper that is played, changes rewards, or is not known."""
+    if not found:
+        return
+    from ckpttool.agents.envs import wrappers
+
     for each in found:
         shown = f"{each.title}{wrappers.shown(each.arguments)}"
         if not wrappers.known(each):
