@@ -96,8 +96,6 @@ _FOREIGN = frozenset(
     | {"sin", "sine", "snake", "crelu", "glu", "geglu", "reglu", "swiglu", "simnorm", "logsigmoid", "softmax"}
     | {"hardshrink", "softshrink", "tanhshrink", "exponential", "squareplus", "threshold"}
 )
-# What a row of one number for each observation is called, whatever its group's name is.
-_ROW = re.compile(r"(mean|avg|mu|loc|center|shift|offset|std|sigma|scale|var|variance|min|max|low|high)s?")
 # A limit or a unit of the observations: a program may have it without using it.
 _LIMIT = re.compile(
     rf"({_OBSERVED})_(low|high|min|max|lower|upper|bounds?|limits?|range|scales?|scaling|shift|offset|clip)"
@@ -392,7 +390,7 @@ def _inside(tree: Tree, binding: Binding, facts: _Used) -> Iterator[Entry]:
             continue
         if any(name == place or name.startswith(f"{place}/") for place in stated):
             continue
-        what = topic_of(name) or _row_of_observations(name, leaf, facts.widths[0])
+        what = topic_of(name)
         if what is None or (path[:-1] in modules and isinstance(leaf, Leaf)):
             continue
         seen.add(path)
@@ -515,21 +513,6 @@ def _with_bounds(facts: Facts, bounds: Mapping[str, Sequence[float]], actions: i
 
 def _lacks(facts: Facts, what: str) -> bool:
     return any(what in each for each in facts.lacks)
-
-
-def _row_of_observations(name: str, leaf: Leaf | ValueLeaf, width: int) -> Topic | None:
-    """Return the topic of a tensor that has one number for each observation and the name of a statistic.
-
-    Its group may have any name (`preproc/loc`), or that of a program's own class.
-    """
-    segments = name.lower().split("/")
-    if not isinstance(leaf, Leaf) or width < 2 or not leaf.size == max(leaf.shape, default=0) == width:
-        return None
-    if any(re.fullmatch(rf"(\w+_)?({_NOT_OBSERVED})(_\w+)?", each) for each in segments[:-1]):
-        return None
-    if _OBSERVATION.search(name.lower()):
-        return None
-    return "observation statistics" if _ROW.fullmatch(segments[-1].strip("_")) else None
 
 
 def _used_tensors(binding: Binding) -> Collection[str]:
