@@ -7,7 +7,9 @@ tensorflow/core/framework/common_shape_fns.cc (SAME).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ckpttool.errors import MappingError, some
@@ -46,6 +48,10 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "attention": ("num_heads",),
 }
 _MOST = 4
+_SCALES = frozenset(("gamma", "beta"))
+_NORMED = re.compile(r"norm|(?:^|[^a-z])(?:ln|gn)(?:[^a-z]|$)")
+_MOST_OPTIONS = 12
+_KIND = re.compile(rf"--kind '{TITLE}=[^']*'")
 
 
 def notes(done: Iterable[Layer]) -> tuple[str, ...]:
@@ -70,12 +76,24 @@ def left(names: Sequence[str]) -> tuple[str, ...]:
     return (f"{some(names, 2)} {have} no place in the target, which computes the same without",)
 
 
-def orientation(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, ...]:
-    """Return what is assumed of matrices whose class the file does not tell: which axis has the outputs."""
+def without_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, ...]:
+    """Return what is assumed of layers whose class the file does not record.
+
+    Of matrices, which axis has the outputs; of a lone weight [C, S, S], that it is a convolution's and no
+    norm's over an image; of `gamma` and `beta` in a module that no word calls a norm, that it is one.
+    """
     square: dict[str, list[str]] = {}
     turned: dict[str, list[str]] = {}
+    images: list[str] = []
+    norms: list[str] = []
     for layer, group in done:
         kind = layer.kinds[0]
+        if not (layer.about.cls or layer.given):
+            lone = next(iter(group.values())).shape if len(group) == 1 else ()
+            if kind.name == "convolution" and len(lone) == 3 and lone[1] == lone[2] > 1:
+                images.append(layer.title)
+            if kind.name == "layer_norm" and {*group} <= _SCALES and not _NORMED.search(layer.title.lower()):
+                norms.append(layer.title)
         shape = next((leaf.shape for leaf in group.values() if len(leaf.shape) == 2), (0, 1))
         if kind.name != "dense" or layer.about.cls or layer.given:
             continue
@@ -91,7 +109,13 @@ def orientation(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, 
         f"{some(names, 3)}: square, read as {_USUAL[name]} because the file has no classes"
         for name, names in square.items()
     )
-    return (*by_bias, *by_default)
+    as_norms = "read as layer norms because the file has no classes"
+    return (
+        *by_bias,
+        *by_default,
+        *([f"{some(images, 3)}: read as Conv1d, not as a LayerNorm over an image"] if images else []),
+        *([f"{some(norms, 3)}: gamma and beta, {as_norms}"] if norms else []),
+    )
 
 
 _USUAL = {"torch": "nn.Linear [out, in]", "tensorflow": "Dense [in, out]"}
@@ -105,10 +129,16 @@ class Why(NamedTuple):
     hint: str = ""
 
     def sentence(self, titles: Sequence[str]) -> str:
-        """Return the sentence for all layers of which this is true."""
-        hint = self.hint.replace(TITLE, titles[0])
-        reason = self.reason.replace(TITLE, titles[0])
+        """Return the sentence for all layers of which this is true, with an option for each of them."""
+        hint, reason = (_KIND.sub(partial(_each, titles), text) for text in (self.hint, self.reason))
         return f"{some(titles, 3)}: {reason}" + (f" ({hint})" if hint else "")
+
+
+def _each(titles: Sequence[str], option: re.Match[str]) -> str:
+    """Return an option once for each layer, of many for the first ones."""
+    options = " ".join(option[0].replace(TITLE, title) for title in titles[:_MOST_OPTIONS])
+    more = len(titles) - _MOST_OPTIONS
+    return f"{options} and so on for {more} more" if more > 0 else options
 
 
 def ambiguous(layer: Layer) -> Why:

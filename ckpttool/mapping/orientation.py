@@ -317,7 +317,7 @@ def _recurrent(shapes: Sequence[Shape], framework: str) -> _Layer | None:
     biases = [shape for shape in shapes[2:4] if shape == (gates,)]
     if framework == "torch":
         names: tuple[str, ...] = ("weight_ih_l0", "weight_hh_l0")
-        more = ("bias_ih_l0", "bias_hh_l0") if len(biases) == 2 else ()
+        more: tuple[str, ...] = ("bias_ih_l0", "bias_hh_l0") if len(biases) == 2 else ()
     else:
         names = ("kernel", "recurrent_kernel")
         more = ("bias",) if shapes[2:3] in ([(gates,)], [(2, gates)]) else ()
@@ -331,7 +331,7 @@ def _matrix(shapes: Sequence[Shape], framework: str) -> _Layer | None:
         return None
     takes, returns = (shape[1], shape[0]) if framework == "torch" else (shape[-2], shape[-1])
     has_bias = list(shapes[1:2]) == [(returns,)] and not _is_norm(shapes[1:], framework)
-    names = (_KERNEL[framework], "bias") if has_bias else (_KERNEL[framework],)
+    names: tuple[str, ...] = (_KERNEL[framework], "bias") if has_bias else (_KERNEL[framework],)
     return _Layer(names, takes, returns, len(shape) > 2)
 
 
