@@ -658,16 +658,15 @@ def test_an_attention_of_own_layers_goes_to_keras_where_the_kind_is_given(tmp_pa
 )
 def test_an_optimizer_that_is_left_behind_is_named(how: dict[str, Any], named: bool, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    net = like_small.Named()
     optimizer = torch.optim.Adam(net.parameters())
-    net(torch.ones(2, 3)).sum().backward()
+    net.fc(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pt")
-    file = tmp_path / "own.py"
-    file.write_text(
-        "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))\n"
-    )
-    done = fill(str(tmp_path / "run.pt"), str(tmp_path / "out.pt"), "torch", f"{file}:net", **how)
+    done = fill(str(tmp_path / "run.pt"), str(tmp_path / "out.pt"), "torch", "like_small:Named", **how)
     assert [(entry.use, entry.what, entry.decides) for entry in done.ledger] == (
         [("not used", "optimizer", True)] if named else []
     )

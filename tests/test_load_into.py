@@ -113,7 +113,7 @@ def test_a_network_of_an_agent_is_found_by_its_canonical_name() -> None:
             "6 of the tensors of a live Sequential would not be filled, so none was",
             "part= takes one",
         ),
-        (net(5, 64, 64, 1), {"part": "actor"}, "belong together and do not fit", "None"),
+        (net(5, 64, 64, 1), {"part": "actor"}, "belong together and do not fit", "match="),
         (
             net(*ACTOR, 1),
             {"part": "actor"},
