@@ -246,3 +246,18 @@ def test_a_row_fills_a_model(tmp_path: Path) -> None:
     load_into(net, row(tmp_path, arrays, "pkl"))
     for layer, value in zip(net, arrays[::2], strict=True):
         np.testing.assert_array_equal(layer.weight.detach().numpy(), value.T)
+
+
+@pytest.mark.parametrize("container", ANY)
+@pytest.mark.parametrize(("arrays", "native"), [(TORCH, "torch"), (KERAS, "tf")], ids=["torch", "keras"])
+def test_names_of_layers_and_tensors_in_one_word_are_not_copied_to_the_other_framework(
+    arrays: Arrays, native: str, container: str, tmp_path: Path
+) -> None:
+    joined = {name.replace(".", "_").replace("/", "_"): value for name, value in arrays.items()}
+    source = written(tmp_path, joined, container)
+    targets = {"torch": "out.pt", "tf": "out-1"}
+    kept = convert(source, str(tmp_path / targets[native]), to=native, layout="none")
+    assert {each.rule for each in kept.report.mapped} == {"keep"}
+    (other,) = targets.keys() - {native}
+    with pytest.raises(MappingError):
+        convert(source, str(tmp_path / targets[other]), to=other, layout="none")

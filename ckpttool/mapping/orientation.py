@@ -46,6 +46,8 @@ _TENSORFLOW = re.compile(
 # Words of TensorFlow, flax and haiku that models of torch use as well.
 _WEAK = re.compile(r"gamma|embedding|scale")
 _MATRIX = re.compile(r"[wW](?:\d+|_\w+)?|weights?_?\d+|theta\d*|matrix")
+# A layer and its tensor in one word: `fc1_weight`.
+_JOINED = re.compile(r"(.+)_(weights?|kernel|bias(?:es)?|[wb])")
 _BIASES = {"weight": "bias", "w": "b", "weights": "biases"}
 # The last step of a name that is a number only, or a word and a number.
 _NUMBERED = re.compile(r"(.*?)_?(\d{1,6})", re.ASCII)
@@ -112,6 +114,9 @@ def _modules(tree: Tree) -> Iterator[dict[str, tuple[str, Leaf]]]:
             continue
         shown = tree.names[path]
         *module, name = re.split(r"[/.]", shown.removesuffix(":0"))
+        joined = None if _TORCH.fullmatch(name) or _TENSORFLOW.fullmatch(name) else _JOINED.fullmatch(name)
+        if joined:
+            module, name = [*module, joined[1]], joined[2]
         found.setdefault(tuple(module), {})[name.lstrip("_")] = shown, leaf
     yield from found.values()
 
