@@ -413,6 +413,41 @@ def test_the_statistics_after_a_transposed_convolution_tell_its_channels() -> No
 # --- The command -------------------------------------------------------------------------------------
 
 
+def test_every_layer_that_needs_a_kind_has_its_option() -> None:
+    shapes = {f"{name}.weight": (5, 4) for name in "abc"}
+    plan = generic.to_tensorflow(torch_tree(dict(filled(shapes))))
+    (note,) = (note for note in plan.notes if "--kind" in note)
+    for kind in ("dense", "embedding"):
+        assert " ".join(f"--kind '{name}={kind}'" for name in "abc") in note
+    said = [f"{name}=embedding" for name in "abc"]
+    assert len(generic.to_tensorflow(torch_tree(dict(filled(shapes))), choices(said, [])).moves) == 3
+
+
+@pytest.mark.parametrize(
+    ("shapes", "assumed"),
+    [
+        ({"n.weight": (3, 6, 6)}, ["n"]),
+        ({"n.weight": (3, 6, 6), "n.bias": (3,)}, []),
+        ({"n.weight": (3, 6, 5)}, []),
+    ],
+)
+def test_a_lone_weight_like_an_image_is_an_assumed_convolution(
+    shapes: Mapping[str, tuple[int, ...]], assumed: list[str]
+) -> None:
+    plan = generic.to_tensorflow(torch_tree(dict(filled(shapes))))
+    assert [said.partition(":")[0] for said in plan.assumed] == assumed
+
+
+@pytest.mark.parametrize(
+    ("name", "assumed"), [("film", ["film"]), ("norm_1", []), ("ln", []), ("plan", ["plan"])]
+)
+def test_gamma_and_beta_without_a_word_for_a_norm_are_assumed_to_be_one(
+    name: str, assumed: list[str]
+) -> None:
+    tree = tensorflow_tree(dict(filled({f"{name}/gamma": (4,), f"{name}/beta": (4,)})))
+    assert [said.partition(":")[0] for said in generic.to_torch(tree).assumed] == assumed
+
+
 def saved(folder: Path) -> None:
     save(
         torch_tree(dict(filled({"enc.weight": (4, 4), "fc.weight": (4, 4), "fc.bias": (4,)}))),

@@ -650,3 +650,24 @@ def test_an_attention_of_own_layers_goes_to_keras_where_the_kind_is_given(tmp_pa
     for first, other in found.values():
         assert first == other
         assert len(first) == 8
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("how", "named"), [({}, True), ({"part": "model"}, False), ({"dry_run": True}, True)]
+)
+def test_an_optimizer_that_is_left_behind_is_named(how: dict[str, Any], named: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    net = like_small.Named()
+    optimizer = torch.optim.Adam(net.parameters())
+    net.fc(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pt")
+    done = fill(str(tmp_path / "run.pt"), str(tmp_path / "out.pt"), "torch", "like_small:Named", **how)
+    assert [(entry.use, entry.what, entry.decides) for entry in done.ledger] == (
+        [("not used", "optimizer", True)] if named else []
+    )
+    assert (done.sha256 is None) == ("dry_run" in how)

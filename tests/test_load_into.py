@@ -14,8 +14,10 @@ import ckpttool
 from ckpttool.agents.skeleton.beside import Like
 from ckpttool.errors import MappingError, NotFoundError, UnsupportedError, UsageError
 from ckpttool.ops import target_model
-from tests import like_torch, load_into_keras, tensorflow_child
+from ckpttool.ops.convert import convert
+from tests import like_torch, load_into_keras, tensorflow_child, warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
+from tests.model_pairs import programs
 from tests.test_like import InThisProcess
 
 torch = pytest.importorskip("torch")
@@ -111,7 +113,7 @@ def test_a_network_of_an_agent_is_found_by_its_canonical_name() -> None:
             "6 of the tensors of a live Sequential would not be filled, so none was",
             "part= takes one",
         ),
-        (net(5, 64, 64, 1), {"part": "actor"}, "belong together and do not fit", "None"),
+        (net(5, 64, 64, 1), {"part": "actor"}, "belong together and do not fit", "match="),
         (
             net(*ACTOR, 1),
             {"part": "actor"},
@@ -376,3 +378,70 @@ def test_models_of_tensorflow_and_keras_are_filled_from_pytorch(tmp_path: Path) 
         ckpttool.load_into(like_torch.ConvNet(), file)
     assert found["doctor"][0] == []
     assert found["doctor"][1][0].startswith("restoring by name would leave 6 variables as they are")
+
+
+# One model in Keras's files.
+
+MODELS = (
+    *("mlp", "mlp_bn", "mlp_ln", "cnn2d_bn", "dueling", "recommender", "encoder", "conv_lstm", "resnet"),
+    "rows_lstm",
+)
+_SAVING = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.model_pairs import keras_side
+for name in {names!r}:
+    net = keras_side.build(name)
+    net.save(Path({folder!r}, name + ".keras"))
+    net.save_weights(Path({folder!r}, name + ".weights.h5"))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_files_of_one_keras_model_are_treated_alike(tmp_path: Path) -> None:
+    tensorflow_child.require("keras", "tensorflow")
+    pytest.importorskip("torch")
+    from tests.model_pairs import torch_side
+
+    program = _SAVING.format(root=str(ROOT), names=MODELS, folder=str(tmp_path))
+    status, output = warm.run("tensorflow", program, tmp_path)
+    assert status == 0, output[-2000:]
+    for name in MODELS:
+        filled, written = [], []
+        for file in (tmp_path / f"{name}.keras", tmp_path / f"{name}.weights.h5"):
+            net = torch_side.build(name, seed=5)
+            done = ckpttool.load_into(net, file, shapes=torch_side.shapes(programs.program(name)))
+            values = {key: value.numpy() for key, value in net.state_dict().items()}
+            filled.append((values, [(each.target, each.by) for each in done.matched]))
+            target = file.with_suffix(".pt")
+            made = convert(str(file), str(target), to="torch", layout="none")
+            if made.written:
+                leaves = ckpttool.open(target).tree.tensors()
+                written.append({leaf.key: leaf.array() for _, leaf in leaves})
+            else:
+                # A file of weights does not record what is flattened.
+                assert (name, file.suffix) == ("cnn2d_bn", ".h5")
+        for one, other in [[values for values, _ in filled], *([written] if len(written) == 2 else [])]:
+            assert one.keys() == other.keys(), name
+            for key in one:
+                np.testing.assert_array_equal(one[key], other[key], err_msg=f"{name}: {key}")
+        assert filled[0][1] == filled[1][1], name
+
+
+# Hints.
+
+
+@pytest.mark.torch
+def test_the_hint_of_layers_that_do_not_fit_works(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    source, model = torch.nn.Module(), torch.nn.Module()
+    source.bn1, source.bn2 = torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(8)
+    model.bn_1, model.bn_2 = torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(4)
+    saved = tmp_path / "norms.pt"
+    torch.save(source.state_dict(), saved)
+    with pytest.raises(MappingError) as caught:
+        ckpttool.load_into(model, saved)
+    assert "match=" in str(caught.value.hint)
+    ckpttool.load_into(model, saved, match={"bn1": "bn_2", "bn2": "bn_1"})

@@ -152,3 +152,145 @@ def test_two_vectors_without_a_class_are_a_norm_by_assumption(tmp_path: Path) ->
         model = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 4), name: torch.nn.LayerNorm(4)})
         done = load_into(model, written(folder, module, "npz"))
         assert any(sentence.startswith(f"{name}:") for sentence in done.report.assumed) == assumed
+
+
+# Arrays that only numbers name.
+DENSE = [array(3, 5), array(5), array(5, 5), array(5), array(5, 2), array(2)]
+CONVOLUTIONS = [array(3, 3, 2, 4), array(4), *[array(4)] * 4, array(4, 3), array(3)]
+LSTM = [array(3, 16), array(4, 16), array(16), array(4, 2), array(2)]
+TORCH_LSTM = [array(16, 3), array(16, 4), array(16), array(16), array(2, 4), array(2)]
+ROWS = {"dense": DENSE, "convolutions": CONVOLUTIONS, "lstm": LSTM}
+
+
+def row(folder: Path, arrays: list[np.ndarray], container: str) -> str:
+    """Write arrays without names."""
+    file = folder / f"row.{container.partition(':')[0]}"
+    if container == "npz":
+        np.savez(file, *arrays)
+        return str(file)
+    numbered = {str(number): value for number, value in enumerate(arrays)}
+    if container in ("h5", "safetensors"):
+        return written(folder, numbered, container)
+    shown = {
+        "pkl": arrays,
+        "pkl:tuple": tuple(arrays),
+        "pkl:dict": {"weights": arrays},
+        "pkl:pairs": {f"l{n}": arrays[n : n + 2] for n in range(0, len(arrays), 2)},
+    }
+    file.write_bytes(pickle.dumps(shown[container]))
+    return str(file)
+
+
+def transposed(value: np.ndarray) -> np.ndarray:
+    """Return a kernel with its outputs first, a weight with its outputs last."""
+    if value.ndim < 3:
+        return value.T
+    return np.transpose(value, (value.ndim - 1, value.ndim - 2, *range(value.ndim - 2)))
+
+
+CONTAINERS = ("npz", "pkl:dict", "safetensors", "h5")
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("arrays", ROWS.values(), ids=list(ROWS))
+def test_rows_of_arrays_are_layers_by_their_shapes(
+    arrays: list[np.ndarray], container: str, tmp_path: Path
+) -> None:
+    source = row(tmp_path, arrays, container)
+    done = convert(source, str(tmp_path / "out.pt"), to="torch", layout="none")
+    assert done.written
+    assert done.report.complete
+    assert done.report.assumed
+    tree = open_checkpoint(str(tmp_path / "out.pt")).tree
+    values = {leaf.key: leaf.array() for _, leaf in tree.tensors()}
+    matrices = [value for value in arrays if value.ndim > 1]
+    for value in matrices:
+        assert any(
+            found.shape == transposed(value).shape and np.array_equal(found, transposed(value))
+            for found in values.values()
+        )
+    if container != "h5":
+        kept = convert(source, str(tmp_path / "out-1"), to="tf", layout="none")
+        assert {each.rule for each in kept.report.mapped} == {"keep"}
+
+
+def test_lists_of_a_layers_arrays_are_layers(tmp_path: Path) -> None:
+    source = row(tmp_path, DENSE, "pkl:pairs")
+    done = convert(source, str(tmp_path / "out.pt"), to="torch", layout="none")
+    assert [each.rule for each in done.report.mapped] == ["transpose", "keep"] * 3
+    assert [each.target for each in done.report.mapped][:2] == ["l0/weight", "l0/bias"]
+
+
+@pytest.mark.parametrize("arrays", [[transposed(each) for each in DENSE], TORCH_LSTM], ids=["dense", "lstm"])
+def test_rows_of_pytorchs_arrays_go_to_tensorflow(arrays: list[np.ndarray], tmp_path: Path) -> None:
+    source = row(tmp_path, arrays, "pkl")
+    done = convert(source, str(tmp_path / "out-1"), to="tf", layout="none")
+    assert done.report.assumed
+    assert "transpose" in {each.rule for each in done.report.mapped}
+    kept = convert(source, str(tmp_path / "out.pt"), to="torch", layout="none")
+    assert {each.rule for each in kept.report.mapped} == {"keep"}
+
+
+SQUARE_ROW = [array(4, 4), array(4), array(4, 4), array(4)]
+SYMMETRIC = [array(3, 5), array(5, 3)]
+ONE_LAYER = [array(3, 5), array(5)]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("arrays", [SQUARE_ROW, SYMMETRIC, ONE_LAYER], ids=["square", "symmetric", "one"])
+def test_rows_with_two_readings_are_refused(arrays: list[np.ndarray], container: str, tmp_path: Path) -> None:
+    source = row(tmp_path, arrays, container)
+    with pytest.raises(MappingError) as caught:
+        convert(source, str(tmp_path / "out.pt"), to="torch", layout="none")
+    assert "--from tf" in str(caught.value.hint)
+    with pytest.raises(MappingError):
+        model_source(open_checkpoint(source), None)
+    # The hint works.
+    done = convert(source, str(tmp_path / "out.pt"), to="torch", layout="none", from_="tf")
+    assert done.report.complete
+    assert {each.rule for each in done.report.mapped} <= {"transpose", "keep"}
+    assert done.report.mapped[0].rule == "transpose"
+
+
+def test_rows_that_are_no_layers_in_a_row_are_refused(tmp_path: Path) -> None:
+    # Layers that do not follow each other, and a vector before any.
+    source = row(tmp_path, [array(3, 5), array(7, 4), array(4)], "pkl")
+    with pytest.raises(MappingError):
+        convert(source, str(tmp_path / "out.pt"), to="torch", layout="none")
+    source = row(tmp_path, [array(5), array(3, 5), array(5)], "pkl")
+    with pytest.raises(MappingError):
+        convert(source, str(tmp_path / "out.pt"), to="torch", layout="none", from_="tf")
+
+
+def test_rows_of_data_are_copied(tmp_path: Path) -> None:
+    source = row(tmp_path, [array(9, 3), array(9, 2), array(9, 3)], "npz")
+    for target, to in (("out.pt", "torch"), ("out-1", "tf")):
+        done = convert(source, str(tmp_path / target), to=to, layout="none")
+        assert {each.rule for each in done.report.mapped} == {"keep"}
+
+
+@pytest.mark.torch
+def test_a_row_fills_a_model(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from ckpttool import load_into
+
+    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 4), torch.nn.Linear(4, 4))
+    arrays = [array(3, 5), array(5), array(5, 4), array(4), array(4, 4), array(4)]
+    load_into(net, row(tmp_path, arrays, "pkl"))
+    for layer, value in zip(net, arrays[::2], strict=True):
+        np.testing.assert_array_equal(layer.weight.detach().numpy(), value.T)
+
+
+@pytest.mark.parametrize("container", ANY)
+@pytest.mark.parametrize(("arrays", "native"), [(TORCH, "torch"), (KERAS, "tf")], ids=["torch", "keras"])
+def test_names_of_layers_and_tensors_in_one_word_are_not_copied_to_the_other_framework(
+    arrays: Arrays, native: str, container: str, tmp_path: Path
+) -> None:
+    joined = {name.replace(".", "_").replace("/", "_"): value for name, value in arrays.items()}
+    source = written(tmp_path, joined, container)
+    targets = {"torch": "out.pt", "tf": "out-1"}
+    kept = convert(source, str(tmp_path / targets[native]), to=native, layout="none")
+    assert {each.rule for each in kept.report.mapped} == {"keep"}
+    (other,) = targets.keys() - {native}
+    with pytest.raises(MappingError):
+        convert(source, str(tmp_path / targets[other]), to=other, layout="none")

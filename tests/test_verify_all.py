@@ -104,7 +104,8 @@ def general(home: Path) -> tuple[str, dict[str, Any]]:
             "emb.weight": normal(10, 6),
         }
         save(torch_tree(entries), str(path))
-    return str(path), {"kinds": ["emb=embedding"], "flatten": ["fc1=no", "fc2=no", "norm=no"]}
+    vectors = [f"{name}=no" for name in ("fc1", "fc2", "norm", "lstm/*")]
+    return str(path), {"kinds": ["emb=embedding"], "flatten": vectors}
 
 
 def averaged(home: Path) -> tuple[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ckpttool.errors import MappingError, some
@@ -47,6 +48,8 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "attention": ("num_heads",),
 }
 _MOST = 4
+_MOST_OPTIONS = 12
+_KIND = re.compile(rf"--kind '{TITLE}=[^']*'")
 
 
 def notes(done: Iterable[Layer]) -> tuple[str, ...]:
@@ -71,18 +74,23 @@ def left(names: Sequence[str]) -> tuple[str, ...]:
     return (f"{some(names, 2)} {have} no place in the target, which computes the same without",)
 
 
-def orientation(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, ...]:
-    """Return what is assumed of layers whose class the file does not tell.
+def without_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, ...]:
+    """Return what is assumed of layers whose class the file does not record.
 
-    Of a matrix: which axis has the outputs. Of two vectors: that they are a norm's. Raise MappingError for
-    square matrices of a model whose other matrices are the other way round.
+    Of a matrix, which axis has the outputs; of a lone weight [C, S, S], that it is a convolution's and no
+    norm's over an image; of two vectors in a module that no word calls a norm, that they are one's. Raise
+    MappingError for square matrices of a model whose other matrices are the other way round.
     """
     square: dict[str, list[str]] = {}
     turned: dict[str, list[str]] = {}
     equations: list[str] = []
+    images: list[str] = []
     norms: list[str] = []
     for layer, group in done:
         kind, about = layer.kinds[0], layer.about
+        lone = next(iter(group.values())).shape if len(group) == 1 else ()
+        if kind.name == "convolution" and not (about.cls or layer.given):
+            images += [layer.title] if len(lone) == 3 and lone[1] == lone[2] > 1 else []
         shape = next((leaf.shape for leaf in group.values() if len(leaf.shape) == 2), (0, 1))
         if layer.given:
             continue
@@ -118,6 +126,7 @@ def orientation(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, 
         f"{some(names, 3)}: {what}"
         for names, what in (
             (equations, "square, read as EinsumDense [in, out] because the file does not hold its equation"),
+            (images, "read as Conv1d, not as a LayerNorm over an image, because the file has no classes"),
             (norms, "two vectors, read as a layer norm because the file has no classes"),
         )
         if names
@@ -139,10 +148,16 @@ class Why(NamedTuple):
     hint: str = ""
 
     def sentence(self, titles: Sequence[str]) -> str:
-        """Return the sentence for all layers of which this is true."""
-        hint = self.hint.replace(TITLE, titles[0])
-        reason = self.reason.replace(TITLE, titles[0])
+        """Return the sentence for all layers of which this is true, with an option for each of them."""
+        hint, reason = (_KIND.sub(partial(_each, titles), text) for text in (self.hint, self.reason))
         return f"{some(titles, 3)}: {reason}" + (f" ({hint})" if hint else "")
+
+
+def _each(titles: Sequence[str], option: re.Match[str]) -> str:
+    """Return an option once for each layer, of many for the first ones."""
+    options = " ".join(option[0].replace(TITLE, title) for title in titles[:_MOST_OPTIONS])
+    more = len(titles) - _MOST_OPTIONS
+    return f"{options} and so on for {more} more" if more > 0 else options
 
 
 def ambiguous(layer: Layer) -> Why:

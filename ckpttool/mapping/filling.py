@@ -78,7 +78,7 @@ def fill(
     # Two models of one framework differ in nothing that these sentences say.
     needs = cautions.notes(made.done) if foreign else ()
     if foreign:
-        made.assumed += cautions.orientation([(layer, layer.group(tree)) for layer in made.done])
+        made.assumed += cautions.without_classes([(layer, layer.group(tree)) for layer in made.done])
     filled, unfit = _filled(tree, skeleton.tree, made, strict=strict, cast=cast)
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
     used = {move.source for move in made.moves} | made.left
@@ -195,7 +195,9 @@ def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFil
         assert isinstance(place_leaf, Leaf)  # noqa: S101  # the modules' tensors
         if (leaf.dtype, leaf.shape) != (place_leaf.dtype, place_leaf.shape):
             shown = [f"{each.dtype}{list(each.shape)}" for each in (leaf, place_leaf)]
-            raise Misfit(_sources(tree, moves, path), skeleton.tree.names[path], *shown).error
+            error = Misfit(_sources(tree, moves, path), skeleton.tree.names[path], *shown).error
+            error.hint = "the rules pair them"
+            raise error
         leaves[path] = replace(place_leaf, source=leaf.source)
     filled = {move.target for move in moves}
     parts = [
@@ -408,7 +410,7 @@ def _filled(
             if strict:
                 wide = place.shape == leaf.shape and dtypes.alike(place.dtype, leaf.dtype)
                 error = unfit[path].error
-                error.hint = "--cast rounds to the model's type" if wide else None
+                error.hint = "--cast rounds to the model's type" if wide else error.hint
                 raise error
         added = {}
     if casts:

@@ -149,7 +149,7 @@ def _placed(
     refused += [reason.sentence(titles) for reason, titles in asked.items()]
     left = [tree.names[path] for _, made, _ in done for path in made.left]
     said = (*cautions.left(left), *cautions.notes(layer for layer, _, _ in done))
-    oriented = cautions.orientation([(layer, layer.group(tree)) for layer, _, _ in done])
+    oriented = cautions.without_classes([(layer, layer.group(tree)) for layer, _, _ in done])
     return Placed(tuple(done), (*refused, *said), frozenset(not_done), oriented)
 
 

@@ -68,6 +68,7 @@ class Misfit:
             f"{self.source} and {self.target} belong together and do not fit",
             expected=self.expected,
             found=self.found,
+            hint="the model needs the checkpoint's layers and sizes; --match SOURCE=TARGET pairs others",
         )
 
     def document(self) -> dict[str, str]:

@@ -414,7 +414,14 @@ def _filled(made: Filled, target: str) -> Conversion:
     """Return what became of the user's own model as the record of a conversion."""
     written = made.sha256 is not None
     return Conversion(
-        made.path, target, made.report, made.sha256, written=written, model=made, load=made.load
+        made.path,
+        target,
+        made.report,
+        made.sha256,
+        written=written,
+        model=made,
+        load=made.load,
+        ledger=made.ledger,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,8 @@ from ckpttool.agents.skeleton.beside import Like
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
 from ckpttool.formats.resolve import open_checkpoint
+from ckpttool.leaf import display
+from ckpttool.ledger import Entries, Entry
 from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.matches import Ambiguity, Match
 from ckpttool.mapping.report import Report
@@ -18,7 +20,7 @@ from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.ops import model_source, receipt, save, targets
 from ckpttool.ops.digest import Digest
 from ckpttool.ops.loading import loading_lines
-from ckpttool.ops.plain_names import Wanted
+from ckpttool.ops.plain_names import Prepared, Wanted
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import own_sidecar
 from ckpttool.ops.route import Route
@@ -32,7 +34,8 @@ from ckpttool.writing import require_new
 class Filled:
     """What became of the model: `matched` layer by layer, what is ambiguous, whether it loaded the target.
 
-    `sha256` is the target's digest; without it nothing was written.
+    `sha256` is the target's digest; without it nothing was written. The `ledger` has an optimizer whose state
+    the model's file has no place for.
     """
 
     path: str
@@ -42,6 +45,7 @@ class Filled:
     ambiguous: tuple[Ambiguity, ...] = ()
     loaded: bool = False
     load: tuple[str, ...] = ()
+    ledger: Entries = ()
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document's keys."""
@@ -108,6 +112,7 @@ def like(
         )
         report = model_source.report(ready, skeleton, filling)
         done = Filled(urls.spelled(checkpoint.path), report, None, filling.matched, filling.ambiguous)
+        done = replace(done, ledger=tuple(_optimizers(ready)))
         if how.dry_run or not (report.complete or how.allow_missing):
             return done
         said = [f"{model.factory} loads what was written, strictly, and holds the same values then"]
@@ -133,3 +138,19 @@ def like(
         )
         load = loading_lines(target, kind, way.tree)
         return replace(done, report=report, sha256=put.sha256, loaded=how.prove, load=load)
+
+
+def _optimizers(ready: Prepared) -> Iterator[Entry]:
+    """Return an entry for the state of optimizers, which a file that fills a model does not have."""
+    tree = ready.tree
+    slots = [path for path, leaf in tree.tensors() if leaf.role == "slot"]
+    if not slots:
+        return
+    weights = [path for path, leaf in tree.tensors() if leaf.role in ("parameter", "buffer")]
+    heads = {display(path[:1]) for path in weights if len(path) > 1}
+    alone = len(heads) == 1 and all(len(path) > 1 for path in weights)
+    apart = alone and not any(display(path[:1]) in heads for path in slots)
+    head = ready.names[weights[0]].partition("/")[0] if apart else ""
+    hint = f"--part {head} converts the network alone" if apart else "--allow-missing leaves it out"
+    what = f"state of {len(slots):,} {'tensor' if len(slots) == 1 else 'tensors'}: {hint}"
+    yield Entry("not used", "optimizer", what, ready.names[slots[0]], decides=True, hint=hint)

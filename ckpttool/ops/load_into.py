@@ -216,7 +216,11 @@ def _require_complete(met: Meeting, checkpoint: Checkpoint, part: str | None) ->
     The error names what does not fit, else what of the model is open, else what of the checkpoint is left.
     """
     if met.filling.misfits:
-        raise met.filling.misfits[0].error.located(file=checkpoint.path)
+        error = met.filling.misfits[0].error.located(file=checkpoint.path)
+        error.hint = (
+            "the model needs the checkpoint's layers and sizes; match={SOURCE: TARGET} pairs other layers"
+        )
+        raise error
     names = [met.skeleton.names[path] for path in met.filling.unfilled]
     if not names:
         _require_used(met, checkpoint, part)

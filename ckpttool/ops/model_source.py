@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UsageError, some
+from ckpttool.errors import MappingError, UsageError, some
 from ckpttool.formats import onnx
 from ckpttool.layouts import onnx_layers, variables
 from ckpttool.layouts.canonical import RUN, Binding
@@ -120,7 +120,16 @@ def model_source(
     ready = _as_saved(prepared(checkpoint.tree, tree, part, wanted, known))
     ready = ready._replace(lost=(*lost, *ready.lost))
     framework = _framework(checkpoint, ready.tree, source)
-    return ModelSource(ready, framework, _in_order(checkpoint, ready.tree, framework))
+    try:
+        rows = orientation.with_layers(ready.tree, framework, stated=source is not None)
+    except MappingError as error:
+        raise error.located(file=checkpoint.path) from None
+    if not rows.assumed:
+        return ModelSource(ready, framework, _in_order(checkpoint, ready.tree, framework))
+    names = {place: ready.names[path] for place, path in rows.sources.items()}
+    rules = {place: ready.rules[path] for place, path in rows.sources.items() if path in ready.rules}
+    ready = ready._replace(tree=rows.tree, names=names, rules=rules, notes=(*ready.notes, *rows.assumed))
+    return ModelSource(ready, framework, in_order=True)
 
 
 def _as_saved(ready: Prepared) -> Prepared:

@@ -17,7 +17,7 @@ from ckpttool.layouts.canonical import NO_LAYOUT, Binding
 from ckpttool.leaf import Path
 from ckpttool.mapping import by_rules, generic, orientation
 from ckpttool.mapping.layers import Choice
-from ckpttool.mapping.plan import Plan, Settings, after, build
+from ckpttool.mapping.plan import Plan, Settings, after, build, resourced
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.rules import KEEP
@@ -176,11 +176,16 @@ def _problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> list[P
 def _general(checkpoint: Checkpoint, tree: Tree, request: Request, told: Settings) -> Plan:
     """Return the plan of a checkpoint without a layout; raise MappingError where no layer is known."""
     kind, given, stated = request.kind, request.given, request.stated.settings()
+    ours = _framework(kind.format)
+    theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.source is not None
     try:
-        if _framework(kind.format) == TENSORFLOW:
+        tree, sources, assumed = orientation.with_layers(tree, theirs, stated=stated_axes)
+        if ours == TENSORFLOW:
             file = kind.format == _WEIGHTS_FILE
-            return general_way.to_tensorflow(tree, given, told, stated, file=file)
-        return general_way.to_torch(tree, given, told, stated)
+            plan = general_way.to_tensorflow(tree, given, told, stated, file=file)
+        else:
+            plan = general_way.to_torch(tree, given, told, stated)
+        return replace(resourced(plan, sources), assumed=(*assumed, *plan.assumed)) if assumed else plan
     except CkpttoolError as error:
         raise error.located(file=checkpoint.path) from error.__cause__
 
