@@ -16,7 +16,7 @@ from ckpttool.mapping import inert
 from ckpttool.mapping.plan import Plan, Settings, after, build
 from ckpttool.mapping.report import Mapped, Move, Report
 from ckpttool.mapping.rules import KEEP
-from ckpttool.ops import agent_way, averages, optimizer_facts
+from ckpttool.ops import agent_way, averages, general_way, optimizer_facts
 from ckpttool.ops import part as parts
 from ckpttool.ops.optimizer_options import Stated
 from ckpttool.ops.plain_names import Prepared, prepared
@@ -84,6 +84,9 @@ def route(
     chosen: tuple[str, ...] = ()
     if request.weights is not None:
         tree, chosen = averages.chosen(tree, request.weights)
+    if request.no_optimizers:
+        tree, without = general_way.without_optimizers(tree)
+        chosen = (*chosen, *without)
     ready = prepared(checkpoint.tree, tree, part, request.wanted, known)
     ready = ready._replace(lost=(*lost, *ready.lost), notes=(*ready.notes, *chosen))
     tree = ready.tree

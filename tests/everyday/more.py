@@ -31,7 +31,7 @@ _OPTION = re.compile(r"--fold-weight-norm|--(?:flatten|optimizer|weights|part) [
 _SLOTS = {
     "exp_avg": ("m", "exp_avg"),
     "exp_avg_sq": ("v", "exp_avg_sq"),
-    "square_avg": ("rms", "square_avg", "v"),
+    "square_avg": ("rms", "square_avg", "v", "accumulated_grad"),
     "sum": ("accumulator", "sum"),
 }
 
@@ -71,12 +71,15 @@ def verdict(folder: Path, to: str) -> tuple[str, str]:
 def _options(ran: Ran, name: str) -> str:
     """Return the options that a message names; of kinds the one that the file's name tells."""
     text = ran.out + ran.err
-    kinds = re.findall(r"--kind '([^'=]+)=([\w:]+)'", text)
+    # The number of heads stands in the program alone: MultiheadAttention(8, 2).
+    kinds = re.findall(r"--kind '([^'=]+)=([\w:]+)'", text.replace(":HEADS", ":2"))
     if kinds:
         layer = kinds[0][0]
         able = [kind for each, kind in kinds if each == layer]
         wanted = [
-            kind for kind in able if kind in f"{name} {layer}" or (kind == "embedding" and "tied" in name)
+            kind
+            for kind in able
+            if kind in f"{name} {layer}" or (kind == "embedding" and re.search("tied|sparse", name))
         ]
         return f"--kind '{layer}={(wanted or able)[0]}'"
     found = _OPTION.search(text)
