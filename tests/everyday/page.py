@@ -18,14 +18,14 @@ Made by `python docs/generate.py` from `tests/everyday/`; do not edit it by hand
 A conversion to torch, tf or keras works if the lines that it prints load the result strictly into the user's
 model (`load_state_dict`, `assert_existing_objects_matched`, `load_weights`), the model computes the same
 outputs within {tolerance:g} of their size, and, where the file holds an optimizer, makes the same two updates
-from there. `inspect` works
+from there (with `--part`, which converts the network alone, outputs are compared). `inspect` works
 if it finds every parameter, `onnx` if ONNX Runtime computes the same actions, and `eval` if the returns
 on Pendulum-v1 are those of the framework's own policy.
 
 | mark | meaning |
 |---|---|
 | yes | works at the first try |
-| opt | works with an option that the first message names: a fact that the file does not hold |
+| opt | works with an option, or after a command, that the first message names |
 | 1, 2, ... | does not work; the note says why |
 | - | does not apply: not a policy |
 
