@@ -22,7 +22,7 @@ from ckpttool.ops.optimizer_options import Stated
 from ckpttool.ops.plain_names import Prepared, prepared
 from ckpttool.ops.request import Request
 from ckpttool.ops.way_back import way_back
-from ckpttool.ops.ways import way
+from ckpttool.ops.ways import axes_note, way
 from ckpttool.shown import count
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Container, Tree
@@ -135,6 +135,8 @@ def route(
         target = _arrays(tree) if kind.format == _ARRAYS_ALONE else tree
         moves = tuple(Move(path, path, KEEP) for path in target)
         lost = tuple(ready.names[path] for path in tree if path not in target)
+        axes = axes_note(checkpoint, tree, request) if kind.format != checkpoint.format else None
+        ready = ready._replace(notes=(*ready.notes, *filter(None, (axes,))))
         report = Report(mapped(ready, target, moves), (*lost, *ready.lost), notes=ready.notes)
     else:
         moves, target = plan.moves, build(tree, plan)
