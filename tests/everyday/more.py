@@ -26,7 +26,7 @@ from tests.conftest import Ran, in_process
 from tests.everyday.cases import TARGETS
 from tests.everyday.matrix import SUFFIXES, _child
 
-_OPTION = re.compile(r"--fold-weight-norm|--(?:flatten|optimizer|weights|part) [^\s;,)]+")
+_OPTION = re.compile(r"--fold-weight-norm|--(?:flatten|optimizer|weights|part) (?:'[^']*'|[^\s;,)]+)")
 _SLOTS = {
     "exp_avg": ("m", "exp_avg"),
     "exp_avg_sq": ("v", "exp_avg_sq"),
@@ -48,7 +48,7 @@ def verdict(folder: Path, to: str) -> tuple[str, str]:
     ran = in_process("convert", source, target, "--to", to, "--force")
     state, options = "works", ""
     for _ in range(6):
-        more = _options(ran, folder.name) if ran.status in {1, 2} else ""
+        more = option(ran.out + ran.err, folder.name) if ran.status in {1, 2} else ""
         if not more or more in options:
             break
         options = f"{options} {more}".strip()
@@ -69,9 +69,8 @@ def verdict(folder: Path, to: str) -> tuple[str, str]:
     return state, options
 
 
-def _options(ran: Ran, name: str) -> str:
-    """Return the options that a message names; of kinds the one that the file's name tells."""
-    text = ran.out + ran.err
+def option(text: str, name: str) -> str:
+    """Return the option that a message names; of kinds the one that the file's name tells."""
     # The number of heads stands in the program alone: MultiheadAttention(8, 2).
     kinds = re.findall(r"--kind '([^'=]+)=([\w:]+)'", text.replace(":HEADS", ":2"))
     if kinds:
