@@ -623,6 +623,33 @@ def test_what_keras_adagrad_cannot_hold_is_refused(tmp_path: Path, fault: str) -
     assert not converted(saved(tmp_path / "x.pt", content), tmp_path, dry_run=True).report.complete
 
 
+@pytest.mark.parametrize(("cls", "group"), [("LSTM", "lstm"), ("GRU", "gru"), ("PReLU", "p_re_lu")])
+def test_layers_of_a_list_are_named_by_class_in_a_weights_file(tmp_path: Path, cls: str, group: str) -> None:
+    import h5py
+    from torch import nn
+
+    layer = nn.PReLU(4) if cls == "PReLU" else getattr(nn, cls)(3, 4)
+    net = nn.Sequential(layer, nn.Linear(4, 2))
+    kinds = ("0=prelu",) if cls == "PReLU" else ()
+    done = converted(saved(tmp_path / "x.pt", net.state_dict()), tmp_path, to="keras", kinds=kinds)
+    assert done.written, done.report
+    with h5py.File(done.target) as file:
+        assert set(file["layers"]) == {group, "dense"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_arrays_without_names_keep_their_axes_with_a_note(tmp_path: Path, named: bool) -> None:
+    import pickle
+
+    arrays = [np.ones((3, 4), np.float32), np.ones(4, np.float32)]
+    content = {"dense/kernel": arrays[0], "dense/bias": arrays[1]} if named else arrays
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
+    done = converted(tmp_path / "x.pkl", tmp_path, to="torch")
+    shapes = [leaf.shape for _, leaf in open_checkpoint(done.target).tree.tensors()]
+    assert ((4, 3) in shapes) == named
+    assert any("axes" in note for note in done.report.notes) != named
+
+
 # --- Everything else in a checkpoint -----------------------------------------------------------------------
 
 

@@ -82,7 +82,7 @@ def _corpus() -> Iterator[str]:
         done, more = sum(not cause for cause, _ in mine), sum(bool(options) for _, options in mine)
         none = sum("no network" in cause or "no tensor is of a layer" in cause for cause, _ in mine)
         yield f"- {title}: {done} of {len(mine)} convert without options, {more} more with options that the "
-        yield f"message names; {none} hold no network or no layer of a known kind (single tensors, statistics).\n"
+        yield f"message names; {none} hold no network or no known layer (single tensors, statistics).\n"
     causes: dict[tuple[str, str], list[str]] = {}
     for target, path, cause, options in tried:
         if cause:
