@@ -241,8 +241,9 @@ class _Places:
         members = {name.removeprefix("_"): leaf for name, leaf in self.modules.get(cell, {}).items()}
         if not {"kernel", "recurrent_kernel"} <= members.keys() <= {"kernel", "recurrent_kernel", "bias"}:
             return None
-        units, width = members["recurrent_kernel"].shape
-        return _BY_GATES.get(width / units if units else 0)
+        shape = members["recurrent_kernel"].shape
+        gates = [number for number in _BY_GATES if len(shape) == 2 and shape[1] == number * shape[0] > 0]
+        return _BY_GATES[gates[0]] if gates else None
 
 
 def _cleaned(path: Path) -> Path:
