@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.conftest import in_process
 from tests.everyday import cases, matrix, more, torch_nets
 from tests.everyday.verdicts import DifferenceError, LoadingError
 
@@ -18,9 +20,7 @@ FAST = {
     "cnn": ("tf",),
     "lstm": ("tf",),
     "lightning": ("tf",),
-    "random_states": ("tf",),
     "authors_actor": ("keras",),
-    "sb3_ppo": ("keras",),
     "tf_weights": ("tf",),
     "actor_opt_step": ("torch", "tf", "npz"),
     "model_optimizer": ("keras",),
@@ -153,3 +153,17 @@ def test_no_file_beyond_the_matrix_gives_other_numbers(tmp_path, side):
 
 def made(side: str, place: Path) -> list[Path]:
     return [folder for _, folder in more.folders(side, more.listed(side, place), place)]
+
+
+@pytest.mark.torch
+@pytest.mark.environment
+def test_what_a_layout_chose_keeps_its_name_without_the_layout(tmp_path):
+    case = named("authors_actor")
+    matrix.make([case], tmp_path)
+    target = tmp_path / "actor.safetensors"
+    assert in_process("convert", tmp_path / case.name / case.path, target).status == 0
+    ran = in_process("eval", target, "--env", "Pendulum-v1", "--episodes", 1, "--json")
+    ledger = json.loads(ran.out)["ledger"]
+    origins = {entry["what"]: entry["origin"] for entry in ledger if entry["use"] == "assumed"}
+    assert "fujimoto" in origins["activation"]
+    assert "fujimoto" in origins["action map"]

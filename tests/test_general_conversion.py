@@ -36,6 +36,9 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
         *("Adagrad", {"initial_accumulator_value": 0.125, "eps": 1e-14}),
         *("Adagrad", {"initial_accumulator_value": 0.125, "epsilon": 1e-14}),
     ),
+    "adamax": ("Adamax", ADAM, "Adamax", KERAS_ADAM),
+    # Its first steps are as small as the root of epsilon.
+    "adadelta": ("Adadelta", {"rho": 0.75, "eps": 2**-10}, "Adadelta", {"rho": 0.75, "epsilon": 2**-10}),
     "rmsprop": ("RMSprop", {"alpha": 0.75, "eps": 1e-14}, "RMSprop", {"rho": 0.75, "epsilon": 1e-14}),
 }
 SHAPES = {"mlp": (5, 4), "cnn": (5, 6, 6, 3)}
@@ -538,7 +541,7 @@ def test_parameters_without_state_are_left_out_of_keras_optimizer(tmp_path: Path
     assert any("model/0/weight" in note for note in done.report.notes)
 
 
-@pytest.mark.parametrize("cls", ["NAdam", "Adadelta", "Adamax", "RAdam", "ASGD", "Rprop"])
+@pytest.mark.parametrize("cls", ["NAdam", "RAdam", "ASGD", "Rprop"])
 def test_other_optimizers_are_never_taken_for_one_of_ours(tmp_path: Path, cls: str) -> None:
     import torch
 
@@ -550,6 +553,47 @@ def test_other_optimizers_are_never_taken_for_one_of_ours(tmp_path: Path, cls: s
     done = converted(saved(tmp_path / "x.pt", content), tmp_path, dry_run=True)
     assert any(name.startswith("optimizer/state") for name in done.report.unused)
     assert any(cls in note for note in done.report.notes)
+
+
+@pytest.mark.parametrize("cls", ["NAdam", "Adam"])
+def test_optimizer_none_converts_the_networks_alone(tmp_path: Path, cls: str) -> None:
+    import torch
+
+    net = square()
+    optimizer = getattr(torch.optim, cls)(net.parameters())
+    net(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    content = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    done = converted(saved(tmp_path / "x.pt", content), tmp_path, optimizer=("none",))
+    assert done.written, done.report
+    tree = open_checkpoint(done.target).tree
+    assert not [leaf for _, leaf in tree.tensors() if leaf.slot is not None]
+    assert sum(leaf.role == "parameter" for _, leaf in tree.tensors()) == len(net.state_dict())
+    assert any("optimizer" in note for note in done.report.notes)
+    with pytest.raises(UsageError):
+        converted(done.target, tmp_path / "again", to="torch", optimizer=("none",))
+    with pytest.raises(UsageError):
+        converted(tmp_path / "x.pt", tmp_path, optimizer=("none", "optimizer/momentum=0.9"))
+
+
+def test_a_decay_beside_the_gradient_is_adams_alone() -> None:
+    from ckpttool.layouts.canonical import setting, slot
+    from ckpttool.layouts.optimizers import ToTorch
+    from ckpttool.leaf import ValueLeaf, attr, key
+    from ckpttool.mapping.report import Move
+    from ckpttool.mapping.rules import KEEP
+    from ckpttool.tree import Tree
+
+    weight = (attr("networks"), attr("w"))
+    told = {"weight_decay": 0.5, "decoupled_weight_decay": True}
+    named = {"m": "Adam", "u": "Adamax", "rms": "RMSprop", "squares": "Adagrad", "velocity": "SGD"}
+    for kind, cls in named.items():
+        leaves = {weight: ValueLeaf(1.0), slot("opt", kind, weight): ValueLeaf(1.0)}
+        leaves[setting("opt", "momentum")] = ValueLeaf(0.5)
+        made = ToTorch("opt", [Move(weight, (key("w"),), KEEP)], Tree(leaves), told, {})
+        lost = [name for name in made.missing() if name.endswith("weight_decay")]
+        assert made.family.name == cls
+        assert bool(lost) == (cls != "Adam"), cls
 
 
 def test_an_adagrad_before_its_first_update_keeps_its_first_sums(tmp_path: Path) -> None:
@@ -577,6 +621,33 @@ def test_what_keras_adagrad_cannot_hold_is_refused(tmp_path: Path, fault: str) -
         state["state"] = {}
     content = {"model": net.state_dict(), "optimizer": state}
     assert not converted(saved(tmp_path / "x.pt", content), tmp_path, dry_run=True).report.complete
+
+
+@pytest.mark.parametrize(("cls", "group"), [("LSTM", "lstm"), ("GRU", "gru"), ("PReLU", "p_re_lu")])
+def test_layers_of_a_list_are_named_by_class_in_a_weights_file(tmp_path: Path, cls: str, group: str) -> None:
+    import h5py
+    from torch import nn
+
+    layer = nn.PReLU(4) if cls == "PReLU" else getattr(nn, cls)(3, 4)
+    net = nn.Sequential(layer, nn.Linear(4, 2))
+    kinds = ("0=prelu",) if cls == "PReLU" else ()
+    done = converted(saved(tmp_path / "x.pt", net.state_dict()), tmp_path, to="keras", kinds=kinds)
+    assert done.written, done.report
+    with h5py.File(done.target) as file:
+        assert set(file["layers"]) == {group, "dense"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_arrays_without_names_keep_their_axes_with_a_note(tmp_path: Path, named: bool) -> None:
+    import pickle
+
+    arrays = [np.ones((3, 4), np.float32), np.ones(4, np.float32)]
+    content = {"dense/kernel": arrays[0], "dense/bias": arrays[1]} if named else arrays
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
+    done = converted(tmp_path / "x.pkl", tmp_path, to="torch")
+    shapes = [leaf.shape for _, leaf in open_checkpoint(done.target).tree.tensors()]
+    assert ((4, 3) in shapes) == named
+    assert any("axes" in note for note in done.report.notes) != named
 
 
 # --- Everything else in a checkpoint -----------------------------------------------------------------------

@@ -139,9 +139,7 @@ def _content(found: Leaf | ValueLeaf) -> object:
     ("settings", "slots", "whose"),
     [
         ({"betas/0": 0.9, "momentum_decay": 0.1}, ("exp_avg", "exp_avg_sq"), "NAdam"),
-        ({"betas/0": 0.9, "foreach": None}, ("exp_avg", "exp_inf"), "Adamax"),
         ({"betas/0": 0.9, "foreach": None}, ("exp_avg", "exp_avg_sq"), "RAdam"),
-        ({"rho": 0.9}, ("square_avg", "acc_delta"), "Adadelta"),
     ],
 )
 def test_other_optimizers_of_torch_are_named(

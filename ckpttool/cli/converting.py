@@ -134,7 +134,8 @@ def convert(
         list[str] | None,
         typer.Option(
             metavar="NAME/SETTING=VALUE",
-            help="A setting of an optimizer that no file tells: critic_optimizer/momentum=0.9.",
+            help="A setting of an optimizer that no file has: critic_optimizer/momentum=0.9; or none: leave "
+            "out the state of optimizers.",
         ),
     ] = None,
     like: Annotated[

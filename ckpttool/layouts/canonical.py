@@ -45,8 +45,12 @@ LOG_STD = dict.fromkeys(
 )
 # What our own writers call a policy's further heads: `std` is a deviation before a softplus.
 BRANCHES = {**LOG_STD, "std": "std"}
-# Adam's, RMSprop's, Adagrad's, and the sum of gradients of momentum (layouts/optimizers/families.py).
-SLOTS = ("m", "v", "vhat", "rms", "mg", "squares", "buffer", "velocity")
+# Adam's, Adamax's, RMSprop's, Adagrad's, Adadelta's, and the sum of gradients of momentum
+# (layouts/optimizers/families.py).
+SLOTS = (
+    *("m", "v", "vhat", "u", "rms", "mg", "squares", "mean_squares", "mean_deltas"),
+    *("buffer", "velocity"),
+)
 # What an optimizer says of one weight alone: its group of parameters, its number, its name.
 GROUP, NUMBER, NAMES = "group", "number", "param_names"
 

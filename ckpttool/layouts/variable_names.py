@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ckpttool.formats.object_graph.roles import slot_path
-from ckpttool.layouts.optimizers.families import ADAM, OTHERS, RMSPROP, SGD, Family
+from ckpttool.layouts.optimizers.families import ADAM, CLASSES, OTHERS, RMSPROP, SGD, Family
 from ckpttool.layouts.optimizers.keras_read import KERAS_SETTINGS, keras_class
 from ckpttool.layouts.optimizers.tf1 import POWERS
 from ckpttool.layouts.optimizers.zeros import zeros
@@ -121,10 +121,11 @@ def _optimizers(tree: Tree) -> Iterator[_Optimizer]:
         mine = children.get(top, {})
         leaves = [tree[path] for path in (*mine.values(), *moments)]
         kinds = {found.slot for path in moments if isinstance(found := tree[path], Leaf)}
-        if keras_class(leaves) in OTHERS:
+        cls = keras_class(leaves)
+        if cls in OTHERS:
             continue
         for family, wanted in _KINDS:
-            if set(family.always) <= kinds <= set(wanted):
+            if CLASSES.get(cls or "", family) is family and set(family.always) <= kinds <= set(wanted):
                 powers = {power: mine[power] for power in POWERS if power in mine}
                 yield _Optimizer(family, top, moments, powers, _first(mine, _STEPS), _first(mine, _RATES))
                 break

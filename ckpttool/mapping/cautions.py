@@ -88,9 +88,8 @@ def without_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[s
     norms: list[str] = []
     for layer, group in done:
         kind, about = layer.kinds[0], layer.about
-        lone = next(iter(group.values())).shape if len(group) == 1 else ()
-        if kind.name == "convolution" and not (about.cls or layer.given):
-            images += [layer.title] if len(lone) == 3 and lone[1] == lone[2] > 1 else []
+        if _may_be_a_norm(layer, group):
+            images.append(layer.title)
         shape = next((leaf.shape for leaf in group.values() if len(leaf.shape) == 2), (0, 1))
         if layer.given:
             continue
@@ -132,6 +131,13 @@ def without_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[s
         if names
     )
     return (*by_bias, *by_default, *by_class)
+
+
+def _may_be_a_norm(layer: Layer, group: Mapping[str, Leaf]) -> bool:
+    """Return whether a convolution's lone weight [C, S, S] could be a norm's over an image of equal sides."""
+    shape = next(iter(group.values())).shape if len(group) == 1 else ()
+    unsaid = layer.kinds[0].name == "convolution" and not (layer.about.cls or layer.given)
+    return unsaid and len(shape) == 3 and shape[1] == shape[2] > 1
 
 
 # Words in the names of norms: of Flax, haiku, Hugging Face and timm as well.

@@ -35,17 +35,18 @@ def chosen(tree: Tree, which: str) -> tuple[Tree, tuple[str, ...]]:
     raw, average = _pair(tree)
     if which == RAW:
         kept = {path: leaf for path, leaf in tree.items() if path[0] != average.top}
-        return _of(tree, kept), (f"left out: {display((average.top,))}, averaged weights",)
+        return only(tree, kept), (f"left out: {display((average.top,))}, averaged weights",)
     owners = {path for path, leaf in tree.tensors() if leaf.slot is not None}
     states = {path[0] for path in owners if path[0] != raw.top}
     found: dict[Path, Leaf | ValueLeaf] = {
         path: leaf for path, leaf in tree.items() if path[0] not in (raw.top, *states)
     }
     gone = ", ".join(display((top,)) for top in (raw.top, *sorted(states, key=str)))
-    return _of(tree, found), (f"left out: {gone}; {display((average.top,))} has the averaged weights",)
+    return only(tree, found), (f"left out: {gone}; {display((average.top,))} has the averaged weights",)
 
 
-def _of(tree: Tree, leaves: dict[Path, Leaf | ValueLeaf]) -> Tree:
+def only(tree: Tree, leaves: dict[Path, Leaf | ValueLeaf]) -> Tree:
+    """Return the tree with these entries alone."""
     owned = {
         path: replace(leaf, of=None) if isinstance(leaf, Leaf) and leaf.of not in leaves else leaf
         for path, leaf in leaves.items()

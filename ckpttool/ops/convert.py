@@ -26,7 +26,7 @@ from ckpttool.ops.agent_facts import merged as merged_facts
 from ckpttool.ops.digest import Digest, Overheard
 from ckpttool.ops.layer_options import choices
 from ckpttool.ops.loading import loading_lines
-from ckpttool.ops.optimizer_options import Stated
+from ckpttool.ops.optimizer_options import statements
 from ckpttool.ops.plain_names import Wanted
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.proof import DiffersError, Proof, as_read, prove
@@ -129,11 +129,11 @@ def convert(
     put into them, `restore` puts it back as the source's sidecar says, `fold_weight_norm` makes one weight of
     a direction and a length. `fold_normalizer` makes statistics of observations part of an agent's first
     layers, for libraries that keep none. `l2` and `optimizer` say what no file does of optimizers
-    (ops/optimizer_options.py), `kinds`, `flatten` and `unflatten` what none does of layers
-    (ops/layer_options.py). `rules` is a TOML file of the user's own rules. Nothing is written when something
-    is unmapped (unless `allow_missing`) or on `dry_run`. The target is written beside, read back, compared
-    and then renamed;
-    the same conversion gives the same bytes. To onnx goes one network, the policy unless `network` names
+    (ops/optimizer_options.py; "none" leaves out their state), `kinds`, `flatten` and `unflatten` what none
+    does of layers (ops/layer_options.py). `rules` is a TOML file of the user's own rules. Nothing
+    is written when something is unmapped (unless `allow_missing`) or on `dry_run`. The target is written
+    beside, read back, compared and then renamed; the same conversion gives the same bytes. To onnx goes one
+    network, the policy unless `network` names
     another. `facts` and `env`, the environment, are what no file holds of an agent: they go into the
     sidecar. `like` names the user's own model, which is the target then, and `match` pairs layers or
     modules of the two (ops/like.py); with `accept_order`, order pairs what nothing else tells apart,
@@ -193,17 +193,19 @@ def convert(
         return _filled(models.like(source, target, to, like, model, progress), target)
     _require_none("is for --like alone", match=match, accept_order=accept_order, cast=cast)
     rule_set = rule_file.load(rules) if rules is not None else None
+    no_optimizers, stated = statements(l2, optimizer)
     request = Request(
         targets.target_kind(target, to),
         layout,
         part,
         Wanted(strip, restore, fold_weight_norm),
         rule_set,
-        Stated(tuple(l2), tuple(optimizer)),
+        stated,
         choices(kinds, flatten, unflatten),
         weights,
         fold_normalizer,
         from_,
+        no_optimizers,
     )
     how = _How(allow_missing, dry_run, force, sync, verify, progress, target, to, given_facts)
     return _converted(source, targets.stem(target, request.kind), request, how)

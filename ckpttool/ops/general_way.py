@@ -18,7 +18,7 @@ from ckpttool.errors import UsageError, choice, some
 from ckpttool.formats.object_graph.roles import slot_path
 from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.optimizers import differences
-from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES, MORE_SLOTS, OTHERS, not_converted
+from ckpttool.layouts.optimizers.families import ADAMW, FAMILIES, MORE_SLOTS, OTHERS, WITHOUT, not_converted
 from ckpttool.layouts.optimizers.tf1 import POWERS
 from ckpttool.layouts.table import Optimizer, OptimizerMoves
 from ckpttool.layouts.writing import together
@@ -31,7 +31,7 @@ from ckpttool.mapping.parts import Term
 from ckpttool.mapping.plan import Label, Plan, Settings, after, edges, resourced
 from ckpttool.mapping.report import Move, Moves
 from ckpttool.mapping.rules import KEEP, Rule, ToTensor, ToValue, chained, steps
-from ckpttool.ops import side_files
+from ckpttool.ops import averages, side_files
 from ckpttool.ops.restore import canonical_tree
 from ckpttool.ops.trained_parameters import State, torch_states, torch_tops
 from ckpttool.tree import Alias, Container, Tree
@@ -134,6 +134,18 @@ def to_objects(
 def is_exported(tree: Tree) -> bool:
     """Say whether the tree is the list of variables that Keras's export keeps, and its copy."""
     return any(path[:1] == (_COPIED,) for path in tree) and len(without_copies(tree)) < len(tree)
+
+
+def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
+    """Return the tree without the state of optimizers, and notes; raise UsageError where there is none."""
+    tops = {**torch_tops(tree), **_keras_tops(tree)}
+    slots = {path for path, leaf in tree.tensors() if leaf.role == "slot"}
+    gone = slots.union(*tops.values())
+    if not gone:
+        raise UsageError("the checkpoint has no optimizer", hint="leave out --optimizer none")
+    names = [display(top) or _OPTIMIZER for top in tops if tops[top]]
+    left = {path: leaf for path, leaf in tree.items() if path not in gone}
+    return averages.only(tree, left), (f"left out: {some(names, 3)} (--optimizer none)",)
 
 
 def has_older_optimizer(tree: Tree) -> bool:
@@ -993,8 +1005,8 @@ def _unknown(title: str, slots: Sequence[Leaf], bound: OptimizerMoves) -> str:
         return ""
     more = [MORE_SLOTS[kind] for kind in sorted(kinds) if kind in MORE_SLOTS]
     if more:
-        return f"{title} has {' and '.join(more)}; its state is not converted"
-    return f"{title} has slots ({some(sorted(kinds), 4)}) that are not converted yet"
+        return f"{title} has {' and '.join(more)}; its state is not converted; {WITHOUT}"
+    return f"{title} has slots ({some(sorted(kinds), 4)}) that are not converted yet; {WITHOUT}"
 
 
 def _keras_tops(tree: Tree) -> dict[Path, list[Path]]:

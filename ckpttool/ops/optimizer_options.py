@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
 _COUNT = "step"
+NONE = "none"  # what --optimizer takes to leave out every optimizer
 _SETTINGS = sorted({ours for family in FAMILIES for ours in family.torch_settings.values()} | {_COUNT})
 # What torch's own word for a setting means: "lr", "eps", "alpha".
 _TORCH = {theirs: ours for family in FAMILIES for theirs, ours in family.torch_settings.items()}
@@ -98,6 +99,15 @@ class Stated(NamedTuple):
 
 
 NOTHING_STATED = Stated()
+
+
+def statements(l2: Sequence[str], optimizer: Sequence[str]) -> tuple[bool, Stated]:
+    """Return whether optimizers are left out (`--optimizer none`), and what is stated of them otherwise."""
+    if NONE not in optimizer:
+        return False, Stated(tuple(l2), tuple(optimizer))
+    if len(optimizer) > 1 or l2:
+        raise UsageError("--optimizer none leaves out every optimizer", hint="leave out --l2 and --optimizer")
+    return True, NOTHING_STATED
 
 
 def stated_in(receipt: Sidecar) -> Stated:

@@ -120,7 +120,8 @@ def _folded(done: Prepared) -> Prepared:
     said = [] if found.made else ["no pair of tensors is a weight under weight norm"]
     if lost:
         said.append(
-            "an optimizer that trained folded weights, or may have, is left out: it numbers parameters"
+            "an optimizer that trained folded weights, or may have, is left out: it numbers parameters; "
+            "--optimizer none converts without it"
         )
     if found.spectral:
         said.append(f"spectral norm is not folded: {some([display(p) for p in found.spectral], _PLACES)}")

@@ -214,6 +214,7 @@ def _planned(
         given=choices(_texts(options.get("kind")), _texts(options.get("flatten"))),
         weights=_text(options.get("weights")),
         fold_normalizer=options.get("fold_normalizer") is True,
+        no_optimizers=options.get("no_optimizers") is True,
     )
     # A conversion back restores the source from its record, which is no evidence: it is planned.
     before = None if known is None else replace(known, undo=None)

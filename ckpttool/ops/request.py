@@ -19,7 +19,7 @@ class Request(NamedTuple):
     `rules` are the user's own, `stated` and `given` what was said of optimizers and layers. `weights` is
     "ema" or "raw" where one of a network and its average is wanted. With `fold_normalizer` statistics of
     observations become part of the first layers. `source` states whose orientation the source's arrays have
-    ("torch" or "tf").
+    ("torch" or "tf"). With `no_optimizers` the state of optimizers is left out.
     """
 
     kind: TargetKind
@@ -32,11 +32,13 @@ class Request(NamedTuple):
     weights: str | None = None
     fold_normalizer: bool = False
     source: str | None = None
+    no_optimizers: bool = False
 
     @property
     def whole(self) -> bool:
         """Say whether all of the checkpoint is wanted, under the names that it has."""
         changed = self.weights is not None or self.wanted != AS_IT_IS or self.fold_normalizer
+        changed = changed or self.no_optimizers
         return self.part is None and not changed
 
     @property
@@ -48,6 +50,8 @@ class Request(NamedTuple):
             return "--weights was used"
         if self.fold_normalizer:
             return "--fold-normalizer was used"
+        if self.no_optimizers:
+            return "--optimizer none was used"
         if self.wanted != AS_IT_IS:
             return "names or weights were changed first (--strip, --restore, --fold-weight-norm)"
         return None
@@ -70,6 +74,7 @@ class Request(NamedTuple):
             "restore": self.wanted.restore,
             "fold_weight_norm": self.wanted.fold,
             "fold_normalizer": self.fold_normalizer,
+            "no_optimizers": self.no_optimizers,
         }
         return {name: value for name, value in found.items() if value}
 

@@ -16,13 +16,13 @@ from ckpttool.mapping import inert
 from ckpttool.mapping.plan import Plan, Settings, after, build
 from ckpttool.mapping.report import Mapped, Move, Report
 from ckpttool.mapping.rules import KEEP
-from ckpttool.ops import agent_way, averages, optimizer_facts
+from ckpttool.ops import agent_way, averages, general_way, optimizer_facts
 from ckpttool.ops import part as parts
 from ckpttool.ops.optimizer_options import Stated
 from ckpttool.ops.plain_names import Prepared, prepared
 from ckpttool.ops.request import Request
 from ckpttool.ops.way_back import way_back
-from ckpttool.ops.ways import way
+from ckpttool.ops.ways import axes_note, way
 from ckpttool.shown import count
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Container, Tree
@@ -84,6 +84,9 @@ def route(
     chosen: tuple[str, ...] = ()
     if request.weights is not None:
         tree, chosen = averages.chosen(tree, request.weights)
+    if request.no_optimizers:
+        tree, without = general_way.without_optimizers(tree)
+        chosen = (*chosen, *without)
     ready = prepared(checkpoint.tree, tree, part, request.wanted, known)
     ready = ready._replace(lost=(*lost, *ready.lost), notes=(*ready.notes, *chosen))
     tree = ready.tree
@@ -132,6 +135,8 @@ def route(
         target = _arrays(tree) if kind.format == _ARRAYS_ALONE else tree
         moves = tuple(Move(path, path, KEEP) for path in target)
         lost = tuple(ready.names[path] for path in tree if path not in target)
+        axes = axes_note(checkpoint, tree, request) if kind.format != checkpoint.format else None
+        ready = ready._replace(notes=(*ready.notes, *filter(None, (axes,))))
         report = Report(mapped(ready, target, moves), (*lost, *ready.lost), notes=ready.notes)
     else:
         moves, target = plan.moves, build(tree, plan)

@@ -9,12 +9,12 @@ from typing import NamedTuple, cast
 
 from ckpttool import plugins, sidecar
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, MappingError, UnsupportedError, UsageError
+from ckpttool.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import canonical, objects, onnx_layers, variables
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding
-from ckpttool.leaf import Path
+from ckpttool.leaf import Path, display
 from ckpttool.mapping import by_rules, generic, orientation
 from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.plan import Plan, Settings, after, build, resourced
@@ -212,6 +212,22 @@ def _is_kept(checkpoint: Checkpoint, request: Request, tree: Tree, binding: Bind
         return theirs == ours == TENSORFLOW and source not in PICKLES
     # Arrays that belong to no framework have the paths that they have; their names tell who named them.
     return binding.layout not in ENCLOSED and framework_of(binding) == ours
+
+
+def axes_note(checkpoint: Checkpoint, tree: Tree, request: Request) -> str | None:
+    """Return a note on arrays that keep their axes because nothing tells whose framework they are of."""
+    ours = _framework(request.kind.format)
+    if checkpoint.format not in orientation.NEUTRAL or ours == NUMPY or request.source is not None:
+        return None
+    matrices = [path for path, leaf in tree.tensors() if len(leaf.shape) > 1 and "float" in leaf.dtype]
+    native = _framework(checkpoint.format)
+    if not matrices or orientation.of_checkpoint(checkpoint, tree, native, None, ours) != NUMPY:
+        return None
+    names = some([display(path) for path in matrices], 3)
+    return (
+        f"no name tells a layer: axes stay as they are in the file ({names}), "
+        "and nn.Linear takes [out, in], Dense [in, out]"
+    )
 
 
 def _framework(name: str) -> str:

@@ -120,8 +120,8 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
         whose = "the sidecar" if agent in told else "the other one's sidecar"
         # A sidecar may name the layout of the checkpoint that it was converted from.
         origin = str(known.provenance[name]).removeprefix("assumed: the ")
-        habit = origin if origin.startswith("habit of layout") else f"habit of layout {layout}"
-        habit = "the framework's default" if layout == NO_LAYOUT else habit
+        own = "the framework's default" if layout == NO_LAYOUT else f"habit of layout {layout}"
+        habit = origin if origin.startswith("habit of layout") else own
         origin = f"{habit} (so says {whose})" if told else habit
         assumed.append(Entry("assumed", what, value, origin=origin, hint=_STATED_BY.get(name)))
 

@@ -2,8 +2,9 @@
 
 usage: python -m tests.everyday.corpus_share [CORPUS] [--match TEXT] [--list] [--record]
 
-Each checkpoint below CORPUS/tf goes to torch, each below CORPUS/torch to tf, without options. Files that make
-up one agent (PREFIX_actor, PREFIX_critic, ...) are converted together and one by one.
+Each checkpoint below CORPUS/tf goes to torch, each below CORPUS/torch to tf, without options; where that does
+not work and the message names options, with these. Files that make up one agent (PREFIX_actor, PREFIX_critic,
+...) are converted together and one by one.
 """
 
 from __future__ import annotations
@@ -11,33 +12,41 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ckpttool.errors import CkpttoolError
 from ckpttool.ops.candidates import collect
 from ckpttool.ops.convert import convert
+from tests.conftest import in_process
+from tests.everyday.more import option
 
 RESULTS = Path(__file__).with_name("corpus.tsv")
 CORPUS = Path(__file__).parents[2].parent / "shared" / "corpus"
 TARGETS = {"tf": "torch", "torch": "tf"}
+_FEW = 12  # options that are followed
 _NUMBER = re.compile(r"\d+")
 _SHARD = re.compile(r"\.data-\d+|\.index$|\.meta$|-\d{5}-of-\d{5}$")
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One conversion; `cause` is empty if it was written, else the error or the entries that are unmapped."""
+    """One conversion; `cause` is empty if it was written, else the error or the entries that are unmapped.
+
+    `options` are those that the message names, if it was written with them.
+    """
 
     path: str
     target: str
     cause: str = ""
     hint: str = ""
+    options: str = ""
 
 
 def sources(folder: str) -> Iterator[str]:
@@ -81,7 +90,25 @@ def attempts(corpus: str, match: str = "") -> Iterator[Attempt]:
     for folder, to in TARGETS.items():
         for path in sources(os.path.join(corpus, folder)):
             if match in path:
-                yield attempt(path, to)
+                tried = attempt(path, to)
+                yield replace(tried, options=_followed(path, to)) if "--" in tried.cause else tried
+
+
+def _followed(path: str, to: str) -> str:
+    """Return the options that messages name one after another, if the conversion works with them."""
+    options = ""
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(_FEW):
+            words = ("--to", to, "--force", *shlex.split(options))
+            ran = in_process("convert", path, os.path.join(folder, "out"), *words)
+            if ran.status == 0:
+                return options
+            more = option(ran.out + ran.err, path)
+            # A size that the user fills in is no option to follow.
+            if not more or more in options or re.search(r"\b[HW],", more):
+                return ""
+            options = f"{options} {more}".strip()
+    return ""
 
 
 def _common(cause: str) -> str:
@@ -100,12 +127,16 @@ def main() -> int:
     tried = list(attempts(options.corpus, options.match))
     if options.record:
         lines = [
-            f"{each.target}\t{os.path.relpath(each.path, options.corpus)}\t{each.cause}" for each in tried
+            "\t".join(
+                (each.target, os.path.relpath(each.path, options.corpus), _common(each.cause), each.options)
+            )
+            for each in tried
         ]
         RESULTS.write_text("\n".join([datetime.now(UTC).date().isoformat(), *lines]) + "\n", encoding="utf-8")
     for folder, to in TARGETS.items():
         mine = [each for each in tried if each.target == to]
-        sys.stdout.write(f"{folder} -> {to}: {sum(not each.cause for each in mine)} of {len(mine)} convert\n")
+        sys.stdout.write(f"{folder} -> {to}: {sum(not each.cause for each in mine)} of {len(mine)} convert, ")
+        sys.stdout.write(f"{sum(bool(each.options) for each in mine)} more with options of the message\n")
     groups: dict[str, list[Attempt]] = defaultdict(list)
     for each in tried:
         if each.cause:

@@ -18,14 +18,14 @@ Made by `python docs/generate.py` from `tests/everyday/`; do not edit it by hand
 A conversion to torch, tf or keras works if the lines that it prints load the result strictly into the user's
 model (`load_state_dict`, `assert_existing_objects_matched`, `load_weights`), the model computes the same
 outputs within {tolerance:g} of their size, and, where the file holds an optimizer, makes the same two updates
-from there. `inspect` works
+from there (with `--part`, which converts the network alone, outputs are compared). `inspect` works
 if it finds every parameter, `onnx` if ONNX Runtime computes the same actions, and `eval` if the returns
 on Pendulum-v1 are those of the framework's own policy.
 
 | mark | meaning |
 |---|---|
 | yes | works at the first try |
-| opt | works with an option that the first message names: a fact that the file does not hold |
+| opt | works with an option, or after a command, that the first message names |
 | 1, 2, ... | does not work; the note says why |
 | - | does not apply: not a policy |
 
@@ -78,16 +78,20 @@ def _corpus() -> Iterator[str]:
     yield "\n## Checkpoints of other people\n\n"
     yield f"Measured on {date} by `python -m tests.everyday.corpus_share`:\n\n"
     for to, title in (("torch", "TensorFlow to PyTorch"), ("tf", "PyTorch to TensorFlow")):
-        mine = [cause for target, _, cause in tried if target == to]
-        yield f"- {title}: {sum(not cause for cause in mine)} of {len(mine)} convert without options.\n"
-    causes: dict[str, list[str]] = {}
-    for target, path, cause in tried:
+        mine = [(cause, options) for target, _, cause, options in tried if target == to]
+        done, more = sum(not cause for cause, _ in mine), sum(bool(options) for _, options in mine)
+        none = sum("no network" in cause or "no tensor is of a layer" in cause for cause, _ in mine)
+        yield f"- {title}: {done} of {len(mine)} convert without options, {more} more with options that the "
+        yield f"message names; {none} hold no network or no known layer (single tensors, statistics).\n"
+    causes: dict[tuple[str, str], list[str]] = {}
+    for target, path, cause, options in tried:
         if cause:
-            title = f"to {target}: {re.sub(r'[0-9]+', 'N', cause)}"
-            causes.setdefault(title.replace("|", "\\|").replace("<", "&lt;"), []).append(path)
-    yield "\nThe others, by cause:\n\n| files | cause | e.g. |\n|---|---|---|\n"
-    for cause, paths in sorted(causes.items(), key=lambda item: (-len(item[1]), item[0])):
-        yield f"| {len(paths)} | {cause[:330]} | `{paths[0]}` |\n"
+            title = f"to {target}: {re.sub(r'[0-9]+', 'N', cause)}".replace("|", "\\|").replace("<", "&lt;")
+            causes.setdefault((title[:330], "yes" if options else "no"), []).append(path)
+    yield "\nThe others, by cause, and whether the options that the message names convert them:\n\n"
+    yield "| files | with options | cause | e.g. |\n|---|---|---|---|\n"
+    for (cause, able), paths in sorted(causes.items(), key=lambda item: (-len(item[1]), item[0])):
+        yield f"| {len(paths)} | {able} | {cause} | `{paths[0]}` |\n"
 
 
 def _mark(case: Case, column: str, cells: Mapping[tuple[str, str], Cell], notes: dict[str, int]) -> str:

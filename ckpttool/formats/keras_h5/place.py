@@ -21,6 +21,13 @@ _ORDER = (
     *("scale", "bias", "beta", "mean", "moving_mean", "variance", "moving_variance", "count", "state"),
 )
 _RANK = {name: rank for rank, name in enumerate(_ORDER)}
+# Layers that only these variables have, and recurrent ones by the gates of their cells.
+_BY_NAMES = {
+    frozenset(("embeddings",)): "embedding",
+    frozenset(("alpha",)): "p_re_lu",
+    frozenset(("mean", "variance", "count")): "normalization",
+}
+_CELL, _BY_GATES = "cell", {1: "simple_rnn", 3: "gru", 4: "lstm"}
 _CONVOLUTIONS = {2: "dense", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
 # tf.train.Checkpoint's edges to a Keras model's layers (keras/src/models/sequential.py, functional.py).
 _SEQUENCES = ("_operations", "_layers")
@@ -223,10 +230,20 @@ class _Places:
             return "batch_normalization"
         if names and names <= {"gamma", "beta"}:
             return "layer_normalization"
-        if names == {"embeddings"}:
-            return "embedding"
-        numbered = bool(below.get(path)) and all(_is_number(step) for step in below[path])
-        return "sequential" if numbered and not members else None
+        if not members and below.get(path) and all(_is_number(step) for step in below[path]):
+            return "sequential"
+        if not members:
+            return self._recurrent((*path, attr(_CELL)))
+        return _BY_NAMES.get(frozenset(names))
+
+    def _recurrent(self, cell: Path) -> str | None:
+        """Return the class of a recurrent layer, which the gates of its cell tell."""
+        members = {name.removeprefix("_"): leaf for name, leaf in self.modules.get(cell, {}).items()}
+        if not {"kernel", "recurrent_kernel"} <= members.keys() <= {"kernel", "recurrent_kernel", "bias"}:
+            return None
+        shape = members["recurrent_kernel"].shape
+        gates = [number for number in _BY_GATES if len(shape) == 2 and shape[1] == number * shape[0] > 0]
+        return _BY_GATES[gates[0]] if gates else None
 
 
 def _cleaned(path: Path) -> Path:

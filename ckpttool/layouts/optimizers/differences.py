@@ -1,8 +1,8 @@
 """What two frameworks compute otherwise with the same state and the same settings.
 
-Sources: keras/src/optimizers/{adam,rmsprop,adagrad}.py, tensorflow/python/training/{adam,rmsprop}.py,
-torch/optim/{adam,rmsprop,adagrad}.py; tf_keras/src/optimizers/legacy/rmsprop.py, which adds epsilon as torch
-does unless there is momentum.
+Sources: keras/src/optimizers/{adam,rmsprop,adagrad,adamax}.py, tensorflow/python/training/{adam,rmsprop}.py,
+torch/optim/{adam,rmsprop,adagrad,adamax}.py; tf_keras/src/optimizers/legacy/rmsprop.py, which adds epsilon
+as torch does unless there is momentum.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ckpttool.layouts import canonical
-from ckpttool.layouts.optimizers.families import ADAGRAD, ADAM, RMSPROP
+from ckpttool.layouts.optimizers.families import ADAGRAD, ADAM, ADAMAX, RMSPROP
 from ckpttool.layouts.optimizers.known import Known
 from ckpttool.leaf import attr
 from ckpttool.tree import Tree
@@ -19,6 +19,7 @@ _PLACES: Mapping[str, str] = {
     ADAM.name: "TensorFlow adds it before the correction of the bias, PyTorch after it",
     RMSPROP.name: "TensorFlow adds it under the root, PyTorch to the root",
     ADAGRAD.name: "TensorFlow adds it under the root, PyTorch to the root",
+    ADAMAX.name: "Keras adds it to the maximum, PyTorch to the gradient inside of the maximum",
 }
 
 

@@ -1,12 +1,14 @@
 """The optimizers that are mapped, one table each: slots, settings and defaults in every framework.
 
 Canonical slots: Adam's m, v, vhat; RMSprop's rms (mean of squares) and mg (mean of gradients, if centered);
-Adagrad's squares (their sum).
+Adagrad's squares (their sum); Adamax's m and u (the decaying maximum); Adadelta's mean_squares and
+mean_deltas (running means of the squares of gradients and of its own steps).
 The sum of gradients of momentum is `buffer` where no learning rate is in it (torch, TensorFlow 1's
 MomentumOptimizer), `velocity` where each term was multiplied by it (Keras, TensorFlow 1's RMSPropOptimizer);
 Keras's SGD subtracts its gradients there.
 
-Sources: torch/optim/{adam,rmsprop,sgd,adagrad}.py; keras/src/optimizers/{adam,adamw,rmsprop,sgd,adagrad}.py,
+Sources: torch/optim/{adam,rmsprop,sgd,adagrad,adamax,adadelta}.py;
+keras/src/optimizers/{adam,adamw,rmsprop,sgd,adagrad,adamax,adadelta}.py,
 tf_keras's of the same names and legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum,adagrad}.py.
 """
 
@@ -39,8 +41,8 @@ class Family:
     them; `constructed` are arguments of Keras's class that no variable holds, `legacy` those that were
     variables up to Keras 2.10. `always` are slots that every
     state has. `folded` is the sign of the gradients in Keras's `velocity`. `tf1` names the class of
-    TensorFlow 1, whose slots are `VARIABLE/NAME`, `VARIABLE/NAME_1`, ... `zeros` says that slots begin with
-    zeros.
+    TensorFlow 1, whose slots are `VARIABLE/NAME`, `VARIABLE/NAME_1`, ..., "" for an optimizer whose slots are
+    not read there. `zeros` says that slots begin with zeros.
     """
 
     name: str
@@ -59,6 +61,11 @@ class Family:
     tf1_defaults: Mapping[str, Default] = field(default_factory=dict)
     counts: bool = True
     zeros: bool = True
+
+    @property
+    def uses_count(self) -> bool:
+        """Whether updates depend on their count, by which the moments are corrected for their start."""
+        return "betas/0" in self.torch_settings
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -186,19 +193,64 @@ ADAGRAD = Family(
     zeros=False,
 )
 
-FAMILIES = (ADAM, RMSPROP, SGD, ADAGRAD)
+ADAMAX = Family(
+    name="Adamax",
+    torch_slots={"exp_avg": "m", "exp_inf": "u"},
+    torch_settings={
+        "lr": "learning_rate",
+        "betas/0": "beta_1",
+        "betas/1": "beta_2",
+        "eps": "epsilon",
+        **{name: name for name in ("weight_decay", "foreach", "maximize", "differentiable", "capturable")},
+    },
+    torch_defaults=_all("torch", capturable=False, **_COMMON, **_UNSET),
+    keras=(("m", "u"),),
+    keras_slots={"m": KerasSlot("m", "_m", "momentum"), "u": KerasSlot("u", "_u", "norm")},
+    keras_defaults=_all("Keras", learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7),
+    constructed=("beta_1", "beta_2", "epsilon"),
+    legacy=("learning_rate", "beta_1", "beta_2", "decay"),
+    keras_name="adamax",
+    tf1="",
+    always=("m", "u"),
+)
+
+ADADELTA = Family(
+    name="Adadelta",
+    torch_slots={"square_avg": "mean_squares", "acc_delta": "mean_deltas"},
+    torch_settings={
+        "lr": "learning_rate",
+        "rho": "rho",
+        "eps": "epsilon",
+        **{name: name for name in ("weight_decay", "maximize", "capturable", "foreach", "differentiable")},
+    },
+    torch_defaults=_all("torch", capturable=False, **_COMMON, **_UNSET),
+    keras=(("mean_squares", "mean_deltas"),),
+    keras_slots={
+        "mean_squares": KerasSlot("accumulated_grad", "_accumulated_grads", "accumulated_grad"),
+        "mean_deltas": KerasSlot("accumulated_delta", "_accumulated_delta_vars", "accumulated_delta_var"),
+    },
+    keras_defaults=_all("Keras", learning_rate=0.001, rho=0.95, epsilon=1e-7),
+    constructed=("rho", "epsilon"),
+    legacy=("learning_rate", "rho", "decay"),
+    keras_name="adadelta",
+    tf1="",
+    always=("mean_squares", "mean_deltas"),
+)
+
+FAMILIES = (ADAM, RMSPROP, SGD, ADAGRAD, ADAMAX, ADADELTA)
 # Keras's classes in lower case. AdamW is Adam whose weights decay beside the gradient.
-CLASSES = {"adam": ADAM, "adamw": ADAM, "rmsprop": RMSPROP, "sgd": SGD, "adagrad": ADAGRAD}
+CLASSES = {
+    "adamw": ADAM,
+    **{each.name.lower(): each for each in FAMILIES},
+}
 ADAMW = "adamw"
 # keras/src/optimizers/adamw.py
 ADAMW_DEFAULTS = _all("Keras's AdamW", weight_decay=0.004, decoupled_weight_decay=True)
 # Keras optimizers with a state that may look like one of those and means something else.
-OTHERS = frozenset("adadelta adafactor adamax ftrl lamb lion muon nadam".split())  # noqa: SIM905
+OTHERS = frozenset("adafactor ftrl lamb lion muon nadam".split())  # noqa: SIM905
 # Why their state is not converted, by the class in lower case; of both frameworks.
 _DIFFERENCES = {
-    "adadelta": "no rule for its two running means is there yet",
     "adafactor": "Keras and PyTorch factor its second moment by other means and clip its updates otherwise",
-    "adamax": "PyTorch adds epsilon to the gradient inside of its maximum, Keras to the maximum itself",
     "asgd": "Keras has no averaged SGD",
     "ftrl": "PyTorch has no FTRL",
     "lamb": "PyTorch has no LAMB",
@@ -211,10 +263,15 @@ _DIFFERENCES = {
 }
 
 
+# What a note proposes where an optimizer has no equivalent.
+WITHOUT = "--optimizer none converts without it"
+
+
 def not_converted(name: str, cls: str) -> str:
     """Return the sentence for the optimizer `name`, of a class whose state is not converted."""
     why = _DIFFERENCES.get(cls.lower())
-    return f"{name} is {cls}, whose state is not converted" + (f": {why}" if why else "")
+    reason = f": {why}" if why else ""
+    return f"{name} is {cls}, whose state is not converted{reason}; {WITHOUT}"
 
 
 # Slots that training needs beside an optimizer's own, and what PyTorch has instead.
@@ -229,7 +286,6 @@ TORCH_OTHERS = {
     "momentum_decay": "NAdam",
     "lambd": "ASGD",
     "etas": "Rprop",
-    "rho": "Adadelta",
     "max_iter": "LBFGS",
     "ns_steps": "Muon",
     "beta2_decay": "Adafactor",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttool.layouts import canonical
-from ckpttool.layouts.optimizers.families import ADAM, BUFFER, HOW
+from ckpttool.layouts.optimizers.families import ADAM, BUFFER, HOW, WITHOUT
 from ckpttool.layouts.optimizers.known import PLACES, Known, Setting, is_state
 from ckpttool.leaf import Path, display
 from ckpttool.mapping.report import Move
@@ -70,6 +70,11 @@ class Arguments:
         if shown:
             cls = "AdamW" if self.decoupled else self.family.name
             yield f"{known.name}: restore into keras.optimizers.{cls}({', '.join(shown)})"
+        kept = {path for _, path in self.kept()}
+        ours = frozenset(self.family.torch_settings.values())
+        lost = [path for _, path in known.flat() if path not in kept and str(path[1].value) in ours]
+        for setting in dict.fromkeys(str(path[1].value) for path in lost):
+            yield f"{known.name}: Keras's {self.family.name} has no {setting}: {WITHOUT}"
         plain = [display(weight.target) for weight in self.weights if not self._decay(weight)]
         if self.decoupled and plain:
             yield f"{known.name}: exclude from weight decay: {', '.join(plain)}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ckpttool.errors import MappingError
 from ckpttool.layouts import canonical
 from ckpttool.layouts.canonical import Default
-from ckpttool.layouts.optimizers.families import ADAM, BUFFER, SGD, VELOCITY
+from ckpttool.layouts.optimizers.families import BUFFER, SGD, VELOCITY
 from ckpttool.layouts.optimizers.keras_settings import Arguments
 from ckpttool.layouts.optimizers.known import Known, Setting
 from ckpttool.layouts.optimizers.zeros import zeros
@@ -196,7 +196,7 @@ class ToKeras:
             if self._source(slot, weight) is None
             and (not self.family.zeros or (self._begun(weight) and not self._begins(slot)))
         ]
-        if self.started and self.family is ADAM and not self.known.has("step"):
+        if self.started and self.family.uses_count and not self.known.has("step"):
             lost.append(display(self.variables()["step"][0]))
         lost += [display(self.moment(slot, weight.target)) for slot, weight in self._without_rate()]
         return tuple(dict.fromkeys(lost))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from ckpttool.layouts import canonical
 from ckpttool.layouts.canonical import Default
 from ckpttool.layouts.optimizers.families import (
+    ADADELTA,
     ADAGRAD,
     ADAM,
     ADAMW,
@@ -133,6 +134,9 @@ class Known:
 
 
 def _by_settings(names: tuple[str, ...]) -> Family:
+    # Of torch's optimizers with a rho, RMSprop alone has these; Keras's are told apart by their class.
+    if {"rho", "weight_decay"} <= set(names) and not {"centered", "momentum"} & set(names):
+        return ADADELTA
     if {"rho", "centered"} & set(names):
         return RMSPROP
     if {"lr_decay", "initial_accumulator_value"} & set(names):

@@ -12,7 +12,16 @@ from collections.abc import Iterator, Mapping
 from ckpttool.errors import CkpttoolError
 from ckpttool.layouts import canonical
 from ckpttool.layouts.modules import Segments
-from ckpttool.layouts.optimizers.families import ADAGRAD, ADAM, FAMILIES, RMSPROP, SGD, Family
+from ckpttool.layouts.optimizers.families import (
+    ADADELTA,
+    ADAGRAD,
+    ADAM,
+    ADAMAX,
+    FAMILIES,
+    RMSPROP,
+    SGD,
+    Family,
+)
 from ckpttool.layouts.table import Optimizer
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping.numbers import Given
@@ -23,7 +32,9 @@ from ckpttool.tree import Tree
 POWERS = ("beta1_power", "beta2_power")
 # The defaults of tensorflow/python/training/adam.py, those of "Attention Is All You Need", of DCGAN.
 BETAS = ((0.9, 0.999), (0.9, 0.98), (0.5, 0.999))
-_TAIL = re.compile(rf"(?:.*/)?({'|'.join(family.tf1 for family in FAMILIES)})(?:_\d+)?", re.DOTALL)
+_TAIL = re.compile(
+    rf"(?:.*/)?({'|'.join(family.tf1 for family in FAMILIES if family.tf1)})(?:_\d+)?", re.DOTALL
+)
 _NUMBERED = re.compile(r"beta1_power(_\d+)?")
 
 
@@ -52,6 +63,8 @@ def family(slots: Mapping[Path, Path], tree: Tree) -> Family | None:
     kinds = {leaf.slot for path in slots if isinstance(leaf := tree[path], Leaf)}
     if not kinds:
         return None
+    if "u" in kinds or "accumulated_grad" in kinds:
+        return ADAMAX if "u" in kinds else ADADELTA
     if kinds == {"accumulator"} and not any(leaf.slot == "linear" for _, leaf in tree.tensors()):
         return ADAGRAD  # Ftrl has an accumulator too
     return RMSPROP if "rms" in kinds else SGD if kinds == {"momentum"} else ADAM

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from ckpttool.layouts import canonical
 from ckpttool.layouts.modules import Segments
 from ckpttool.layouts.optimizers.families import (
+    ADADELTA,
     ADAGRAD,
     ADAM,
+    ADAMAX,
     FAMILIES,
     RMSPROP,
     SGD,
     TORCH_OTHERS,
+    WITHOUT,
     Family,
     not_converted,
 )
@@ -44,7 +47,7 @@ def from_torch(optimizer: Optimizer) -> OptimizerMoves:
         return OptimizerMoves((), note=note)
     order = owners(found, mine, optimizer) if found else None
     if order is None or found is None:
-        note = f"{optimizer.name}: its parameter groups do not match the network, none is mapped"
+        note = f"{optimizer.name}: its parameter groups do not match the network, none is mapped; {WITHOUT}"
         return OptimizerMoves((), note=note if mine else "")
     family = _family(keys, slots)
     moves, of = _slots(mine, order, family, optimizer)
@@ -65,18 +68,19 @@ def from_torch(optimizer: Optimizer) -> OptimizerMoves:
 def _other(keys: set[str], slots: set[str]) -> str | None:
     """Return the class of an optimizer that is none of ours, by its settings' names."""
     found = next((whose for name, whose in TORCH_OTHERS.items() if name in keys), None)
-    if found is None and "exp_inf" in slots:
-        return "Adamax"
-    if found is None and "betas" in keys and _AMSGRAD not in keys and keys & _YOUNGER:
+    others = "betas" in keys and _AMSGRAD not in keys and bool(keys & _YOUNGER)
+    if found is None and others and "exp_inf" not in slots:
         return "RAdam, Adamax or SparseAdam"
     return found
 
 
 def _family(keys: set[str], slots: set[str]) -> Family:
     if "betas" in keys:
-        return ADAM
+        return ADAMAX if "exp_inf" in slots else ADAM
     if "alpha" in keys:
         return RMSPROP
+    if "rho" in keys:
+        return ADADELTA
     if "lr_decay" in keys:
         return ADAGRAD
     if keys & {"dampening", "nesterov"}:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ckpttool.layouts import canonical
 from ckpttool.layouts.canonical import Default
-from ckpttool.layouts.optimizers.families import ADAM, BUFFER, HOW, SGD, VELOCITY
+from ckpttool.layouts.optimizers.families import ADAM, BUFFER, HOW, SGD, VELOCITY, WITHOUT
 from ckpttool.layouts.optimizers.known import Known, Setting, is_state
 from ckpttool.layouts.optimizers.torch_parameters import Parameter, groups, parameters, settings
 from ckpttool.leaf import Leaf, Path, ValueLeaf, index, key
@@ -137,7 +137,7 @@ class ToTorch:
         for number in range(len(self.groups)):
             group = self._group(number)
             found |= {group: _DICT, (*group, key("params")): _LIST}
-            if self.family is ADAM:
+            if self.family.uses_count:
                 found[*group, key("betas")] = _TUPLE
             if self._named:
                 found[*group, key("param_names")] = _LIST
@@ -189,10 +189,12 @@ class ToTorch:
                 for slot in dict.fromkeys(wanted if self._begun(parameter) or not self.family.zeros else ())
                 if not self._has(slot, weight) or self._lacks_rate(slot, weight)
             ]
-        if self.started and self.family is ADAM and canonical.setting(self.name, "step") not in self.agent:
+        if self.started and self.family.uses_count and canonical.setting(self.name, "step") not in self.agent:
             lost.append(f"{self.name}/state/0/step")
         if self.known.momentum_unknown:
             lost.append(f"{self.name}/param_groups/0/momentum")
+        if any(True for _ in self._decays_beside()):
+            lost.append(f"{self.name}/param_groups/0/weight_decay")
         return list(dict.fromkeys(lost))
 
     def notes(self) -> list[str]:
@@ -206,6 +208,11 @@ class ToTorch:
             )
         if self.known.momentum_unknown:
             found.append(f"{self.name}: give its momentum, --optimizer {self.name}/momentum=0.9")
+        found += [
+            f"{self.name}: Keras's {self.family.name} decays weights beside the gradient "
+            f"(weight_decay={rate}) and PyTorch's adds the decay to the gradient: {WITHOUT}"
+            for rate in sorted(set(self._decays_beside()))
+        ]
         if self.started and self._uncounted:
             found.append(
                 f"{self.name}: its count of updates is not stored; {self.family.name} does not use it"
@@ -232,6 +239,16 @@ class ToTorch:
             return {}
         return {self.name: {"step": self._steps}}
 
+    def _decays_beside(self) -> Iterator[float]:
+        """Go through the decays beside the gradient that PyTorch's class cannot do: Adam's alone can."""
+        for parameter in self.parameters if self.family is not ADAM else ():
+            rate = self.known.number("weight_decay", parameter.weight)
+            decoupled = self.known.value("decoupled_weight_decay", parameter.weight) is True
+            # Without momentum both are one subtraction of rate * decay * weight.
+            plain = self.family is SGD and self.known.idle(parameter.weight)
+            if rate and decoupled and not plain:
+                yield rate
+
     @property
     def _steps(self) -> Setting:
         return self.known.value("step")
@@ -239,7 +256,7 @@ class ToTorch:
     @property
     def _uncounted(self) -> bool:
         counted = canonical.setting(self.name, "step") in self.agent
-        return self.family.counts and self.family is not ADAM and not counted
+        return self.family.counts and not self.family.uses_count and not counted
 
     @property
     def _named(self) -> bool:
