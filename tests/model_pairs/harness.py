@@ -18,7 +18,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ from tests.model_pairs import harness
 harness.{call}
 """
 _MOST_HINTS = 8
+# Conversions of each program in each direction, of about 15 and 25, that are recorded.
+EACH = 2
 _AT_ONCE = 10  # programs in one process, which has ten minutes
 
 
@@ -101,27 +103,51 @@ def make(framework: str, names: Sequence[str], folder: str) -> None:
             side(framework).save(name, at)
 
 
-def judge(
-    target: str, names: Sequence[str], folder: str, sources: Sequence[str], ways: Sequence[str]
-) -> None:
+def judge(target: str, chosen: Sequence[tuple[str, str, str]], folder: str) -> None:
     """Fill the models of a framework from the other's files; print a line of JSON for each conversion."""
     import warnings
 
     warnings.simplefilter("ignore")
-    other = "keras" if target == "torch" else "torch"
+    for name, source, way in chosen:
+        file = Path(folder, name, SOURCES[_other(target)][source])
+        cell = _Try(target, name, source, way, file).cell()
+        print(json.dumps(asdict(cell)), flush=True)  # noqa: T201  # the parent reads it
+
+
+def _other(framework: str) -> str:
+    return "keras" if framework == "torch" else "torch"
+
+
+def conversions(
+    names: Sequence[str], target: str, sources: Sequence[str] = (), ways: Sequence[str] = WAYS, each: int = 0
+) -> list[tuple[str, str, str]]:
+    """Return the conversions of these programs: program, file, way.
+
+    With `each`, every program gets that many, so that all files and ways have nearly the same number.
+    """
+    found: list[tuple[str, str, str]] = []
     for name in names:
-        for source in SOURCES[other]:
-            for way in ways:
-                if source not in sources or not _applies(target, name, way):
-                    continue
-                file = Path(folder, name, SOURCES[other][source])
-                cell = _Try(target, name, source, way, file).cell()
-                print(json.dumps(asdict(cell)), flush=True)  # noqa: T201  # the parent reads it
+        able = [
+            (name, source, way)
+            for source in SOURCES[_other(target)]
+            for way in ways
+            if (not sources or source in sources) and _applies(target, name, way)
+        ]
+        if each and len(able) > each:
+            first = [*PROGRAMS].index(name) * each
+            step = max(1, len(able) // each)
+            able = [able[(first + number * step) % len(able)] for number in range(each)]
+        found += able
+    return found
 
 
 def _applies(target: str, name: str, way: str) -> bool:
     # Names that are others in the target are what `--like` is for.
-    return not (way == "bare" and target != "torch") and not (way == "kinds" and "__" in name)
+    if way == "bare":
+        return target == "torch"
+    # A Keras layer that repeats another over time has a name of its own, as no layer of PyTorch has.
+    other = "__" in name or any(line.op == "td_conv" for line in program(name).lines)
+    return not (way == "kinds" and other)
 
 
 class _WrongError(Exception):
@@ -266,7 +292,7 @@ class _Try:
             self._add(self.match, (pair[1], pair[2]), f"match {pair[1]}={pair[2]}")
         for option, held in (("--flatten", self.flatten), ("--unflatten", self.unflatten)):
             for title in dict.fromkeys(re.findall(rf"{option} '([^'=]+)=", text)):
-                said = re.findall(rf"{option} '({re.escape(title)}=[^']+)'", text)
+                said = re.findall(rf"{option} '({re.escape(title)}=(?:no|[0-9,+]+))'", text)
                 if any(each.startswith(f"{title}=") for each in held):
                     continue
                 # A user knows what stands before and behind a layer.
@@ -325,22 +351,26 @@ def run(
     targets: Iterable[str] = ("torch", "keras"),
     sources: Sequence[str] = (),
     ways: Sequence[str] = WAYS,
-) -> list[Cell]:
-    """Make the models of these programs, convert them, and return all cells."""
-    every = list(sources or dict.fromkeys((*SOURCES["torch"], *SOURCES["keras"])))
-    targets = tuple(targets)
-    made = {"torch": "keras" in targets, "keras": "torch" in targets}
-    parts = [list(names[start : start + _AT_ONCE]) for start in range(0, len(names), _AT_ONCE)]
-    for framework, part in ((f, part) for f, wanted in made.items() for part in parts if wanted):
-        _child(framework, f"make({framework!r}, {part!r}, {str(folder)!r})", folder)
-    found = []
-    for target, part in ((target, part) for target in targets for part in parts):
-        call = f"judge({target!r}, {part!r}, {str(folder)!r}, {every!r}, {list(ways)!r})"
-        for line in _child(target, call, folder).splitlines():
-            if line.startswith('{"program"'):
-                values = json.loads(line)
-                found.append(Cell(**{**values, "options": tuple(values["options"])}))
-    return found
+    each: int = 0,
+) -> Iterator[Cell]:
+    """Make the models of these programs, convert them, and go through all cells; see `conversions`."""
+    for part in [list(names[start : start + _AT_ONCE]) for start in range(0, len(names), _AT_ONCE)]:
+        chosen = {target: conversions(part, target, sources, ways, each) for target in targets}
+        for target in filter(chosen.get, chosen):
+            made = [name for name in part if not (folder / name / _DONE[_other(target)]).exists()]
+            if made:
+                call = f"make({_other(target)!r}, {made!r}, {str(folder)!r})"
+                _child(_other(target), call, folder)
+        for target, cells in chosen.items():
+            call = f"judge({target!r}, {cells!r}, {str(folder)!r})"
+            for line in _child(target, call, folder).splitlines() if cells else ():
+                if line.startswith('{"program"'):
+                    values = json.loads(line)
+                    yield Cell(**{**values, "options": tuple(values["options"])})
+
+
+# What is written last of a program's models.
+_DONE = {"torch": "torch_outputs.npz", "keras": "subclassed_outputs.npz"}
 
 
 def _child(framework: str, call: str, folder: Path) -> str:
@@ -383,11 +413,33 @@ def summary(cells: Sequence[Cell]) -> str:
 
 
 def record(cells: Sequence[Cell]) -> None:
-    """Write the cells, one line each."""
-    lines = [
-        "\t".join((c.program, c.source, c.way, c.state, " ".join(c.options), c.sentence[:200])) for c in cells
-    ]
+    """Write the cells, one line each; those that were not run stay as they are recorded."""
+    every = recorded() | {(cell.program, cell.source, cell.way): cell for cell in cells}
+    lines = sorted(
+        "\t".join((c.program, c.source, c.way, c.state, " ".join(c.options), c.sentence[:200]))
+        for c in every.values()
+    )
     RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def recorded() -> dict[tuple[str, str, str], Cell]:
+    """Return the recorded cells by program, file and way."""
+    found = {}
+    for line in RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else ():
+        name, source, way, state, options, sentence = line.split("\t")
+        found[name, source, way] = Cell(name, source, way, state, (options,) if options else (), sentence)
+    return found
+
+
+def changes(cells: Iterable[Cell]) -> list[str]:
+    """Return a line for each cell whose state is not the recorded one."""
+    before = recorded()
+    pairs = [(before.get((cell.program, cell.source, cell.way)), cell) for cell in cells]
+    return [
+        f"{new.program} {new.source} {new.way}: {old.state if old else 'new'} -> {new.state} {new.sentence}"
+        for old, new in pairs
+        if old is None or old.state != new.state
+    ]
 
 
 def main() -> None:
@@ -397,25 +449,39 @@ def main() -> None:
     parser.add_argument("--to", default="torch,keras", help="the targets' frameworks")
     parser.add_argument("--sources", default="", help="files of the source, separated by commas")
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument(
+        "--each", type=int, default=EACH, help="conversions per program and direction; 0: all (hours)"
+    )
     parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
-    parser.add_argument("--keep", metavar="FOLDER", help="leave the files in this folder")
+    parser.add_argument(
+        "--check", action="store_true", help=f"exit with 1 if a state is not that of {RESULTS.name}"
+    )
+    parser.add_argument(
+        "--keep", metavar="FOLDER", help="leave the files in this folder, and use what it has"
+    )
     options = parser.parse_args()
     patterns = options.only.split(",")
     names = [name for name in PROGRAMS if any(fnmatch.fnmatch(name, each) for each in patterns)]
     folder = Path(options.keep or tempfile.mkdtemp(prefix="model_pairs"))
     folder.mkdir(exist_ok=True)
     sources = [each for each in options.sources.split(",") if each]
-    cells = run(names, folder, options.to.split(","), sources, options.ways.split(","))
-    for cell in cells:
-        if cell.state not in ("right", "assumed"):
-            print(  # noqa: T201
-                f"{cell.program:26} {cell.source:11} {cell.way:5} {cell.state:8} {' '.join(cell.options)} "
-                f"{cell.sentence[:300]}"
-            )
+    targets, ways = options.to.split(","), options.ways.split(",")
+    cells = []
+    try:
+        for cell in run(names, folder, targets, sources, ways, options.each):
+            cells.append(cell)
+            if cell.state not in ("right", "assumed"):
+                print(  # noqa: T201
+                    f"{cell.program:26} {cell.source:11} {cell.way:5} {cell.state:8} "
+                    f"{' '.join(cell.options)} {cell.sentence[:300]}",
+                    flush=True,
+                )
+    finally:
+        if options.record:
+            record(cells)
     print(summary(cells))  # noqa: T201
-    if options.record:
-        record(cells)
     if not options.keep:
         shutil.rmtree(folder)
-    bad = {"WRONG", "crash"}
-    sys.exit(any(cell.state in bad for cell in cells))
+    different = changes(cells) if options.check else []
+    print(*different, sep="\n")  # noqa: T201
+    sys.exit(bool(different) or any(cell.state in ("WRONG", "crash") for cell in cells))
