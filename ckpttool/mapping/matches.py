@@ -68,6 +68,7 @@ class Misfit:
             f"{self.source} and {self.target} belong together and do not fit",
             expected=self.expected,
             found=self.found,
+            hint=f"if {self.source} is another layer of the model: --match '{self.source}=TARGET'",
         )
 
     def document(self) -> dict[str, str]:

@@ -70,9 +70,10 @@ _AT_ONCE = 10  # programs in one process, which has ten minutes
 
 @dataclass(frozen=True)
 class Cell:
-    """One conversion: its state, the options that its hints gave, why it is not right."""
+    """One conversion to the framework `target`: its state, the options that its hints gave, and why."""
 
     program: str
+    target: str
     source: str
     way: str
     state: str
@@ -94,13 +95,13 @@ def side(framework: str) -> Any:
     return keras_side
 
 
-def make(framework: str, names: Sequence[str], folder: str) -> None:
-    """Write the files of all programs' models."""
+def make(framework: str, names: Sequence[str], folder: str, sources: Sequence[str] = ()) -> None:
+    """Write the files of all programs' models, or those of these sources."""
     for name in names:
         at = Path(folder, name)
         at.mkdir(exist_ok=True)
         with contextlib.redirect_stdout(io.StringIO()):
-            side(framework).save(name, at)
+            side(framework).save(name, at, sources or [*SOURCES[framework]])
 
 
 def judge(target: str, chosen: Sequence[tuple[str, str, str]], folder: str) -> None:
@@ -200,7 +201,7 @@ class _Try:
 
     def _cell(self, state: str, sentence: str) -> Cell:
         text = " ".join(sentence.replace(str(self.file.parent), "").split())
-        return Cell(self.name, self.source, self.way, state, tuple(self.options), text[:400])
+        return Cell(self.name, self.target, self.source, self.way, state, tuple(self.options), text[:400])
 
     # --- Conversion -------------------------------------------------------------------------------------
 
@@ -285,26 +286,44 @@ class _Try:
             self.shapes = tuple(self.side.shapes(self.made))
             self.options.append("--input-shape")
         for source, target in re.findall(r"--match '([^'=]+)=([^']+)'", text):
-            if len(self.options) == before:
+            if target != "TARGET" and len(self.options) == before:
                 self._add(self.match, (source, target), f"--match {source}={target}")
-        pair = re.search(r"match=\{'([^']+)': '([^']+)'\}", text)
-        if pair:
-            self._add(self.match, (pair[1], pair[2]), f"match {pair[1]}={pair[2]}")
+        proposed = re.search(r"match=\{'([^']+)': '([^']+)'\}", text)
+        if proposed:
+            self._add(self.match, (proposed[1], proposed[2]), f"match {proposed[1]}={proposed[2]}")
+        if "could fill" in text or "belong together" in text:
+            # No pair is proposed, but a user knows which layer is which.
+            for name in dict.fromkeys(line.name for line in self.made.lines if line.name):
+                other = self.made.torch_names.get(name, name)
+                source, target = (name, other) if self.target == "torch" else (other, name)
+                listed, _, places = text.partition("could fill")
+                found = re.search(rf"[\w/]*\b{source}\b", listed)
+                if "belong together" in text or (found and re.search(rf"\b{target}\b", places)):
+                    source = found[0] if found else source
+                    self._add(self.match, (source, target), f"--match {source}={target}")
         for option, held in (("--flatten", self.flatten), ("--unflatten", self.unflatten)):
             for title in dict.fromkeys(re.findall(rf"{option} '([^'=]+)=", text)):
                 said = re.findall(rf"{option} '({re.escape(title)}=(?:no|[0-9,+]+))'", text)
                 if any(each.startswith(f"{title}=") for each in held):
                     continue
                 # A user knows what stands before and behind a layer.
-                known = orders.parts(self.made, title, makes=option == "--unflatten")
+                known = orders.parts(self.made, title, said, makes=option == "--unflatten")
+                if known is None:
+                    continue
                 wanted = next((each for each in said if _parts(each) == known), None)
                 if wanted is None and known != "no" and "places,channels" in text:
                     wanted = f"{title}={known}"
                 if wanted is not None:
                     self._add(held, wanted, f"{option} {wanted}")
+        knows = {line.name: line for line in self.made.lines if line.op in ("embed", "attention")}
         for kind in re.findall(r"--kind '([^']+)'", text)[:1]:
-            heads = kind.replace("attention:8", "attention:2")
-            self._add(self.kinds, heads, f"--kind {heads}")
+            title = kind.partition("=")[0]
+            line = knows.get(title.rpartition("/")[2])
+            # A user knows what the layer is, and how many heads it has.
+            if line is not None:
+                own = "embedding" if line.op == "embed" else f"attention:{line.args['heads']}"
+                kind = f"{title}={own}"
+            self._add(self.kinds, kind, f"--kind {kind}")
         return len(self.options) > before
 
     def _add(self, held: list[Any], value: Any, option: str) -> None:
@@ -359,7 +378,7 @@ def run(
         for target in filter(chosen.get, chosen):
             made = [name for name in part if not (folder / name / _DONE[_other(target)]).exists()]
             if made:
-                call = f"make({_other(target)!r}, {made!r}, {str(folder)!r})"
+                call = f"make({_other(target)!r}, {made!r}, {str(folder)!r}, {list(sources)!r})"
                 _child(_other(target), call, folder)
         for target, cells in chosen.items():
             call = f"judge({target!r}, {cells!r}, {str(folder)!r})"
@@ -370,7 +389,7 @@ def run(
 
 
 # What is written last of a program's models.
-_DONE = {"torch": "torch_outputs.npz", "keras": "subclassed_outputs.npz"}
+_DONE = {"torch": "torch_outputs.npz", "keras": "functional_outputs.npz"}
 
 
 def _child(framework: str, call: str, folder: Path) -> str:
@@ -390,6 +409,72 @@ def is_determined(cell: Cell, made: Program) -> bool:
     if made.natural:
         return True
     return cell.source in TELLING and cell.way != "kinds"
+
+
+def totals(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return the states of these cells by number, and how many are right of those that are determined."""
+    sure = [cell for cell in cells if is_determined(cell, program(cell.program))]
+    good = sum(cell.state in ("right", "assumed") for cell in sure)
+    return {**Counter(cell.state for cell in cells), "sure": len(sure), "good": good}
+
+
+_PAGE = """# Pairs of models
+
+Made by `python docs/generate.py` from `tests/model_pairs/`; do not edit it by hand.
+
+{programs} models, each built in Keras 3 and in PyTorch: convolutions before dense layers (in one, two and
+three dimensions, with norms, pooling, side inputs, several heads), decoders, autoencoders, recurrent and
+attention models, the same models with other names. A checkpoint of the one is converted into the other, and
+the framework that loads the result must compute the source's outputs within {tolerance:g} of their size.
+Where ckpttool refuses, the hint is followed by somebody who knows the model.
+
+| way | means |
+|---|---|
+| `like` | `convert --like`, with the shapes of the inputs |
+| `bare` | `convert --like` without them |
+| `into` | `load_into` a live model |
+| `kinds` | `convert` by layer kinds, without the target's model |
+
+Each model is converted {each} times in each direction, by files and ways in turn, so that each file and way
+has its share: {cells} of the {every} conversions that `python -m tests.model_pairs --each 0` runs.
+
+*Determined* are the conversions in which the source, with the target's model where there is one, tells the
+order in which an image is flattened: a file of weights alone does not, if a model reorders axes by itself.
+*assumed* and *wrong, assumed* are conversions whose report names the layer and what was assumed of it.
+
+"""
+
+
+def page() -> str:
+    """Return the page with the recorded shares by direction, file and way."""
+    cells = list(recorded().values())
+    every = sum(len(conversions([*PROGRAMS], target)) for target in ("torch", "keras"))
+    text = _PAGE.format(
+        programs=len(PROGRAMS), tolerance=OUTPUTS, each=EACH, cells=len(cells), every=f"{every:,}"
+    )
+    whole = totals(cells)
+    text += (
+        f"**{whole['good']} of {whole['sure']} determined conversions are right "
+        f"({whole['good'] / max(1, whole['sure']):.1%})**; {whole.get('WRONG', 0)} of all {len(cells)} are "
+        f"wrong without a word.\n\n"
+    )
+    columns = ("right", "assumed", "refused", "unloadable", "WRONG ASSUMED", "WRONG", "crash")
+    for target, title in (("torch", "Keras to PyTorch"), ("keras", "PyTorch to Keras")):
+        mine = [cell for cell in cells if cell.target == target]
+        text += f"## {title}\n\n| file or way | {' | '.join(columns)} | right of determined |\n"
+        text += f"|---|{'---|' * (len(columns) + 1)}\n"
+        for field in ("source", "way"):
+            for value in sorted({getattr(cell, field) for cell in mine}):
+                found = totals([cell for cell in mine if getattr(cell, field) == value])
+                marks = " | ".join(str(found.get(column, 0)) for column in columns)
+                text += f"| `{value}` | {marks} | {found['good']} of {found['sure']} |\n"
+        text += "\n"
+    text += "## What is not right\n\n| model | file | way | state | why |\n|---|---|---|---|---|\n"
+    for cell in cells:
+        if cell.state not in ("right", "assumed"):
+            why = re.sub(r"[|<>`*_\[\]{}]", r"\\\g<0>", cell.sentence[:160])
+            text += f"| `{cell.program}` | `{cell.source}` | `{cell.way}` | {cell.state} | {why} |\n"
+    return text
 
 
 def summary(cells: Sequence[Cell]) -> str:
@@ -414,29 +499,30 @@ def summary(cells: Sequence[Cell]) -> str:
 
 def record(cells: Sequence[Cell]) -> None:
     """Write the cells, one line each; those that were not run stay as they are recorded."""
-    every = recorded() | {(cell.program, cell.source, cell.way): cell for cell in cells}
+    every = recorded() | {(cell.program, cell.target, cell.source, cell.way): cell for cell in cells}
     lines = sorted(
-        "\t".join((c.program, c.source, c.way, c.state, " ".join(c.options), c.sentence[:200]))
+        "\t".join((c.program, c.target, c.source, c.way, c.state, " ".join(c.options), c.sentence[:200]))
         for c in every.values()
     )
     RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def recorded() -> dict[tuple[str, str, str], Cell]:
-    """Return the recorded cells by program, file and way."""
+def recorded() -> dict[tuple[str, ...], Cell]:
+    """Return the recorded cells by program, target, file and way."""
     found = {}
     for line in RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else ():
-        name, source, way, state, options, sentence = line.split("\t")
-        found[name, source, way] = Cell(name, source, way, state, (options,) if options else (), sentence)
+        *key, state, options, sentence = line.split("\t")
+        found[tuple(key)] = Cell(*key, state, (options,) if options else (), sentence)
     return found
 
 
 def changes(cells: Iterable[Cell]) -> list[str]:
     """Return a line for each cell whose state is not the recorded one."""
     before = recorded()
-    pairs = [(before.get((cell.program, cell.source, cell.way)), cell) for cell in cells]
+    pairs = [(before.get((cell.program, cell.target, cell.source, cell.way)), cell) for cell in cells]
     return [
-        f"{new.program} {new.source} {new.way}: {old.state if old else 'new'} -> {new.state} {new.sentence}"
+        f"{new.program} to {new.target} from {new.source} by {new.way}: {old.state if old else 'new'} -> "
+        f"{new.state} {new.sentence}"
         for old, new in pairs
         if old is None or old.state != new.state
     ]
