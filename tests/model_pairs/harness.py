@@ -63,6 +63,8 @@ from tests.model_pairs import harness
 harness.{call}
 """
 _MOST_HINTS = 8
+# What `--kind` says of layers.
+_KINDS = {"embed": "embedding", "attention": "attention:{heads}", "depthwise": "depthwise"}
 # Conversions of each program in each direction, of about 15 and 25, that are recorded.
 EACH = 2
 _AT_ONCE = 10  # programs in one process, which has ten minutes
@@ -124,7 +126,7 @@ def conversions(
 ) -> list[tuple[str, str, str]]:
     """Return the conversions of these programs: program, file, way.
 
-    With `each`, every program gets that many, so that all files and ways have nearly the same number.
+    With `each`, every program gets that many by files and ways in turn, and one by layer kinds at least.
     """
     found: list[tuple[str, str, str]] = []
     for name in names:
@@ -137,7 +139,11 @@ def conversions(
         if each and len(able) > each:
             first = [*PROGRAMS].index(name) * each
             step = max(1, len(able) // each)
-            able = [able[(first + number * step) % len(able)] for number in range(each)]
+            chosen = [able[(first + number * step) % len(able)] for number in range(each)]
+            by_kinds = [one for one in able if one[2] == "kinds"]
+            if by_kinds and not any(one in chosen for one in by_kinds):
+                chosen.append(by_kinds[first // each % len(by_kinds)])
+            able = chosen
         found += able
     return found
 
@@ -315,13 +321,13 @@ class _Try:
                     wanted = f"{title}={known}"
                 if wanted is not None:
                     self._add(held, wanted, f"{option} {wanted}")
-        knows = {line.name: line for line in self.made.lines if line.op in ("embed", "attention")}
+        knows = {line.name: line for line in self.made.lines if line.op in _KINDS}
         for kind in re.findall(r"--kind '([^']+)'", text)[:1]:
             title = kind.partition("=")[0]
             line = knows.get(title.rpartition("/")[2])
             # A user knows what the layer is, and how many heads it has.
             if line is not None:
-                own = "embedding" if line.op == "embed" else f"attention:{line.args['heads']}"
+                own = _KINDS[line.op].format(**line.args)
                 kind = f"{title}={own}"
             self._add(self.kinds, kind, f"--kind {kind}")
         return len(self.options) > before
@@ -435,8 +441,8 @@ Where ckpttool refuses, the hint is followed by somebody who knows the model.
 | `into` | `load_into` a live model |
 | `kinds` | `convert` by layer kinds, without the target's model |
 
-Each model is converted {each} times in each direction, by files and ways in turn, so that each file and way
-has its share: {cells} of the {every} conversions that `python -m tests.model_pairs --each 0` runs.
+Each model is converted {each} times in each direction, by files and ways in turn, and once by layer kinds,
+where names are equal: {cells} of the {every} conversions that `python -m tests.model_pairs --each 0` runs.
 
 *Determined* are the conversions in which the source, with the target's model where there is one, tells the
 order in which an image is flattened: a file of weights alone does not, if a model reorders axes by itself.
