@@ -50,11 +50,13 @@ tests: $(VENV)/.installed
 	$(BIN)/pytest -n auto
 
 # What takes minutes and changes with few commits: all cells of docs/everyday.md against the recorded ones, the
-# agents of the RL libraries that are installed, and every kind of layer with every hyper-parameter in both frameworks.
+# agents of the RL libraries that are installed, every kind of layer with every hyper-parameter in both frameworks, and
+# the pairs of models of docs/model_pairs.md.
 nightly: $(VENV)/.installed
 	$(BIN)/python -m tests.everyday --check
 	$(BIN)/python -m tests.agent_truth
 	$(BIN)/python -m tests.layer_grid
+	$(BIN)/python -m tests.model_pairs --check
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

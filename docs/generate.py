@@ -1,6 +1,7 @@
 """Writes reference pages: cli.md from --help, api.md from docstrings, kinds.md and limits.md from the code.
 
-everyday.md comes from the recorded results of tests/everyday, gpu.md and its plots from benchmarks/results.
+everyday.md and model_pairs.md come from the recorded results of tests/everyday and tests/model_pairs, gpu.md
+and its plots from benchmarks/results.
 
 --check only says whether the pages are up to date.
 """
@@ -115,6 +116,7 @@ def main() -> int:
     import kinds
 
     from tests.everyday import page as everyday
+    from tests.model_pairs import harness as model_pairs
 
     old = []
     pages = {
@@ -124,6 +126,7 @@ def main() -> int:
         "api.md": faces.page(),
         **gpu_pages(),
         "everyday.md": everyday.page(),
+        "model_pairs.md": model_pairs.page(),
     }
     for name, made in pages.items():
         file = DOCS / name

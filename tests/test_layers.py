@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -398,9 +399,58 @@ def test_a_file_that_lists_layers_by_name_is_asked_for_too() -> None:
     shapes = {"actor/kernel": (24, 5), "actor/bias": (5,), "body/kernel": (3, 3, 2, 4), "body/bias": (4,)}
     notes = generic.to_torch(tensorflow_tree(filled(shapes))).notes
     assert [note.split()[0] for note in notes if "--flatten" in note] == ["actor"]
+    # The layer before it gives as many numbers, but nothing else takes what the convolution gives.
     known = {"a_first/kernel": (7, 24), "a_first/bias": (24,)} | shapes
-    plan = generic.to_torch(tensorflow_tree(filled(known)))
-    assert len(plan.moves) == len(known)  # the layer before it gives what it takes
+    assert _asked(known) == {"actor": "--flatten", "a_first": "--unflatten"}
+    pooled = known | {"pooled/kernel": (4, 2), "pooled/bias": (2,)}
+    plan = generic.to_torch(tensorflow_tree(filled(pooled)))
+    assert len(plan.moves) == len(pooled)
+
+
+def _asked(shapes: Mapping[str, tuple[int, ...]], flatten: Sequence[str] = ()) -> dict[str, str]:
+    """Return by layer the option that its refusal names."""
+    notes = generic.to_torch(tensorflow_tree(filled(shapes)), choices([], list(flatten))).notes
+    return {note.split()[0]: found[1] for note in notes if (found := re.search(r"(--(?:un)?flatten)", note))}
+
+
+_CONV = {"conv/kernel": (3, 3, 2, 4), "conv/bias": (4,)}
+
+
+def _dense(name: str, *sizes: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}/kernel": sizes, f"{name}/bias": sizes[1:]}
+
+
+@pytest.mark.parametrize(
+    ("others", "told", "asked"),
+    [
+        # A gate that is multiplied with the image, the layer of a decoder, a second head behind them.
+        (_dense("gate", 3, 24) | _dense("out", 24, 2), ["out=6,4", "gate=no"], {"gate": "--unflatten"}),
+        (_dense("expand", 5, 24) | _dense("mean", 24, 5), ["mean=6,4"], {"expand": "--unflatten"}),
+        (
+            _dense("one", 24, 5) | _dense("two", 24, 5) | _dense("out", 5, 2),
+            ["one=6,4"],
+            {"two": "--flatten"},
+        ),
+        (_dense("mix", 24, 24) | _dense("out", 24, 2), ["mix=6,4", "out=no"], {"mix": "--unflatten"}),
+        # An image and numbers beside it: no multiple of the channels.
+        (_dense("vector", 3, 7) | _dense("hidden", 31, 2), ["vector=no"], {"hidden": "--flatten"}),
+    ],
+)
+def test_layers_as_wide_as_a_flattened_image_are_refused(others, told, asked) -> None:
+    assert _asked(_CONV | others, told) == asked
+
+
+def test_every_layer_whose_outputs_may_become_an_image_is_refused() -> None:
+    shapes = _dense("noise", 5, 48) | _dense("label", 3, 24)
+    shapes |= {"up/kernel": (2, 2, 3, 6), "up/bias": (3,)}
+    assert _asked(shapes) == {"noise": "--unflatten", "label": "--unflatten"}
+
+
+@pytest.mark.parametrize(("inputs", "named"), [(3072, True), (90, True), (3074, False), (33, False)])
+def test_a_dense_layer_as_wide_as_a_picture_is_assumed_to_take_none(inputs, named) -> None:
+    plan = generic.to_torch(tensorflow_tree(filled(_dense("fc", inputs, 4))))
+    assert len(plan.moves) == 2
+    assert any("--flatten" in sentence for sentence in plan.assumed) == named
 
 
 def test_the_statistics_after_a_transposed_convolution_tell_its_channels() -> None:

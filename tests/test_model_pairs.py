@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 
 from ckpttool.activations import Activations, Order, natural
+from ckpttool.agents.skeleton.tracing import Trace
 from ckpttool.errors import UsageError
 from ckpttool.mapping.parts import Blocks, Channels
 from ckpttool.mapping.spelling import parsed
 from ckpttool.ops.layer_options import choices
 from tests.model_pairs import harness, programs
 
-SAMPLE = ("cnn2d_side", "cnn2d_first", "decoder_bn")
+SAMPLE = ("cnn2d_first", "residual_decoder")
 
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(("target", "source"), [("torch", "keras"), ("keras", "pt")])
 def test_models_compute_the_same_after_a_conversion(target, source, tmp_path):
-    cells = harness.run(SAMPLE, tmp_path, (target,), (source,), ("into",))
+    cells = list(harness.run(SAMPLE, tmp_path, (target,), (source,), ("into",)))
     assert len(cells) == len(SAMPLE)
     for cell in cells:
         if harness.is_determined(cell, programs.program(cell.program)):
@@ -31,8 +32,29 @@ def test_models_compute_the_same_after_a_conversion(target, source, tmp_path):
             assert cell.state in {"assumed", "refused", "WRONG ASSUMED"}, cell
 
 
-def test_there_are_enough_pairs():
+def test_the_recorded_conversions_are_the_selection():
     assert len(programs.PROGRAMS) >= 120
+    names = [*programs.PROGRAMS]
+    expected = {
+        (name, target, source, way)
+        for target in ("torch", "keras")
+        for name, source, way in harness.conversions(names, target, each=harness.EACH)
+    }
+    cells = harness.recorded()
+    assert set(cells) == expected
+    assert not {"WRONG", "crash"} & {cell.state for cell in cells.values()}
+    whole = harness.totals([*cells.values()])
+    assert whole["good"] >= 0.8 * whole["sure"]
+
+
+def test_what_is_added_without_the_axis_of_the_batch_has_one_order():
+    trace = Trace()
+    one, two, made = np.zeros((1, 24)), np.zeros(24), np.zeros((1, 24))
+    trace.activations.take(trace.entries(one).reshape(1, 3, 2, 4), 3)
+    trace.entries(two)
+    assert trace.kept([one, two], made)
+    trace.activations.finish()
+    assert trace.activations.order(trace.entries(two)) == natural(((6, 4),), "tensorflow")
 
 
 def test_an_axis_has_the_order_in_which_an_image_was_flattened():

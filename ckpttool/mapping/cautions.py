@@ -93,9 +93,9 @@ def without_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[s
         shape = next((leaf.shape for leaf in group.values() if len(leaf.shape) == 2), (0, 1))
         if layer.given:
             continue
-        if kind.name == "layer_norm" and not about.cls and not _NORM.search(layer.title.lower()):
-            norms.append(layer.title)
         if kind.name != "dense":
+            unsaid = kind.name == "layer_norm" and not (about.cls or _NORM.search(layer.title.lower()))
+            norms += [layer.title] if unsaid else []
             continue
         if not about.cls and kind.form in (IN_OUT, OUT_IN):
             turned.setdefault(kind.framework, []).append(layer.title)

@@ -6,7 +6,9 @@ does not say what was flattened. Sources: keras/src/layers/reshaping/flatten.py,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
@@ -47,6 +49,8 @@ def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:  # noqa:
     gives = 0
     waiting: list[Layer] = []
     outputs: set[int] = set()
+    with_images = any({kind.name for kind in layer.kinds} & _CONVOLUTIONS for layer in found)
+    produced = _produced(tree, found) if with_images else set()
     # Whether nothing took what the last convolution gives.
     pending = False
     by_name = _is_by_name(found)
@@ -67,7 +71,8 @@ def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:  # noqa:
                 inputs = _inputs(tree, layer)
                 known = outputs | {each.channels for each in every}
                 open_ = pending and _is_untold(layer) and _is_more(inputs, images.channels)
-                if open_ or _is_odd(tree, layer, images, inputs if inputs in known else 0):
+                mixed = inputs not in produced and _is_mixed(layer, inputs, every)
+                if open_ or mixed or _is_odd(tree, layer, images, inputs if inputs in known else 0):
                     others = tuple(every) if by_name else ()
                     refused[layer.title] = _reason(layer, inputs, images, others=others)
                 pending = pending and layer.title not in refused and not _takes_image(layer)
@@ -85,9 +90,11 @@ def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:  # noqa:
             images, gives = None, 0
     for layer in waiting:
         if layer.title not in refused and _inputs(tree, layer) not in outputs:
-            refused |= _before(tree, layer, every)
-    refused = {**_unflattened(tree, found), **refused}
-    return {**_norms_between(tree, found, refused), **refused}
+            refused |= _before(tree, layer, every, mixed=by_name and _inputs(tree, layer) not in produced)
+    if by_name and not refused and not any(_takes_image(layer) for layer in found):
+        refused = _untaken(tree, found, every)
+    unflattened = _unflattened(tree, found)
+    return {**_as_wide(tree, found, refused, unflattened), **unflattened, **refused}
 
 
 def _is_by_name(found: Sequence[Layer]) -> bool:
@@ -101,30 +108,139 @@ def _takes_image(layer: Layer) -> bool:
     return bool(layer.told.flatten) or (takes is not None and not takes.is_plain)
 
 
-def _norms_between(tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, str]) -> dict[str, str]:
-    """Return why norms as wide as a flattened image of a layer, wherever they are listed, are refused."""
-    widths: dict[int, str] = {}
+def _produced(tree: Tree, found: Iterable[Layer]) -> set[int]:
+    """Return how many numbers layers give that are no image: those of vectors, and channels."""
+    widths: set[int] = set()
+    for layer in found:
+        names = {kind.name for kind in layer.kinds}
+        with contextlib.suppress(MappingError):  # refused for what it is
+            if names & _CONVOLUTIONS:
+                widths |= {_images(tree, layer).channels, *_outputs(tree, layer)}
+            elif names == {"dense"}:
+                widths.add(_width(tree, layer, "kernel"))
+            elif names <= _RECURRENT:
+                widths.add(canonical(tree, layer, layer.kinds[0])["recurrent_kernel"].shape[0])
+            elif names == {"embedding"}:
+                widths.add(_width(tree, layer, "embeddings"))
+    return widths
+
+
+def taken_as_they_are(tree: Tree, found: tuple[Layer, ...]) -> Iterator[str]:
+    """Yield a sentence on each dense layer that takes as many numbers as a picture in colours has.
+
+    A model without a convolution may flatten one, too; no tensor shows that.
+    """
+    produced = _produced(tree, found)
+    for layer in found:
+        if {kind.name for kind in layer.kinds} != {"dense"} or not _is_untold(layer):
+            continue
+        inputs = _inputs(tree, layer)
+        places = inputs // 3
+        sides = (
+            n for n in range(_PICTURE, math.isqrt(places) + 1) if places % n == 0 and places <= 2 * n * n
+        )
+        if inputs % 3 == 0 and inputs not in produced and any(sides):
+            yield (
+                f"{layer.title} takes {inputs:,} numbers in one order in both: if they are a flattened "
+                f"picture of 3 channels, --flatten '{layer.title}={places},3'"
+            )
+
+
+def _untaken(tree: Tree, found: tuple[Layer, ...], every: Iterable[_Images]) -> dict[str, str]:
+    """Return why dense layers are refused that may take an image which no other layer takes."""
+    taken: set[int] = set()
+    for layer in found:
+        names = {kind.name for kind in layer.kinds}
+        if names & _CONVOLUTIONS:
+            taken |= set(_channels(tree, layer))
+        elif names == {"dense"} or names <= _RECURRENT:
+            taken.add(_inputs(tree, layer))
+    refused: dict[str, str] = {}
+    for images in every:
+        for layer in found if images.channels not in taken else ():
+            inputs = _inputs(tree, layer) if {kind.name for kind in layer.kinds} == {"dense"} else 0
+            if _is_more(inputs, images.channels) and _is_untold(layer):
+                refused.setdefault(layer.title, _reason(layer, inputs, images))
+    return refused
+
+
+def _is_mixed(layer: Layer, inputs: int, every: Iterable[_Images]) -> bool:
+    """Say whether a layer may take an image of two places at least, and other numbers beside it."""
+    return _is_untold(layer) and any(1 < 2 * each.channels <= inputs for each in every if each.channels > 1)
+
+
+def _as_wide(
+    tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, str], unflattened: Mapping[str, str]
+) -> dict[str, str]:
+    """Return why layers that take or make as many numbers as a flattened image has are refused.
+
+    Nothing shows whether they take or make that image: a second head, a gate, a norm, the layer of a decoder.
+    """
+    widths = _image_widths(tree, found, refused, unflattened)
+    reasons: dict[str, str] = {}
+    for layer in found:
+        if layer.title in refused or layer.title in unflattened:
+            continue
+        for option, verb, width in _open_sides(tree, layer) if widths else ():
+            if width in widths:
+                other, parts = widths[width]
+                where = f"the flattened image of {other}" if other != layer.title else "the image it takes"
+                reasons.setdefault(
+                    layer.title,
+                    f"{layer.title} {verb} {width:,} numbers, as many as {where} has: that image "
+                    f"({option} '{layer.title}={parts}'), or not ({option} '{layer.title}=no')",
+                )
+    return reasons
+
+
+def _image_widths(
+    tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, str], unflattened: Mapping[str, str]
+) -> dict[int, tuple[str, str]]:
+    """Return by length the flattened images that dense layers take or make: of which layer, as an option."""
+    widths: dict[int, tuple[str, str]] = {}
     for layer in found:
         if {kind.name for kind in layer.kinds} != {"dense"}:
             continue
-        makes = layer.told.makes
-        if _takes_image(layer) or (layer.title in refused and _is_untold(layer)):
-            widths[_inputs(tree, layer)] = layer.title
+        takes, makes = layer.told.takes, layer.told.makes
+        if layer.told.flatten:
+            widths[_inputs(tree, layer)] = layer.title, ",".join(map(str, layer.told.flatten))
+        elif takes is not None and not takes.is_plain:
+            widths[_inputs(tree, layer)] = layer.title, _option(takes)
+        elif layer.title in refused and _is_untold(layer):
+            widths.setdefault(_inputs(tree, layer), (layer.title, "places,channels"))
         if makes is not None and not makes.is_plain:
-            widths[_width(tree, layer, "kernel")] = layer.title
-    norms = [layer for layer in found if {k.name for k in layer.kinds} <= _NORMS and _is_untold(layer)]
-    return {
-        layer.title: f"{layer.title} is as wide as the flattened image of {widths[width]}: places and "
-        f"channels of that (--flatten '{layer.title}=places,channels'), or not (--flatten '{layer.title}=no')"
-        for layer in norms
-        if (width := _norm_width(tree, layer)) in widths
-    }
+            widths[_width(tree, layer, "kernel")] = layer.title, _option(makes)
+        elif layer.title in unflattened:
+            widths.setdefault(_width(tree, layer, "kernel"), (layer.title, "places,channels"))
+    return widths
+
+
+def _open_sides(tree: Tree, layer: Layer) -> list[tuple[str, str, int]]:
+    """Return the sides of a layer of which nothing is known: the option, the verb, and how many numbers."""
+    names = {kind.name for kind in layer.kinds}
+    found: list[tuple[str, str, int]] = []
+    if names <= _NORMS and _is_untold(layer):
+        found.append(("--flatten", "is a norm of", _norm_width(tree, layer)))
+    elif (names == {"dense"} or names <= _RECURRENT) and _is_untold(layer):
+        found.append(("--flatten", "takes", _inputs(tree, layer)))
+    if names == {"dense"} and layer.told.makes is None:
+        found.append(("--unflatten", "gives", _width(tree, layer, "kernel")))
+    return found
+
+
+def _option(order: Order) -> str:
+    """Return an order as an option spells it: places,channels of an image, the count of other numbers."""
+    return "+".join(
+        str(channels) if places == 1 else f"{places},{channels}" for places, channels in order.parts
+    )
 
 
 _NORMS = _BETWEEN | {"batch_norm"}
 _RECURRENT = frozenset(("lstm", "gru", "simple_rnn"))
 # A convolution over as many channels as an image of a camera has takes no dense layer's output by its order.
 _COLOURS = 4
+# The shorter side of a picture, at least; the longer one has up to twice that.
+_PICTURE = 5
 # Images with one side are rarely longer.
 _SMALL_SIDE = 7
 
@@ -137,9 +253,10 @@ def _is_more(count: int, channels: int) -> bool:
     return 1 < channels < count and count % channels == 0
 
 
-def _before(tree: Tree, layer: Layer, every: Iterable[_Images]) -> dict[str, str]:
+def _before(tree: Tree, layer: Layer, every: Iterable[_Images], *, mixed: bool) -> dict[str, str]:
     for images in every:
-        if images.channels > 1 and _is_odd(tree, layer, images, -1):
+        odd = images.channels > 1 and _is_odd(tree, layer, images, -1)
+        if odd or (mixed and _is_mixed(layer, _inputs(tree, layer), (images,))):
             return {layer.title: _reason(layer, _inputs(tree, layer), images)}
     return {}
 
@@ -152,7 +269,6 @@ def _unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
         for layer in found
         if {k.name for k in layer.kinds} <= {"dense", *_RECURRENT} and not _takes_image(layer)
     }
-    by_name = _is_by_name(found)
     produced = {channels for layer in found for channels in _outputs(tree, layer)}
     behind: list[tuple[Layer, int]] = []
     later: list[tuple[Layer, int]] = []
@@ -166,7 +282,7 @@ def _unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
             behind.append((layer, behind[0][1]))
         elif names & _CONVOLUTIONS:
             inputs = _channels(tree, layer)
-            for dense, width in (*behind, *(later if by_name else ())):
+            for dense, width in (*behind, *later):
                 wide = sorted(each for each in inputs if _is_more(width, each))
                 wide = wide if (dense, width) in behind else [each for each in wide if each not in produced]
                 far = len(dense.name) > 1 and dense.name[:1] != layer.name[:1] and max(inputs) <= _COLOURS
@@ -201,7 +317,8 @@ def _made(layer: Layer, width: int, channels: list[int], convolution: Layer) -> 
     return (
         f"{layer.title} gives {width:,} numbers, which {convolution.title} may take as an image of "
         f"{' or '.join(f'{each:,}' for each in channels)} channels: places and channels, which the two order "
-        f"differently ({' or '.join(able)}), or not ({option} '{layer.title}=no')"
+        f"differently ({' or '.join(able)}; with fewer channels, as places,channels, where others are joined "
+        f"to them), or not ({option} '{layer.title}=no')"
     )
 
 
@@ -219,7 +336,9 @@ def _channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
 def _is_odd(tree: Tree, layer: Layer, images: _Images, gives: int) -> bool:
     """Say whether a dense layer takes more than the channels, and not what was given before it, if known."""
     inputs = _inputs(tree, layer)
-    more = 0 < images.channels < inputs != gives and (not gives or inputs % images.channels == 0)
+    # The numbers of an image of one place or one channel have the same order everywhere.
+    wide = [each for each in images.either if each > 1]
+    more = bool(wide) and 2 * min(wide) <= inputs != gives and (not gives or inputs % images.channels == 0)
     return more and _is_untold(layer)
 
 

@@ -25,7 +25,8 @@ class Placed(NamedTuple):
     """What becomes of a tree's layers, under the names that their tensors get; and what is said of it.
 
     `refused` are the tensors of layers that are not converted; a note gives the reason. `oriented` says which
-    axes of matrices were taken for their outputs where neither a class nor a shape decides.
+    axes of matrices were taken for their outputs where neither a class nor a shape decides, and which layers
+    take as many numbers as a picture has.
     """
 
     done: tuple[tuple[Layer, Done, Mapping[str, Name]], ...]
@@ -150,7 +151,8 @@ def _placed(
     left = [tree.names[path] for _, made, _ in done for path in made.left]
     said = (*cautions.left(left), *cautions.notes(layer for layer, _, _ in done))
     oriented = cautions.without_classes([(layer, layer.group(tree)) for layer, _, _ in done])
-    return Placed(tuple(done), (*refused, *said), frozenset(not_done), oriented)
+    pictures = tuple(flattened.taken_as_they_are(tree, tuple(layer for layer, _, _ in done)))
+    return Placed(tuple(done), (*refused, *said), frozenset(not_done), (*oriented, *pictures))
 
 
 def _ways(tree: Tree, layer: Layer, framework: str) -> tuple[list[Done], list[cautions.Why]]:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,19 @@ from tests.model_pairs import harness
 harness.{call}
 """
 _MOST_HINTS = 8
+# What `--kind` says of layers.
+_KINDS = {"embed": "embedding", "attention": "attention:{heads}", "depthwise": "depthwise"}
+# Conversions of each program in each direction, of about 15 and 25, that are recorded.
+EACH = 2
 _AT_ONCE = 10  # programs in one process, which has ten minutes
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One conversion: its state, the options that its hints gave, why it is not right."""
+    """One conversion to the framework `target`: its state, the options that its hints gave, and why."""
 
     program: str
+    target: str
     source: str
     way: str
     state: str
@@ -92,36 +97,64 @@ def side(framework: str) -> Any:
     return keras_side
 
 
-def make(framework: str, names: Sequence[str], folder: str) -> None:
-    """Write the files of all programs' models."""
+def make(framework: str, names: Sequence[str], folder: str, sources: Sequence[str] = ()) -> None:
+    """Write the files of all programs' models, or those of these sources."""
     for name in names:
         at = Path(folder, name)
         at.mkdir(exist_ok=True)
         with contextlib.redirect_stdout(io.StringIO()):
-            side(framework).save(name, at)
+            side(framework).save(name, at, sources or [*SOURCES[framework]])
 
 
-def judge(
-    target: str, names: Sequence[str], folder: str, sources: Sequence[str], ways: Sequence[str]
-) -> None:
+def judge(target: str, chosen: Sequence[tuple[str, str, str]], folder: str) -> None:
     """Fill the models of a framework from the other's files; print a line of JSON for each conversion."""
     import warnings
 
     warnings.simplefilter("ignore")
-    other = "keras" if target == "torch" else "torch"
+    for name, source, way in chosen:
+        file = Path(folder, name, SOURCES[_other(target)][source])
+        cell = _Try(target, name, source, way, file).cell()
+        print(json.dumps(asdict(cell)), flush=True)  # noqa: T201  # the parent reads it
+
+
+def _other(framework: str) -> str:
+    return "keras" if framework == "torch" else "torch"
+
+
+def conversions(
+    names: Sequence[str], target: str, sources: Sequence[str] = (), ways: Sequence[str] = WAYS, each: int = 0
+) -> list[tuple[str, str, str]]:
+    """Return the conversions of these programs: program, file, way.
+
+    With `each`, every program gets that many by files and ways in turn, and one by layer kinds at least.
+    """
+    found: list[tuple[str, str, str]] = []
     for name in names:
-        for source in SOURCES[other]:
-            for way in ways:
-                if source not in sources or not _applies(target, name, way):
-                    continue
-                file = Path(folder, name, SOURCES[other][source])
-                cell = _Try(target, name, source, way, file).cell()
-                print(json.dumps(asdict(cell)), flush=True)  # noqa: T201  # the parent reads it
+        able = [
+            (name, source, way)
+            for source in SOURCES[_other(target)]
+            for way in ways
+            if (not sources or source in sources) and _applies(target, name, way)
+        ]
+        if each and len(able) > each:
+            first = [*PROGRAMS].index(name) * each
+            step = max(1, len(able) // each)
+            chosen = [able[(first + number * step) % len(able)] for number in range(each)]
+            by_kinds = [one for one in able if one[2] == "kinds"]
+            if by_kinds and not any(one in chosen for one in by_kinds):
+                chosen.append(by_kinds[first // each % len(by_kinds)])
+            able = chosen
+        found += able
+    return found
 
 
 def _applies(target: str, name: str, way: str) -> bool:
     # Names that are others in the target are what `--like` is for.
-    return not (way == "bare" and target != "torch") and not (way == "kinds" and "__" in name)
+    if way == "bare":
+        return target == "torch"
+    # A Keras layer that repeats another over time has a name of its own, as no layer of PyTorch has.
+    other = "__" in name or any(line.op == "td_conv" for line in program(name).lines)
+    return not (way == "kinds" and other)
 
 
 class _WrongError(Exception):
@@ -174,7 +207,7 @@ class _Try:
 
     def _cell(self, state: str, sentence: str) -> Cell:
         text = " ".join(sentence.replace(str(self.file.parent), "").split())
-        return Cell(self.name, self.source, self.way, state, tuple(self.options), text[:400])
+        return Cell(self.name, self.target, self.source, self.way, state, tuple(self.options), text[:400])
 
     # --- Conversion -------------------------------------------------------------------------------------
 
@@ -259,26 +292,44 @@ class _Try:
             self.shapes = tuple(self.side.shapes(self.made))
             self.options.append("--input-shape")
         for source, target in re.findall(r"--match '([^'=]+)=([^']+)'", text):
-            if len(self.options) == before:
+            if target != "TARGET" and len(self.options) == before:
                 self._add(self.match, (source, target), f"--match {source}={target}")
-        pair = re.search(r"match=\{'([^']+)': '([^']+)'\}", text)
-        if pair:
-            self._add(self.match, (pair[1], pair[2]), f"match {pair[1]}={pair[2]}")
+        proposed = re.search(r"match=\{'([^']+)': '([^']+)'\}", text)
+        if proposed:
+            self._add(self.match, (proposed[1], proposed[2]), f"match {proposed[1]}={proposed[2]}")
+        if "could fill" in text or "belong together" in text:
+            # No pair is proposed, but a user knows which layer is which.
+            for name in dict.fromkeys(line.name for line in self.made.lines if line.name):
+                other = self.made.torch_names.get(name, name)
+                source, target = (name, other) if self.target == "torch" else (other, name)
+                listed, _, places = text.partition("could fill")
+                found = re.search(rf"[\w/]*\b{source}\b", listed)
+                if "belong together" in text or (found and re.search(rf"\b{target}\b", places)):
+                    source = found[0] if found else source
+                    self._add(self.match, (source, target), f"--match {source}={target}")
         for option, held in (("--flatten", self.flatten), ("--unflatten", self.unflatten)):
             for title in dict.fromkeys(re.findall(rf"{option} '([^'=]+)=", text)):
-                said = re.findall(rf"{option} '({re.escape(title)}=[^']+)'", text)
+                said = re.findall(rf"{option} '({re.escape(title)}=(?:no|[0-9,+]+))'", text)
                 if any(each.startswith(f"{title}=") for each in held):
                     continue
                 # A user knows what stands before and behind a layer.
-                known = orders.parts(self.made, title, makes=option == "--unflatten")
+                known = orders.parts(self.made, title, said, makes=option == "--unflatten")
+                if known is None:
+                    continue
                 wanted = next((each for each in said if _parts(each) == known), None)
                 if wanted is None and known != "no" and "places,channels" in text:
                     wanted = f"{title}={known}"
                 if wanted is not None:
                     self._add(held, wanted, f"{option} {wanted}")
+        knows = {line.name: line for line in self.made.lines if line.op in _KINDS}
         for kind in re.findall(r"--kind '([^']+)'", text)[:1]:
-            heads = kind.replace("attention:8", "attention:2")
-            self._add(self.kinds, heads, f"--kind {heads}")
+            title = kind.partition("=")[0]
+            line = knows.get(title.rpartition("/")[2])
+            # A user knows what the layer is, and how many heads it has.
+            if line is not None:
+                own = _KINDS[line.op].format(**line.args)
+                kind = f"{title}={own}"
+            self._add(self.kinds, kind, f"--kind {kind}")
         return len(self.options) > before
 
     def _add(self, held: list[Any], value: Any, option: str) -> None:
@@ -325,22 +376,26 @@ def run(
     targets: Iterable[str] = ("torch", "keras"),
     sources: Sequence[str] = (),
     ways: Sequence[str] = WAYS,
-) -> list[Cell]:
-    """Make the models of these programs, convert them, and return all cells."""
-    every = list(sources or dict.fromkeys((*SOURCES["torch"], *SOURCES["keras"])))
-    targets = tuple(targets)
-    made = {"torch": "keras" in targets, "keras": "torch" in targets}
-    parts = [list(names[start : start + _AT_ONCE]) for start in range(0, len(names), _AT_ONCE)]
-    for framework, part in ((f, part) for f, wanted in made.items() for part in parts if wanted):
-        _child(framework, f"make({framework!r}, {part!r}, {str(folder)!r})", folder)
-    found = []
-    for target, part in ((target, part) for target in targets for part in parts):
-        call = f"judge({target!r}, {part!r}, {str(folder)!r}, {every!r}, {list(ways)!r})"
-        for line in _child(target, call, folder).splitlines():
-            if line.startswith('{"program"'):
-                values = json.loads(line)
-                found.append(Cell(**{**values, "options": tuple(values["options"])}))
-    return found
+    each: int = 0,
+) -> Iterator[Cell]:
+    """Make the models of these programs, convert them, and go through all cells; see `conversions`."""
+    for part in [list(names[start : start + _AT_ONCE]) for start in range(0, len(names), _AT_ONCE)]:
+        chosen = {target: conversions(part, target, sources, ways, each) for target in targets}
+        for target in filter(chosen.get, chosen):
+            made = [name for name in part if not (folder / name / _DONE[_other(target)]).exists()]
+            if made:
+                call = f"make({_other(target)!r}, {made!r}, {str(folder)!r}, {list(sources)!r})"
+                _child(_other(target), call, folder)
+        for target, cells in chosen.items():
+            call = f"judge({target!r}, {cells!r}, {str(folder)!r})"
+            for line in _child(target, call, folder).splitlines() if cells else ():
+                if line.startswith('{"program"'):
+                    values = json.loads(line)
+                    yield Cell(**{**values, "options": tuple(values["options"])})
+
+
+# What is written last of a program's models.
+_DONE = {"torch": "torch_outputs.npz", "keras": "functional_outputs.npz"}
 
 
 def _child(framework: str, call: str, folder: Path) -> str:
@@ -360,6 +415,72 @@ def is_determined(cell: Cell, made: Program) -> bool:
     if made.natural:
         return True
     return cell.source in TELLING and cell.way != "kinds"
+
+
+def totals(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return the states of these cells by number, and how many are right of those that are determined."""
+    sure = [cell for cell in cells if is_determined(cell, program(cell.program))]
+    good = sum(cell.state in ("right", "assumed") for cell in sure)
+    return {**Counter(cell.state for cell in cells), "sure": len(sure), "good": good}
+
+
+_PAGE = """# Pairs of models
+
+Made by `python docs/generate.py` from `tests/model_pairs/`; do not edit it by hand.
+
+{programs} models, each built in Keras 3 and in PyTorch: convolutions before dense layers (in one, two and
+three dimensions, with norms, pooling, side inputs, several heads), decoders, autoencoders, recurrent and
+attention models, the same models with other names. A checkpoint of the one is converted into the other, and
+the framework that loads the result must compute the source's outputs within {tolerance:g} of their size.
+Where ckpttool refuses, the hint is followed by somebody who knows the model.
+
+| way | means |
+|---|---|
+| `like` | `convert --like`, with the shapes of the inputs |
+| `bare` | `convert --like` without them |
+| `into` | `load_into` a live model |
+| `kinds` | `convert` by layer kinds, without the target's model |
+
+Each model is converted {each} times in each direction, by files and ways in turn, and once by layer kinds,
+where names are equal: {cells} of the {every} conversions that `python -m tests.model_pairs --each 0` runs.
+
+*Determined* are the conversions in which the source, with the target's model where there is one, tells the
+order in which an image is flattened: a file of weights alone does not, if a model reorders axes by itself.
+*assumed* and *wrong, assumed* are conversions whose report names the layer and what was assumed of it.
+
+"""
+
+
+def page() -> str:
+    """Return the page with the recorded shares by direction, file and way."""
+    cells = list(recorded().values())
+    every = sum(len(conversions([*PROGRAMS], target)) for target in ("torch", "keras"))
+    text = _PAGE.format(
+        programs=len(PROGRAMS), tolerance=OUTPUTS, each=EACH, cells=len(cells), every=f"{every:,}"
+    )
+    whole = totals(cells)
+    text += (
+        f"**{whole['good']} of {whole['sure']} determined conversions are right "
+        f"({whole['good'] / max(1, whole['sure']):.1%})**; {whole.get('WRONG', 0)} of all {len(cells)} are "
+        f"wrong without a word.\n\n"
+    )
+    columns = ("right", "assumed", "refused", "unloadable", "WRONG ASSUMED", "WRONG", "crash")
+    for target, title in (("torch", "Keras to PyTorch"), ("keras", "PyTorch to Keras")):
+        mine = [cell for cell in cells if cell.target == target]
+        text += f"## {title}\n\n| file or way | {' | '.join(columns)} | right of determined |\n"
+        text += f"|---|{'---|' * (len(columns) + 1)}\n"
+        for field in ("source", "way"):
+            for value in sorted({getattr(cell, field) for cell in mine}):
+                found = totals([cell for cell in mine if getattr(cell, field) == value])
+                marks = " | ".join(str(found.get(column, 0)) for column in columns)
+                text += f"| `{value}` | {marks} | {found['good']} of {found['sure']} |\n"
+        text += "\n"
+    text += "## What is not right\n\n| model | file | way | state | why |\n|---|---|---|---|---|\n"
+    for cell in cells:
+        if cell.state not in ("right", "assumed"):
+            why = re.sub(r"[|<>`*_\[\]{}]", r"\\\g<0>", cell.sentence[:160])
+            text += f"| `{cell.program}` | `{cell.source}` | `{cell.way}` | {cell.state} | {why} |\n"
+    return text
 
 
 def summary(cells: Sequence[Cell]) -> str:
@@ -383,11 +504,34 @@ def summary(cells: Sequence[Cell]) -> str:
 
 
 def record(cells: Sequence[Cell]) -> None:
-    """Write the cells, one line each."""
-    lines = [
-        "\t".join((c.program, c.source, c.way, c.state, " ".join(c.options), c.sentence[:200])) for c in cells
-    ]
+    """Write the cells, one line each; those that were not run stay as they are recorded."""
+    every = recorded() | {(cell.program, cell.target, cell.source, cell.way): cell for cell in cells}
+    lines = sorted(
+        "\t".join((c.program, c.target, c.source, c.way, c.state, " ".join(c.options), c.sentence[:200]))
+        for c in every.values()
+    )
     RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def recorded() -> dict[tuple[str, ...], Cell]:
+    """Return the recorded cells by program, target, file and way."""
+    found = {}
+    for line in RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else ():
+        *key, state, options, sentence = line.split("\t")
+        found[tuple(key)] = Cell(*key, state, (options,) if options else (), sentence)
+    return found
+
+
+def changes(cells: Iterable[Cell]) -> list[str]:
+    """Return a line for each cell whose state is not the recorded one."""
+    before = recorded()
+    pairs = [(before.get((cell.program, cell.target, cell.source, cell.way)), cell) for cell in cells]
+    return [
+        f"{new.program} to {new.target} from {new.source} by {new.way}: {old.state if old else 'new'} -> "
+        f"{new.state} {new.sentence}"
+        for old, new in pairs
+        if old is None or old.state != new.state
+    ]
 
 
 def main() -> None:
@@ -397,25 +541,39 @@ def main() -> None:
     parser.add_argument("--to", default="torch,keras", help="the targets' frameworks")
     parser.add_argument("--sources", default="", help="files of the source, separated by commas")
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument(
+        "--each", type=int, default=EACH, help="conversions per program and direction; 0: all (hours)"
+    )
     parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
-    parser.add_argument("--keep", metavar="FOLDER", help="leave the files in this folder")
+    parser.add_argument(
+        "--check", action="store_true", help=f"exit with 1 if a state is not that of {RESULTS.name}"
+    )
+    parser.add_argument(
+        "--keep", metavar="FOLDER", help="leave the files in this folder, and use what it has"
+    )
     options = parser.parse_args()
     patterns = options.only.split(",")
     names = [name for name in PROGRAMS if any(fnmatch.fnmatch(name, each) for each in patterns)]
     folder = Path(options.keep or tempfile.mkdtemp(prefix="model_pairs"))
     folder.mkdir(exist_ok=True)
     sources = [each for each in options.sources.split(",") if each]
-    cells = run(names, folder, options.to.split(","), sources, options.ways.split(","))
-    for cell in cells:
-        if cell.state not in ("right", "assumed"):
-            print(  # noqa: T201
-                f"{cell.program:26} {cell.source:11} {cell.way:5} {cell.state:8} {' '.join(cell.options)} "
-                f"{cell.sentence[:300]}"
-            )
+    targets, ways = options.to.split(","), options.ways.split(",")
+    cells = []
+    try:
+        for cell in run(names, folder, targets, sources, ways, options.each):
+            cells.append(cell)
+            if cell.state not in ("right", "assumed"):
+                print(  # noqa: T201
+                    f"{cell.program:26} {cell.source:11} {cell.way:5} {cell.state:8} "
+                    f"{' '.join(cell.options)} {cell.sentence[:300]}",
+                    flush=True,
+                )
+    finally:
+        if options.record:
+            record(cells)
     print(summary(cells))  # noqa: T201
-    if options.record:
-        record(cells)
     if not options.keep:
         shutil.rmtree(folder)
-    bad = {"WRONG", "crash"}
-    sys.exit(any(cell.state in bad for cell in cells))
+    different = changes(cells) if options.check else []
+    print(*different, sep="\n")  # noqa: T201
+    sys.exit(bool(different) or any(cell.state in ("WRONG", "crash") for cell in cells))

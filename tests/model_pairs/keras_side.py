@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tests.model_pairs.programs import Line, Program, program
 
 EPSILON = 1e-3
-STYLES = ("functional", "subclassed")
+STYLES = ("subclassed", "functional")
 
 
 @keras.saving.register_keras_serializable("model_pairs")
@@ -222,18 +223,23 @@ def outputs(net: Any, made: Program) -> list[np.ndarray]:
     ]
 
 
-def save(name: str, folder: Path) -> None:
-    """Write the model in every form beside the outputs that it has."""
-    for style in STYLES:
+def save(name: str, folder: Path, sources: Sequence[str]) -> None:
+    """Write the model in these forms beside the outputs that it has."""
+    own = [each for each in sources if each.startswith("own_")]
+    for style in STYLES if own else ("functional",):
         net = build(name, style)
         at = f"{style}_"
         net.save_weights(folder / f"{at}.weights.h5")
         if style == "functional":
-            net.save(folder / "functional.keras")
-            net.save(folder / "functional.h5")
+            if "keras" in sources:
+                net.save(folder / "functional.keras")
+            if "h5" in sources:
+                net.save(folder / "functional.h5")
             np.savez(folder / "keras.npz", **{each.path: np.asarray(each) for each in net.variables})
-            _export(net, name, folder / "saved_model")
-        tf.train.Checkpoint(net).write(str(folder / f"{at}checkpoint"))
+            if "saved_model" in sources:
+                _export(net, name, folder / "saved_model")
+        if {"objects", "own_objects"} & {*sources}:
+            tf.train.Checkpoint(net).write(str(folder / f"{at}checkpoint"))
         np.savez(folder / f"{at}outputs.npz", *outputs(net, program(name)))
 
 

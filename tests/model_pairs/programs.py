@@ -545,21 +545,33 @@ for _made in (
     _put(_made.__name__.lstrip("_"), _made)
 
 
-def parts(made: Program, title: str, *, makes: bool) -> str:
+def parts(made: Program, title: str, said: Sequence[str], *, makes: bool) -> str | None:
     """Return what `--flatten` or `--unflatten` says of a layer: `30,5+4`, or `no`.
 
-    A layer that takes an image in an order of its own takes none that would have to be reordered.
+    A layer that takes an image in an order of its own takes none that would have to be reordered. One whose
+    name the file lacks is known by the length that the options `said` give; None if that is not enough.
     """
     names = {line.name: line for line in made.lines if line.name}
     names |= {made.torch_names.get(name, name): line for name, line in names.items()}
     line = next((names[each] for each in reversed(title.split("/")) if each in names), None)
     if line is None:
-        return "no"
+        lengths = {_length(each) for each in said if not each.endswith("=no")}
+        able = {
+            parts(made, name, (), makes=makes)
+            for name, each in names.items()
+            if len(each.out.shape) == 1 and math.prod((each.out if makes else each.ins[0]).shape) in lengths
+        }
+        return able.pop() if len(able) == 1 else None
     if makes or line.op in ("bn", "ln", "prelu"):
         found = _behind(made, line.out)
         if found or makes:
             return found or "no"
     return _before(made, line.ins[0]) or "no"
+
+
+def _length(option: str) -> int:
+    """Return how many numbers an option's value stands for."""
+    return sum(math.prod(map(int, part.split(","))) for part in option.rpartition("=")[2].split("+"))
 
 
 def _before(made: Program, value: Value) -> str:

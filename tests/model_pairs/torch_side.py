@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,8 @@ def outputs(net: Net) -> list[np.ndarray]:
     return [each.numpy() for each in (made if isinstance(made, tuple) else (made,))]
 
 
-def save(name: str, folder: Path) -> None:
-    """Write the model in every form beside the outputs that it has."""
+def save(name: str, folder: Path, sources: Sequence[str]) -> None:
+    """Write the model in these forms beside the outputs that it has."""
     from safetensors.torch import save_file
 
     net = build(name)
@@ -163,8 +164,9 @@ def save(name: str, folder: Path) -> None:
     save_file(state, folder / "torch.safetensors", metadata={"format": "pt"})
     np.savez(folder / "torch.npz", **{key: value.numpy() for key, value in state.items()})
     given = tuple(map(torch.from_numpy, inputs(net.program)))
-    with torch.no_grad():
-        torch.jit.trace(net, given, check_trace=False).save(str(folder / "script.pt"))
+    if "script" in sources:
+        with torch.no_grad():
+            torch.jit.trace(net, given, check_trace=False).save(str(folder / "script.pt"))
     np.savez(folder / "torch_outputs.npz", *outputs(net))
 
 

@@ -53,8 +53,12 @@ class Trace:
         same = [each for each in given if self.is_followed(each) and _shape(each) == _shape(made)]
         if not same:
             return False
-        for each in same[1:]:
-            self.activations.link(self.entries(same[0]), self.entries(each))
+        for each in given:
+            # Keras adds two layers' outputs for one input as it adds a bias, without the axis of the batch.
+            if each is not same[0] and self.is_followed(each):
+                entries = self.entries(each)
+                if entries.size == self.entries(same[0]).size:
+                    self.activations.link(self.entries(same[0]), entries.reshape(_shape(made)))
         self.put(made, self.entries(same[0]))
         return True
 
