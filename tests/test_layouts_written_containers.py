@@ -113,7 +113,6 @@ def test_sb2_takes_an_agent_of_torch(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in done.report.unused} == {
         "actor_optimizer",
         "critic_optimizer",
-        "total_it",
     }
 
 

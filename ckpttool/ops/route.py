@@ -140,7 +140,7 @@ def route(
         report = Report(mapped(ready, target, moves), (*lost, *ready.lost), notes=ready.notes)
     else:
         moves, target = plan.moves, build(tree, plan)
-        kept = _kept(tree, plan, agent, library=kind.agent)
+        kept = _kept(tree, plan, agent)
         report = _report(ready, target, plan, agent, kept)
         settings = plan.told if agent is not None or plan.told else settings
     return Route(
@@ -191,12 +191,9 @@ def _used(plan: Plan, agent: Binding | None) -> set[Path]:
     return used if agent is None else used | agent.consumed
 
 
-def _kept(tree: Tree, plan: Plan, agent: Binding | None, *, library: bool) -> tuple[Path, ...]:
-    """Return what the sidecar keeps: values that belong to no network and to no optimizer.
-
-    An RL library's own form has places for its counters: what it lacks there is reported.
-    """
-    if agent is None or library:
+def _kept(tree: Tree, plan: Plan, agent: Binding | None) -> tuple[Path, ...]:
+    """Return what the sidecar keeps: values that belong to no network and to no optimizer."""
+    if agent is None:
         return plan.kept
     used = _used(plan, agent)
     values = (path for path, _ in tree.plain() if path not in used and _GROUPS not in path)
