@@ -542,7 +542,7 @@ def test_torch_counts_a_weight_before_its_bias() -> None:
         assert len(weight.shape) == 2 - number % 2
 
 
-@pytest.mark.parametrize("kind", ["lamb", "lion_1", "nadam", "Adamax", "adafactor_2"])
+@pytest.mark.parametrize("kind", ["lamb", "lion_1", "nadam", "Ftrl", "adafactor_2"])
 def test_what_is_not_known_is_not_taken_as_adam(kind: str) -> None:
     tree = with_adam(tf_agent({}), LISTS)
     counter = attributes("policy/actor_optimizer/_iterations")

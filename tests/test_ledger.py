@@ -564,6 +564,14 @@ def test_the_commands_exit_with_one_where_it_certainly_matters(
     assert ("not used:" in text) == bool(status)
 
 
+def test_the_sidecar_of_another_checkpoint_is_no_evidence(tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent())
+    document = {"action_low": [-7.0], "action_high": [7.0], "activations": ["elu"]}
+    for name in ("other.pt", "agent.pt-1"):
+        (tmp_path / f"{name}.ckpttool.json").write_text(json.dumps(document))
+    assert not [entry for entry in restore(path, facts=GIVEN).ledger if "ckpttool.json" in entry.where]
+
+
 def test_entries_survive_json() -> None:
     entries = (
         Entry("not used", "wrapper", "x", "config.yml", decides=True, hint="leave it out"),

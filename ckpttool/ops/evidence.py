@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, get_args
 
-from ckpttool import documents, places
+from ckpttool import documents, places, sidecar
 from ckpttool.agents.network import ActivationName
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError
@@ -541,6 +541,8 @@ def _beside(checkpoint: Checkpoint, facts: _Used) -> Iterator[Entry]:
         file = os.path.join(folder, name)
         if name in own or os.path.basename(name).startswith(".") or opened >= _MOST_OPENED:
             continue
+        if name.endswith(sidecar.SUFFIX):
+            continue  # what another checkpoint's conversion recorded, or one of other weights
         words = [*_WORDS.findall(os.path.basename(name).lower()), *_WORDS.findall(os.path.dirname(name))]
         is_statistics = _STATISTICS_FILE.fullmatch(name.lower()) and any(
             map(_STATISTICS_WORDS.fullmatch, words)
