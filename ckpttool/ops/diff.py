@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast, get_args
 
 from ckpttool import urls
 from ckpttool.errors import UsageError, choice
 from ckpttool.leaf import Leaf
-from ckpttool.ops.difference import Changed, Diff, Sort
+from ckpttool.ops.difference import Diff, Sort
 from ckpttool.ops.load_into import opened
 from ckpttool.ops.model_side import is_live, laid_beside
 from ckpttool.ops.progress import Progress, silent
@@ -48,7 +47,7 @@ def diff(
 
 def difference(found: Laid, sort: Sort = "abs", progress: Progress = silent) -> Diff:
     """Return what is not the same of what lies side by side; both sides are read, a tensor at a time."""
-    changed = tuple(_changed(found, progress))
+    changed = tuple(found.changes(progress))
     told = found.notes
     if found.by == "agent" and changed:
         told = (*told, "paths and indices are those of the canonical agent: dense kernels are [in, out]")
@@ -67,15 +66,3 @@ def difference(found: Laid, sort: Sort = "abs", progress: Progress = silent) -> 
         told,
         found.declared,
     )
-
-
-def _changed(found: Laid, progress: Progress) -> Iterator[Changed]:
-    total = sum(leaf.nbytes for name in found.both if isinstance(leaf := found.left[name], Leaf))
-    done = 0
-    for name in found.both:
-        change = found.change(name)
-        if isinstance(leaf := found.left[name], Leaf):
-            done += leaf.nbytes
-            progress(done, total)
-        if change is not None:
-            yield change

@@ -182,16 +182,9 @@ def _targets(binding: Binding | None) -> dict[Path, Path]:
 
 def _entries(found: Laid, parts: _Parts, progress: Progress) -> Iterator[Discrepancy]:
     others = _Likeness(found)
-    total = sum(leaf.nbytes for name in found.both if isinstance(leaf := found.left[name], Leaf))
-    done = 0
-    for name in found.both:
-        change = found.change(name)
-        if isinstance(leaf := found.left[name], Leaf):
-            done += leaf.nbytes
-            progress(done, total)
-        if change is not None:
-            a, b = _sides(change)
-            yield Discrepancy(parts.of(name), name, change.what, a, b, others.of(change))
+    for change in found.changes(progress):
+        a, b = _sides(change)
+        yield Discrepancy(parts.of(change.path), change.path, change.what, a, b, others.of(change))
     for name in found.only_left:
         yield Discrepancy(parts.of(name), name, "missing", _shown(found.left[name]), None)
     for name in found.only_right:

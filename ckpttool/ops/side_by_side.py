@@ -16,6 +16,7 @@ from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path, Plain, ValueLeaf, display
 from ckpttool.ops.array_difference import compared
 from ckpttool.ops.difference import By, Changed, Declared, Entry
+from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.reconversion import WRITERS, Conversion, Pair, conversion, receipt_of
 from ckpttool.ops.restore import canonical_tree
 from ckpttool.source import Shape
@@ -101,6 +102,18 @@ class Laid:
             return None if counts and _same_value(left, right, exact=False) else _tensors(name, left, right)
         same = _same_value(left, right, exact=self.by == "path")
         return None if same else Changed(name, left, right, None)
+
+    def changes(self, progress: Progress = silent) -> Iterator[Changed]:
+        """Read what both sides have, and yield what differs in the left one's order."""
+        total = sum(leaf.nbytes for name in self.both if isinstance(leaf := self.left[name], Leaf))
+        done = 0
+        for name in self.both:
+            change = self.change(name)
+            if isinstance(leaf := self.left[name], Leaf):
+                done += leaf.nbytes
+                progress(done, total)
+            if change is not None:
+                yield change
 
 
 def side(checkpoint: Checkpoint, layout: str | None = None) -> Side:
