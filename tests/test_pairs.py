@@ -29,7 +29,7 @@ from ckpttool.ops import knowledge
 from ckpttool.ops.convert import convert
 from ckpttool.ops.request import Request
 from ckpttool.ops.restore import canonical_tree, networks
-from ckpttool.ops.route import route
+from ckpttool.ops.route import Route, route
 from ckpttool.ops.targets import TARGETS, TargetKind
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
@@ -89,8 +89,8 @@ class Held:
         return found
 
 
-def passed(held: Held, to: str) -> tuple[Held, Report]:
-    """Return the agent in another form, and the report of the conversion."""
+def passed(held: Held, to: str) -> tuple[Held, Route]:
+    """Return the agent in another form, and the way there."""
     kind = FORMS[to]
     way = route(held.checkpoint, Request(kind, held.binding.layout), held.known)
     writer = plugins.find("formats", kind.format).load()
@@ -102,7 +102,7 @@ def passed(held: Held, to: str) -> tuple[Held, Report]:
     checkpoint = replace(
         held.checkpoint, path=f"{to}_agent{SUFFIXES.get(to, '')}", format=kind.format, tree=stored
     )
-    return Held(checkpoint, kind.layout, replace(known, optimizers=way.settings or None)), way.report
+    return Held(checkpoint, kind.layout, replace(known, optimizers=way.settings or None)), way
 
 
 def _files(folder: Path) -> Iterator[tuple[str, str]]:
@@ -197,19 +197,20 @@ def test_there_and_back(form: str, other: str) -> None:
         if isinstance(before, str):
             continue
         try:
-            there, report = passed(before, other)
+            there, way = passed(before, other)
             back, _ = passed(there, form)
         except (UnsupportedError, UsageError) as error:
             refused.append(error.message)
             continue
-        both = held_by_both(before, there, report)
+        both = held_by_both(before, there, way.report)
         assert both, kind
         require_same(before, there, both)
         require_same(before, back, both)
+        listed = {*way.report.unused, *way.kept}
         for path, names in before.names().items():
             if path not in there.agent and not stays_known(path, there.agent):
                 # A count that the file repeats is listed once.
-                assert names & set(report.unused), f"{kind}: {display(path)} is neither there nor listed"
+                assert names & listed, f"{kind}: {display(path)} is neither there nor listed"
         return
     assert all(refused)
     assert refused
