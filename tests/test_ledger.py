@@ -641,6 +641,12 @@ def test_settings_that_cannot_be_applied_decide(config: dict[str, Any], tmp_path
     assert ledger.decides(found.ledger)
 
 
+@pytest.mark.parametrize("name", ["obs_low", "obs_high", "observation_limit", "state_max"])
+def test_limits_of_observations_that_are_not_used_are_named(name: str, tmp_path: Path) -> None:
+    found = restore(saved(tmp_path / "agent.pt", agent(config={name: 5.0})), facts=GIVEN).ledger
+    assert [entry.use for entry in found if entry.where.endswith(name)] == ["not used"]
+
+
 def named_layers() -> dict[str, Any]:
     """Return an agent with the names of TD3's authors, whose layout has defaults."""
     names = {"0": "l1", "2": "l2", "4": "l3"}

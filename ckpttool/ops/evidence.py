@@ -244,9 +244,9 @@ class _Used(NamedTuple):
                 return None
             assumed = norm is not None and any("are normalised with" in s for s in self.binding.moves.assumed)
             return _entry(found, where, decides=assumed)
-        if not re.search("scal(e|es|ing)", last) or value in (0.0, 1.0):
-            return None
-        return _entry(found, where, decides=norm is None)
+        if re.search("scal(e|es|ing)", last):
+            return None if value in (0.0, 1.0) else _entry(found, where, decides=norm is None)
+        return _entry(found, where) if _is_limit(found) and value != 0 else None
 
     def _bounds(self, found: Evidence, where: str, _: str | None) -> Entry | None:
         value = found.plain
@@ -419,14 +419,9 @@ def _per_observation(
             continue
         if any(name == place or name.startswith(f"{place}/") for place in stated):
             continue
-        if names[-1].removesuffix(":0").lower() in _LAYER:
-            continue
         numbers = leaf.array()
-        if not (numbers != numbers.reshape(-1)[0]).any() and float(abs(numbers.reshape(-1)[0])) in (
-            0,
-            1,
-            math.inf,
-        ):
+        first = numbers.reshape(-1)[0]
+        if (numbers == first).all() and float(abs(first)) in (0, 1, math.inf):
             continue  # a mean of zeros, deviations of one, no limits
         hint = "--obs-norm FILE with mean and var applies them, if they are statistics of observations"
         found = Evidence("observation statistics", name, leaf)
