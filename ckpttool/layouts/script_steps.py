@@ -29,8 +29,6 @@ _TOP = "__torch__"
 _RECURRENT = f"{_TOP}.torch.nn.modules.rnn"
 _CELL_KINDS = frozenset(("lstm", "gru"))
 _CELLS = frozenset(("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"))
-# What Python's parser raises for text that is no code, or nests too deep.
-_HOSTILE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 
 
 class _UnknownError(Exception):

@@ -137,10 +137,6 @@ _GENERIC = frozenset(
     )
 )
 _TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# Words for networks and heads that stand beside each other; numbers at them (q1, q2) count no layers.
-_PARALLEL = frozenset(
-    ("q", "critic", "head", "value", "actor", "mean", "std", "stream", "branch", "tower", "expert", "member")
-)
 
 
 def tokens(name: tuple[str, ...]) -> frozenset[str]:
@@ -165,8 +161,3 @@ def contradict(one: frozenset[str], other: frozenset[str]) -> bool:
         if mine and theirs and not mine & theirs:
             return True
     return False
-
-
-def is_parallel(step: str) -> bool:
-    """Say whether a step names a network or head that stands beside others of its kind."""
-    return not _PARALLEL.isdisjoint(tokens((step,)))
