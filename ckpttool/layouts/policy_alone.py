@@ -164,6 +164,7 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
     if len(found) > _MOST:
         raise UsageError("the checkpoint holds more layers than a policy", file=file, found=str(len(found)))
     networks = _networks(tuple(found))
+    _require_policy(networks, network, checkpoint)
     network_, assumed = _chosen(networks, network, file)
     # What stands beside all networks (a head, a normaliser of observations) may be the policy's.
     inside = {group.name for each in networks for group in each.groups}
@@ -354,6 +355,39 @@ def _is_one(names: Sequence[str]) -> bool:
 
 def _is_dense(module: _Group | Module) -> bool:
     return module.kind is not None and module.kind.name == "dense"
+
+
+# Names of networks that give a value for each of several actions: of classes, files and modules.
+_VALUES_OF_ACTIONS = re.compile(
+    r"(^|[\W_])((dueling|double|noisy|quantile|target)?_?q_?(net|network|function)|d?dqn|qr_?dqn|c51|rainbow)([\W_\d]|$)"
+)
+
+
+def _require_policy(found: Sequence[_Network], wanted: str, checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedError if all networks are Q-networks of discrete actions, by their names."""
+    if any(wanted in (n.title, *n.name[-1:]) or _acts(n) for n in found):
+        return
+    root = checkpoint.tree.containers.get(())
+    cls = (root.name or "").rpartition(".")[2] if root is not None else ""
+    around = (_snake(cls), os.path.basename(checkpoint.path).lower().partition(".")[0])
+    for network in found:
+        if len(found) > 1 and _SLOW.search("_".join(network.name).lower()):
+            continue
+        words = [_snake(word) for word in network.name] or [*around]
+        if not any(map(_VALUES_OF_ACTIONS.search, words)) and not (
+            network.name and any(map(_VALUES_OF_ACTIONS.search, around))
+        ):
+            return
+    names = [n.title for n in found if n.name] or [cls or os.path.basename(checkpoint.path)]
+    raise UnsupportedError(
+        "Q-networks have a value for each discrete action; eval plays policies of continuous actions",
+        file=checkpoint.path,
+        found=some(names, 4),
+    )
+
+
+def _snake(word: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", word).lower()
 
 
 def _chosen(found: list[_Network], wanted: str, file: str) -> tuple[_Network, tuple[str, ...]]:

@@ -12,8 +12,8 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
 from ckpttool.mapping.flattened import Reordering, reordering, unknown
-from ckpttool.mapping.kinds import POINTWISE, Kind, asked
-from ckpttool.mapping.layers import Choice, Layer, converted, layers
+from ckpttool.mapping.kinds import IN_OUT, POINTWISE, Kind, asked, candidates
+from ckpttool.mapping.layers import Choice, Layer, converted, layers, proposals
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Move
@@ -25,6 +25,7 @@ from ckpttool.tree import Tree
 
 _SHOWN = 3
 _SAID = 6
+_OPTIONS = 24
 
 
 def fill(
@@ -77,7 +78,7 @@ def fill(
         made.add(pair)
     # Two models of one framework differ in nothing that these sentences say.
     needs = cautions.notes(made.done) if foreign else ()
-    if foreign:
+    if foreign or made.turned:
         made.assumed += cautions.without_classes([(layer, layer.group(tree)) for layer in made.done])
     filled, unfit = _filled(tree, skeleton.tree, made, strict=strict, cast=cast)
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
@@ -96,7 +97,7 @@ def fill(
         tuple(path for path in skeleton.tree if path in linked and path not in reached),
         tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
         (*_assumed(theirs, ours, solution), *dict.fromkeys(made.assumed)),
-        (*made.notes, *needs, *_unfit(theirs, ours, solution)),
+        (*made.notes, *needs, *_unfit(theirs, ours, solution, framework)),
         (*misfits, *unfit.values()),
         made.evidence,
     )
@@ -135,6 +136,7 @@ def _sides(
     theirs, ours = side(tree, mine, in_order=in_order), side(target, wanted)
     said = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
     mine, wanted = _pointwise(theirs, said[1]), _pointwise(ours, said[0])
+    mine, wanted = _in_two(theirs, mine, said[1]), _in_two(ours, wanted, said[0])
     return (
         theirs if mine == theirs.layers else side(tree, mine, in_order=in_order),
         ours if wanted == ours.layers else side(target, wanted),
@@ -166,6 +168,32 @@ def _pointwise(one: Side, other: Collection[object]) -> tuple[Layer, ...]:
             layer = layer._replace(kinds=(*layer.kinds, *dense))
         made.append(layer)
     return tuple(made)
+
+
+def _in_two(one: Side, found: Sequence[Layer], other: Collection[object]) -> tuple[Layer, ...]:
+    """Return a side's layers, separable convolutions as the two that they are if the other has none such.
+
+    Only TensorFlow has one layer for both; modules of PyTorch that make one may have any names.
+    """
+    made: list[Layer] = []
+    for layer, candidate in zip(found, one.candidates, strict=False):
+        separable = _kind_names([layer]) == {"separable"} and layer.tensors.keys() >= _PARTS
+        if not separable or candidate.signatures & frozenset(other):
+            made.append(layer)
+            continue
+        framework = layer.kinds[0].framework
+        for part in ("depthwise", "pointwise"):
+            tensors = {"kernel": layer.tensors[f"{part}_kernel"]}
+            if part == "pointwise" and "bias" in layer.tensors:
+                tensors["bias"] = layer.tensors["bias"]
+            half = layer._replace(name=(*layer.name, part), tensors=tensors)
+            wanted = "convolution" if part == "pointwise" else "depthwise"
+            fitting = [k for k in candidates(half.group(one.tree), framework) if k.name == wanted]
+            made.append(half._replace(kinds=tuple(fitting)))
+    return tuple(made)
+
+
+_PARTS = frozenset(("depthwise_kernel", "pointwise_kernel"))
 
 
 def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFile, **how: Any) -> Filling:
@@ -228,7 +256,7 @@ def _assumed(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
             yield f"{said}: {some(named, _SAID)}"
 
 
-def _unfit(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
+def _unfit(theirs: Side, ours: Side, solution: Solution, framework: str) -> Iterator[str]:
     """Go through sentences for the target's layers that nothing in the source fits."""
     taken = {pair.source for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.sources}
     filled = {pair.target for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.targets}
@@ -238,6 +266,9 @@ def _unfit(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
     for number in open_[:_SHOWN]:
         said = f"{ours.title(number)} ({ours.spelled(number)})"
         yield f"nothing in the source fits {said}; left there: {named}"
+    bare = [theirs.bare[n - len(theirs.layers)] for n in left if n >= len(theirs.layers)]
+    if open_ and (options := proposals(theirs.tree, framework, bare)):
+        yield f"tensors of no layer: {' '.join(options[:_OPTIONS])} makes layers of them"
 
 
 class _Made:
@@ -255,6 +286,8 @@ class _Made:
         self.matched: list[Match] = []
         self.assumed: list[str] = []
         self.done: list[Layer] = []
+        # Whether a matrix has the other orientation in a model of the same framework.
+        self.turned = False
         self.evidence: dict[Path, By] = {}
         self.notes = [
             f"{layer.title}: {kind.refused}"
@@ -312,6 +345,11 @@ class _Made:
         layer = layer._replace(told=layer.told._replace(flatten=made.flatten, wanted=target.told.wanted))
         done = converted(self.theirs.tree, layer, source_kind, target_kind, told, made.rules)
         self.assumed += made.assumed
+        self.turned |= (
+            not self._foreign
+            and source_kind.form != target_kind.form
+            and IN_OUT in (source_kind.form, target_kind.form)
+        )
         self.done.append(layer._replace(kinds=(source_kind,)))
         self.matched.append(Match(layer.title, target.title, source_kind.name, pair.by))
         stored = {name: self.places[path] for name, path in target.tensors.items()}

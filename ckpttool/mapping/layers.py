@@ -105,7 +105,8 @@ def layers(
     asked |= dict.fromkeys(composed, lambda _: True)
     found = []
     used: set[int] = set()
-    for module in modules.modules(tree, framework, asked, described):
+    named = partial(_is_given, [choice for choice in given if choice.kind is not None])
+    for module in modules.modules(tree, framework, asked, described, named):
         group = module.group(tree)
         fitting = kinds.candidates(group, framework, module.last)
         if not fitting and classes:
@@ -129,6 +130,35 @@ def layers(
                 hint="ckpttool inspect shows the names; a pattern takes a layer's, without its tensors'",
             )
     return _with_orientation(tree, found)
+
+
+def proposals(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[str, ...]:
+    """Return options that make layers of tensors which a program keeps without any, each of them tried.
+
+    Such are `fc1_weight` beside `fc1_bias`, and `W` beside `b`. `left` are tensors of no known layer.
+    """
+    found: dict[str, str] = {}
+    for path in left:
+        leaf, (*module, name) = tree[path], tree.names[path].removesuffix(":0").split("/")
+        joined = modules.JOINED.fullmatch(name)
+        if not isinstance(leaf, Leaf) or not (joined or name in _MATRICES):
+            continue
+        title = "/".join((*module, joined["layer"]) if joined else module)
+        if title and len(leaf.shape) > 1:
+            kind = "embedding" if joined and joined["stored"] == "embeddings" else "dense"
+            found[title] = kind if len(leaf.shape) == 2 else "convolution"
+    able = []
+    for title, kind in found.items():
+        said = Choice(title, title.__eq__, kind)
+        try:
+            named = [layer for layer in layers(tree, framework, [said]) if layer.title == title]
+        except UsageError:
+            continue
+        able += [f"--kind '{title}={kind}'"] if named else []
+    return tuple(able)
+
+
+_MATRICES = frozenset(("w", "W", "weight", "weights", "kernel"))
 
 
 def _is_given(choices: Sequence[Choice], title: str) -> bool:

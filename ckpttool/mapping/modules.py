@@ -24,6 +24,13 @@ _PART = re.compile(r"(?P<stored>(?:weight|bias)_(?:ih|hh|hr))_(?P<part>l\d+(?:_r
 _CELL = re.compile(r"cell|(?:basic_)?(?:lstm|gru|simple_rnn|rnn)_cell(?:_\d+)?")
 _PROJECTION = re.compile(r"_?(query|key|value|output)(?:_dense)?|attention_(output)")
 _NORMS = ("layer_norm", "layer_norm_images")
+# A layer and its tensor in one word, of a program that keeps parameters and no layers: `fc1_weight`.
+JOINED = re.compile(r"(?P<layer>.+)_(?P<stored>weights?|kernel|bias(?:es)?|embeddings|gamma|beta|[wbWB])")
+# Short names of a matrix and a bias, as each framework's layers call them.
+_SHORT = {
+    "torch": {"w": "weight", "b": "bias", "weights": "weight", "kernel": "weight", "biases": "bias"},
+    "tensorflow": {"w": "w", "b": "b", "weight": "kernel"},
+}
 # The kinds of the frameworks' own classes. Wrappers and containers, which have no tensors, are not here.
 _CLASSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
@@ -110,14 +117,16 @@ def modules(
     framework: str,
     asked: Mapping[str, Callable[[str], bool]],
     described: Mapping[Path, About] | None = None,
+    named: Callable[[str], bool] | None = None,
 ) -> Iterator[Module]:
     """Go through the modules in the order of the tree, those that are several below one as one.
 
-    `described` has for tensors of whole modules what the file says of their module.
+    `described` has for tensors of whole modules what the file says of their module. `named` says of which
+    names somebody states a kind: `fc1_weight` is a tensor of the layer `fc1` then.
 
     `asked` says by kind for which modules somebody wants a kind that is not recognised by itself.
     """
-    found = _by_name(tree, framework)
+    found = _by_name(tree, framework, named or (lambda _: False))
     composed: dict[_At, Module] = {}
     taken: set[_At] = set()
     for whole, members in _composed(tree, found, framework, asked):
@@ -131,10 +140,15 @@ def modules(
 _At = tuple[Name, str]
 
 
-def _by_name(tree: Tree, framework: str) -> dict[_At, Module]:
+def _by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -> dict[_At, Module]:
     found: dict[_At, Module] = {}
     for path, shown in _tensors(tree, framework):
         *module, name = shown.removesuffix(":0").split("/")
+        one = JOINED.fullmatch(name)
+        if one and named("/".join((*module, one["layer"]))):
+            module, name = [*module, one["layer"]], one["stored"]
+        if name in ("W", "B") or named("/".join(module)):
+            name = _SHORT[framework].get(name.lower(), name)
         if framework == "tensorflow" and module[-1:] == ["vars"] and name.isdecimal():
             # Variables of a Keras layer that only have numbers stand beside those that have names.
             module, name = module[:-1], f"vars/{name}"

@@ -247,13 +247,13 @@ class _Networks:
         mine = isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer") and leaf.dtype != "string"
         return mine and self._is_plain(path) and path not in self.placed.refused
 
-    def require(self) -> None:
-        """Raise MappingError where no layer is known, and no replayed experience goes as it is."""
+    def require(self, framework: str) -> None:
+        """Raise MappingError where no layer of the framework is known, and no replayed experience is kept."""
         if self.placed.done or self.placed.notes:
             return
         if any(leaf.role == "replay" for _, leaf in self.tree.tensors()):
             return
-        raise side_files.no_layers(self.tree)
+        raise side_files.no_layers(self.tree, framework)
 
     def _ordered(self, lone: Sequence[Path]) -> list[_Unit]:
         """Return the units in the order of the file; a module's own tensors come before its submodules'."""
@@ -369,7 +369,7 @@ class _ToTensorFlow:
 
     def plan(self) -> Plan:
         """Return the whole plan."""
-        self.networks.require()
+        self.networks.require("torch")
         rows = [(source, name[self.cut :], rule) for source, name, rule in self.networks.moved()]
         added = {name[self.cut :]: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
         values = {} if self.file else dict(self._values())
@@ -638,7 +638,7 @@ class _ToTorch:
 
     def plan(self) -> Plan:
         """Return the whole plan."""
-        self.networks.require()
+        self.networks.require("tensorflow")
         rows = list(self.networks.moved())
         added = {name: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
         values = list(self._values())

@@ -9,7 +9,7 @@ from typing import Any
 from ckpttool import sidecar, urls
 from ckpttool.agents.skeleton.beside import Like
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UsageError
+from ckpttool.errors import CkpttoolError, UsageError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import display
 from ckpttool.ledger import Entries, Entry
@@ -107,9 +107,17 @@ def like(
     ready = given.ready
     with TargetModel(model, form) as beside:
         skeleton = beside.skeleton(given.guessed())
-        filling = given.fill(
-            skeleton, how.choices, how.pairs, accept_order=how.accept_order, cast=how.cast, rules=how.rules
-        )
+        try:
+            filling = given.fill(
+                skeleton,
+                how.choices,
+                how.pairs,
+                accept_order=how.accept_order,
+                cast=how.cast,
+                rules=how.rules,
+            )
+        except CkpttoolError as error:
+            raise error.located(file=error.file or checkpoint.path) from error.__cause__
         report = model_source.report(ready, skeleton, filling)
         done = Filled(urls.spelled(checkpoint.path), report, None, filling.matched, filling.ambiguous)
         done = replace(done, ledger=tuple(_optimizers(ready)))
