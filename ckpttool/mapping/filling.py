@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -134,6 +135,9 @@ def _sides(
         one, other = (_forms(found, more) for found in both)
         mine, wanted = both if one and other and one != other else (mine, wanted)
     theirs, ours = side(tree, mine, in_order=in_order), side(target, wanted)
+    mine, wanted = _layers_alone(theirs, ours), _layers_alone(ours, theirs)
+    theirs = theirs if mine == theirs.layers else side(tree, mine, in_order=in_order)
+    ours = ours if wanted == ours.layers else side(target, wanted)
     said = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
     mine, wanted = _pointwise(theirs, said[1]), _pointwise(ours, said[0])
     mine, wanted = _in_two(theirs, mine, said[1]), _in_two(ours, wanted, said[0])
@@ -168,6 +172,26 @@ def _pointwise(one: Side, other: Collection[object]) -> tuple[Layer, ...]:
             layer = layer._replace(kinds=(*layer.kinds, *dense))
         made.append(layer)
     return tuple(made)
+
+
+def _layers_alone(one: Side, other: Side) -> tuple[Layer, ...]:
+    """Return a side's layers without those that names alone make, if the other has their vectors by name.
+
+    A module with two vectors `gamma` and `beta` need not be a norm.
+    """
+    bare = {other.tree.names[path]: other.tree[path] for path in other.bare}
+
+    def is_same(path: Path, leaf: Leaf) -> bool:
+        found = bare.get(one.tree.names[path])
+        return isinstance(found, Leaf) and found.shape == leaf.shape and len(leaf.shape) == 1
+
+    return tuple(
+        layer
+        for layer in one.layers
+        if layer.about.cls
+        or layer.given
+        or not all(is_same(layer.tensors[name], leaf) for name, leaf in layer.group(one.tree).items())
+    )
 
 
 def _in_two(one: Side, found: Sequence[Layer], other: Collection[object]) -> tuple[Layer, ...]:
@@ -215,7 +239,13 @@ def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFil
     for source, name, rule in found.ways:
         place = places.get(name) or places.get(name.replace(".", "/"))
         if place is None:
-            raise MappingError("the model has no tensor of this name", path=name, file=rules.path)
+            near = difflib.get_close_matches(name.replace(".", "/"), places, 1)
+            raise MappingError(
+                "the model has no tensor of this name",
+                path=name,
+                file=rules.path,
+                hint=f'did you mean to = "{near[0]}"' if near else f"the model has {some(sorted(names), 6)}",
+            )
         moves.append(Move(source, place, rule))
     leaves = dict(skeleton.tree.leaves)
     for path, leaf in build(tree, Plan(tuple(moves))).tensors():

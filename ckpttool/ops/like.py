@@ -103,7 +103,9 @@ def like(
         save.require_free(target, kind, checkpoint.files, force=how.force)
         require_new(sidecar.beside(target), checkpoint.files, force=how.force)
     own = own_sidecar(checkpoint)
-    given = model_source.model_source(checkpoint, how.part, how.wanted, own.sidecar, how.source)
+    # Rules for every tensor say all of their axes.
+    axes = how.source or ("torch" if how.rules is not None and how.rules.rest != "kinds" else None)
+    given = model_source.model_source(checkpoint, how.part, how.wanted, own.sidecar, axes)
     ready = given.ready
     with TargetModel(model, form) as beside:
         skeleton = beside.skeleton(given.guessed())

@@ -47,6 +47,7 @@ _BY = {
     "words": "by words",
     "only fit": "as the only fit",
 }
+_COUNTED = {**_BY, "given": "as given"}
 
 
 class ModelSource(NamedTuple):
@@ -180,7 +181,7 @@ def _network(tree: Tree, part: str, binding: Binding, checkpoint: Checkpoint) ->
 
 def report(ready: Prepared, skeleton: Skeleton, filling: Filling) -> Report:
     """Return what became of every entry of the source and of every place in the model."""
-    counted = [f"{n} {_BY.get(by, f'by {by}')}" for by, n in _counts(filling).items()]
+    counted = [f"{n} {_COUNTED.get(by, f'by {by}')}" for by, n in _counts(filling).items()]
     many = "layer" if len(filling.matched) == 1 else "layers"
     notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
     for by, word in _BY.items():
