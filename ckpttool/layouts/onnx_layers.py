@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, MappingError, some
+from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.onnx import listing
 from ckpttool.formats.onnx.model import Model, Node
 from ckpttool.layouts import onnx_steps
@@ -468,5 +468,5 @@ def _flattened(checkpoint: Checkpoint) -> Iterator[tuple[Path, tuple[int, ...]]]
 
     A layer whose image has the channels last needs no change: its shape is ().
     """
-    with contextlib.suppress(CkpttoolError):
+    with contextlib.suppress(MappingError, UnsupportedError, UsageError):
         yield from onnx_steps.flattened(checkpoint)

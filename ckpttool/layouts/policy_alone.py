@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError, some
+from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats import keras_tree
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import (
@@ -850,7 +850,7 @@ def _of_onnx(found: onnx_steps.Followed, checkpoint: Checkpoint) -> Binding:
     """Return the binding of an ONNX model: a chain of layers, else a policy that computes a program."""
     origin = "the ONNX graph"
     if found.steps is not None:
-        with contextlib.suppress(CkpttoolError):
+        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
             binding = _of_followed(found.steps, checkpoint.tree, checkpoint.path, "torch", origin)
             facts = binding.facts
             if found.mean is not None:

@@ -522,14 +522,19 @@ def _beside(checkpoint: Checkpoint, facts: _Used) -> Iterator[Entry]:
     folder = os.path.dirname(places.abspath(checkpoint.path))
     own = {os.path.basename(file.path) for file in checkpoint.files} | {os.path.basename(checkpoint.path)}
     own |= set(facts.binding.facts.said.values())
-    names = _listed(folder)
+    unread: list[str] = []
+    names = _listed(folder, unread)
     below = [
         os.path.join(name, inner)
         for name in names
         if (name == ".hydra" or _STATISTICS_WORDS.fullmatch(name.lower()))
         and os.path.isdir(os.path.join(folder, name))
-        for inner in _listed(os.path.join(folder, name))
+        for inner in _listed(os.path.join(folder, name), unread)
     ]
+    for each in unread:
+        yield Entry(
+            "cannot be known", "observation statistics", "files of a folder that cannot be listed", each
+        )
     stem = _WORDS.findall(os.path.basename(checkpoint.path).lower())
     opened = 0
     for name in (*names, *below):
@@ -554,10 +559,14 @@ def _beside(checkpoint: Checkpoint, facts: _Used) -> Iterator[Entry]:
             yield from _settings_file(file, name, facts)
 
 
-def _listed(folder: str) -> list[str]:
+def _listed(folder: str, unread: list[str]) -> list[str]:
+    """Return the names in a folder; one that cannot be listed is added to `unread`."""
     try:
         return sorted(os.listdir(folder))[:_MOST_FILES]
-    except OSError:
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        unread.append(f"{folder}: {error.strerror}")
         return []
 
 

@@ -137,7 +137,7 @@ def _by_layout(
     told = optimizer_facts.settings(known)
     keras = request.kind.format == _WEIGHTS_FILE and not request.fold_normalizer
     if request.layout is None and keras and _is_alone(tree, agent):
-        with contextlib.suppress(CkpttoolError):
+        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
             general = _general(checkpoint, tree, request, told)
             if not _problems(tree, general):
                 return Way(general, general=True)
@@ -155,7 +155,7 @@ def _by_layout(
     layers = any(leaf.role in ("parameter", "buffer") and len(leaf.shape) > 1 for leaf in open_)
     able = request.layout is None and not request.kind.agent and not request.fold_normalizer
     if (slots or layers) and able:
-        with contextlib.suppress(CkpttoolError):
+        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
             general = _general(checkpoint, tree, request, told)
             problems = _problems(tree, general)
             if not problems or (slots and len(problems) < len(left)):
