@@ -389,7 +389,7 @@ def test_a_d3_file_normalises_as_the_agent_did(tmp_path: Path) -> None:
 
 def test_a_d3_file_without_bounds_is_refused(tmp_path: Path) -> None:
     source, _, _, _ = agent(tmp_path, 3, 2)
-    with pytest.raises(UsageError, match="nothing says the action bounds"):
+    with pytest.raises(UsageError):
         convert(source, str(tmp_path / "a.d3"), allow_missing=True)
 
 

@@ -78,12 +78,10 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
         depth=3,
         needs=("actor", "critic"),
         containers={(): Container("tuple")},
-        notes=()
-        if known
-        else ("nothing says the action bounds: a sidecar's action_low and action_high would",),
+        notes=() if known else ("unknown action bounds: --bounds LOW HIGH",),
     )
     return written(writing, binding, agent, told)
 
 
 _Q = Names("fc{n}", "fc{n}")
-_UNKNOWN = "nothing says the action bounds: a sidecar's action_low and action_high would"
+_UNKNOWN = "unknown action bounds: --bounds LOW HIGH"

@@ -59,6 +59,7 @@ _POLICY = re.compile(r"(^|_)(actor|policy|pi|mu|actor_mean|policy_net|policy_net
 _CRITIC = re.compile(
     r"(^|_)(critics?|q|q?vf?\d*|qf?\d*|value|values|val|baseline|advantage|quantile)(_|\d*$)"
 )
+_MOST_NAMED = 8
 _SLOW = re.compile(r"target|(^|_)(ema|old|slow)(_|$)")
 _DEVIATION = re.compile(r"log_?(std|sigma|scale|var)|(^|_)(std|sigma|logstd)(_|$|\d)")
 _LIMIT = re.compile(r"max_actions?|action_(max|limit|bound|scale|bias|low|high)|act_limit|action_?bounds")
@@ -417,7 +418,7 @@ def _chosen(found: list[_Network], wanted: str, file: str) -> tuple[_Network, tu
         "several networks, and nothing tells which one is the policy",
         file=file,
         found=some(names, 8),
-        hint=f"name it: --network {names[0]}",
+        hint=" or ".join(f"--network {shlex.quote(name)}" for name in names[:_MOST_NAMED]),
     )
 
 

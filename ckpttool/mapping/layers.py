@@ -140,12 +140,12 @@ def proposals(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[str, ..
     found: dict[str, str] = {}
     for path in left:
         leaf, (*module, name) = tree[path], tree.names[path].removesuffix(":0").split("/")
-        joined = modules.JOINED.fullmatch(name)
+        joined = modules.joined(name)
         if not isinstance(leaf, Leaf) or not (joined or name in _MATRICES):
             continue
-        title = "/".join((*module, joined["layer"]) if joined else module)
+        title = "/".join((*module, joined[0]) if joined else module)
         if title and len(leaf.shape) > 1:
-            kind = "embedding" if joined and joined["stored"] == "embeddings" else "dense"
+            kind = "embedding" if joined and joined[1] == "embeddings" else "dense"
             found[title] = kind if len(leaf.shape) == 2 else "convolution"
     able = []
     for title, kind in found.items():

@@ -25,7 +25,9 @@ _CELL = re.compile(r"cell|(?:basic_)?(?:lstm|gru|simple_rnn|rnn)_cell(?:_\d+)?")
 _PROJECTION = re.compile(r"_?(query|key|value|output)(?:_dense)?|attention_(output)")
 _NORMS = ("layer_norm", "layer_norm_images")
 # A layer and its tensor in one word, of a program that keeps parameters and no layers: `fc1_weight`.
-JOINED = re.compile(r"(?P<layer>.+)_(?P<stored>weights?|kernel|bias(?:es)?|embeddings|gamma|beta|[wbWB])")
+_JOINED = re.compile(r"(?P<layer>.+)_(?P<stored>weights?|kernel|bias(?:es)?|embeddings|gamma|beta|[wbWB])")
+# A tensor and its layer's number: `W1` beside `b1`.
+_COUNTED = re.compile(r"(?P<stored>[wbWB]|weights?|bias)_?(?P<number>\d{1,4})", re.ASCII)
 # Short names of a matrix and a bias, as each framework's layers call them.
 _SHORT = {
     "torch": {"w": "weight", "b": "bias", "weights": "weight", "kernel": "weight", "biases": "bias"},
@@ -140,13 +142,25 @@ def modules(
 _At = tuple[Name, str]
 
 
+def joined(name: str) -> tuple[str, str] | None:
+    """Return the layer and the tensor that one word names, None for other words.
+
+    `fc1_weight` is the weight of `fc1`, `W1` that of `layer1`.
+    """
+    found = _JOINED.fullmatch(name)
+    if found:
+        return found["layer"], found["stored"]
+    found = _COUNTED.fullmatch(name)
+    return (f"layer{found['number']}", found["stored"]) if found else None
+
+
 def _by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -> dict[_At, Module]:
     found: dict[_At, Module] = {}
     for path, shown in _tensors(tree, framework):
         *module, name = shown.removesuffix(":0").split("/")
-        one = JOINED.fullmatch(name)
-        if one and named("/".join((*module, one["layer"]))):
-            module, name = [*module, one["layer"]], one["stored"]
+        one = joined(name)
+        if one is not None and named("/".join((*module, one[0]))):
+            module, name = [*module, one[0]], one[1]
         if name in ("W", "B") or named("/".join(module)):
             name = _SHORT[framework].get(name.lower(), name)
         if framework == "tensorflow" and module[-1:] == ["vars"] and name.isdecimal():

@@ -222,7 +222,7 @@ def _environment(agent: Agent, env: str | None, notes: list[str]) -> Iterator[Fi
     """Give what keeps the agent from playing, or has changed since it was trained."""
     known = agent.known.env or {}
     if env is None and not known.get("id"):
-        notes.append("nothing names the environment: --env ID has the agent looked at beside it")
+        notes.append("environment unknown; pass --env ID to check the agent against it")
         return
     try:
         how = Protocol()

@@ -379,7 +379,10 @@ class _ToTensorFlow:
         self.dicts = dicts
         # A weights file is a model's: the one network is its root, the one optimizer its `optimizer`.
         root = next(iter(dicts)) if file and len(dicts) == 1 else ()
-        self.cut = len(display(root).split("/")) if root else 0
+        above = tuple(display(root).split("/")) if root else ()
+        # A tensor that two networks share is listed below one of them.
+        below = all(name[: len(above)] == above for _, name, _ in self.networks.moved())
+        self.cut = len(above) if below else 0
 
     def plan(self) -> Plan:
         """Return the whole plan."""
