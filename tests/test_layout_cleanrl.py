@@ -175,7 +175,7 @@ def test_without_bounds_the_buffers_are_missing(tmp_path: Path) -> None:
     done = convert(str(tmp_path / "set"), str(tmp_path / "b.cleanrl_model"))
     assert done.report.missing == ("0/action_scale", "0/action_bias")
     assert not done.written
-    assert any("sidecar's action_low" in note for note in done.report.notes)
+    assert any("--bounds" in note for note in done.report.notes)
 
 
 def test_an_agent_without_q_functions_is_refused(tmp_path: Path) -> None:

@@ -169,10 +169,12 @@ def _said(one: Evaluation) -> list[str]:
 
 
 def _options(one: Evaluation) -> list[str]:
-    """Return a line with the options that replace assumptions which no file can confirm."""
+    """Return lines with the options that use what is not used, or replace what no file can confirm."""
+    lines = list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
     options = dict.fromkeys(entry.hint for entry in one.ledger if entry.use == "assumed" and entry.hint)
     named = ", ".join(each for each in options if each)
-    return [f"hint: library defaults are not stored in the file; override with {named}"] if named else []
+    stated = f"hint: library defaults are not stored in the file; override with {named}"
+    return [*lines, *([stated] if named else [])]
 
 
 def _number(value: float | None) -> str:

@@ -21,7 +21,7 @@ from ckpttool.agents.policy import Backend
 from ckpttool.agents.rollout import Play, Rollout, Watch, rollouts
 from ckpttool.agents.stacking import stack
 from ckpttool.agents.statistics import summarise
-from ckpttool.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError, choice
 from ckpttool.layouts.canonical import Part
 from ckpttool.layouts.fronts import Front
 from ckpttool.ledger import Entries
@@ -199,7 +199,9 @@ def _wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
                 "unknown environment wrapper",
                 file=agent.checkpoint.path,
                 found=each.name,
-                hint="--wrapper none plays without it, if it changes neither observations nor actions",
+                hint="--wrapper none plays without it, if it changes neither observations nor actions"
+                if how.wrappers is None
+                else choice(each.title, wrappers.names()),
             )
         if each.title in wrappers.NORMALIZERS and agent.known.obs_norm is None:
             raise UsageError(
