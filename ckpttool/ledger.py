@@ -74,6 +74,19 @@ class Entry:
 Entries = tuple[Entry, ...]
 
 
+def unknown(what: Topic, value: str, *, decides: bool = False, hint: str | None = None) -> Entry:
+    """Return the entry of a fact that no file holds; one that `decides` was certainly part of training."""
+    return Entry("cannot be known", what, value, decides=decides, hint=hint)
+
+
+# Facts that no file of several libraries holds. An environment or the command line gives the bounds.
+NO_BOUNDS = unknown("action bounds", "the action bounds")
+NO_ENVIRONMENT = unknown("environment", "the environment")
+# What the users of a library choose: its default is one of several choices.
+NO_ACTIVATIONS = unknown("activation", "the activations", decides=True)
+NO_STATISTICS = unknown("observation statistics", "the observation statistics", decides=True)
+
+
 def assumed(what: Topic, sentences: Iterable[str]) -> Entries:
     """Return an entry for each assumption that is stated as a whole sentence."""
     return tuple(Entry("assumed", what, sentence) for sentence in sentences)

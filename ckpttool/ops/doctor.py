@@ -213,7 +213,7 @@ def _agent(
     bounds = f"{command('eval', checkpoint.path, '--env', 'ID')} takes them from the environment"
     for entry in entries:
         if entry.use in ("not used", "cannot be known"):
-            fix = bounds if entry.value == knowledge.ACTION_BOUNDS else entry.hint
+            fix = bounds if entry == ledgers.NO_BOUNDS else entry.hint
             yield Finding("agent", f"{entry.use}: {entry.sentence}", fix)
     yield from place(agent, env, notes)
 

@@ -119,7 +119,7 @@ _LIBRARIES = re.compile(
     "stable_baselines3?|sb3_contrib|torch|tensorflow|keras|tf_keras|numpy|gymnasium|gym|builtins|collections|ray"
     "|rllib|d3rlpy|tianshou|skrl|rsl_rl|acme|sonnet|tf_agents|typing|functools"
 )
-_MISSING = re.compile("(the|how) .*(statistics|normalised)")
+_OF_OBSERVATIONS: Topic = "observation statistics"
 _MOST_FILES, _MOST_OPENED, _LARGEST = 2_000, 40, 1 << 20
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MOST = 12  # entries of one topic
@@ -194,7 +194,7 @@ class _Used(NamedTuple):
         """Whether a file or a person states how observations are normalised, or that they are not."""
         stated = "norm" in self.binding.facts.said or "obs_norm" in self.known.provenance
         # What a layout misses for certain is in the ledger already.
-        missing = any(_MISSING.match(what) for what in self.binding.facts.lacks)
+        missing = any(each.decides and each.what == _OF_OBSERVATIONS for each in self.binding.facts.lacks)
         return stated or missing or self.known.obs_norm is not None
 
     def uses(self, fact: str) -> bool:
@@ -242,8 +242,8 @@ class _Used(NamedTuple):
         if "clip" in last:
             if not math.isfinite(value) or value <= 0 or (norm is not None and norm.get("clip") == value):
                 return None
-            assumed = norm is not None and any("are normalised with" in s for s in self.binding.moves.assumed)
-            return _entry(found, where, decides=assumed)
+            own = self.binding.facts.norm
+            return _entry(found, where, decides=norm is not None and own is not None and own.assumed)
         if re.search("scal(e|es|ing)", last):
             return None if value in (0.0, 1.0) else _entry(found, where, decides=norm is None)
         return _entry(found, where) if _is_limit(found) and value != 0 else None
@@ -307,8 +307,8 @@ class _Used(NamedTuple):
             certain = not re.search("frame_?skip", _last(found.name))
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             return _entry(found, where, decides=certain) if is_number else None
-        stated = " ".join([*self.binding.facts.lacks, *(entry.value for entry in self.binding.ledger)])
-        if named[:80] in stated or not re.search(r"[A-Za-z]", named):
+        own = {str(each.get("name")) for each in (self.known.env or {}).get("wrappers") or ()}
+        if {named, named.rpartition(".")[2]} & own or not re.search(r"[A-Za-z]", named):
             return None
         return _entry(found, where, decides=True)
 
@@ -477,7 +477,7 @@ def _with_functions(facts: Facts, binding: Binding, functions: Mapping[str, list
         return facts
     if any(name not in get_args(ActivationName) for names in functions.values() for name in names):
         return facts
-    facts = facts._replace(lacks=tuple(what for what in facts.lacks if "activations" not in what))
+    facts = facts.without_lack("activation")
     where = next(iter(functions))
     if isinstance(chosen, tuple):
         return facts.read(where, activations=chosen)
@@ -498,16 +498,14 @@ def _with_bounds(facts: Facts, bounds: Mapping[str, Sequence[float]], actions: i
         low, high = rows[lows[0]], rows[highs[0]]
         if all(one < other for one, other in zip(low, high, strict=True)):
             found = facts.bounded(lows[0], low, high)
-    elif facts.head == "tanh" and len(limits) == 1 and not lows and not _lacks(facts, "max_action"):
+    elif facts.head == "tanh" and len(limits) == 1 and not lows and not _lacks(facts, "action map"):
         ((limit, where),) = limits.items()
         found = facts.bounded(where, [-limit] * actions, [limit] * actions) if limit > 0 else None
-    if found is None:
-        return facts
-    return found._replace(lacks=tuple(what for what in found.lacks if what != "the action bounds"))
+    return facts if found is None else found.without_lack("action bounds")
 
 
-def _lacks(facts: Facts, what: str) -> bool:
-    return any(what in each for each in facts.lacks)
+def _lacks(facts: Facts, what: Topic) -> bool:
+    return any(each.what == what for each in facts.lacks)
 
 
 def _used_tensors(binding: Binding) -> Collection[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
     from ckpttool.agents.envs import WrapperSpec
 
-ACTION_BOUNDS = "the action bounds"
 # The facts that the action's map consists of, and those of the observations.
 FACTS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
 
@@ -38,16 +36,7 @@ _TEXT = "args.txt"
 _ROUNDED = 1e-5
 _WEIGHTS = "read from the weights"
 NO_STATISTICS = "read from the source: it has none"
-# What layouts call statistics that observations were normalised with (Facts.lacks).
-_OF_STATISTICS = re.compile("statistics|normalised|observation scaler|limits of observations")
-
-# By the fact that was given, what no longer lacks.
-_LACKED = {
-    "action_low": re.compile(f"^{ACTION_BOUNDS}$"),
-    "obs_norm": _OF_STATISTICS,
-    "activations": re.compile("activations"),
-    "head": re.compile("last layer|max_action|bounds the mean|action map"),
-}
+_STATISTICS: Topic = "observation statistics"
 
 
 def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, tuple[str, ...]]:
@@ -66,7 +55,7 @@ def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, 
     return binding, tuple(notes)
 
 
-def lacking(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
+def lacking(binding: Binding, told: Sidecar | None) -> Entries:
     """Return what neither the agent's own files tell nor its sidecar.
 
     A sidecar tells all that there is to tell, statistics of observations apart: where it has none, its
@@ -76,17 +65,19 @@ def lacking(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
         return binding.facts.lacks
     if not told.target_sha256:
         # Given facts alone are no sidecar: each tells of itself.
-        given = [pattern for name, pattern in _LACKED.items() if getattr(told, name) is not None]
-        return tuple(
-            what for what in binding.facts.lacks if not any(pattern.search(what) for pattern in given)
-        )
+        given = {
+            _TOPICS[names]
+            for names in _TOPICS
+            if names[0] in _ANSWERS and getattr(told, names[0]) is not None
+        }
+        return tuple(each for each in binding.facts.lacks if each.what not in given)
     known = told.obs_norm is not None or "obs_norm" in told.provenance
-    return () if known else tuple(filter(_OF_STATISTICS.search, binding.facts.lacks))
+    return () if known else tuple(each for each in binding.facts.lacks if each.what == _STATISTICS)
 
 
 def without_statistics(binding: Binding, told: Sidecar) -> Sidecar:
     """Return what is known, and that there are no statistics of observations if the agent lacks none."""
-    if told.obs_norm is not None or any(map(_OF_STATISTICS.search, binding.facts.lacks)):
+    if told.obs_norm is not None or any(each.what == _STATISTICS for each in binding.facts.lacks):
         return told
     return replace(told, provenance={"obs_norm": NO_STATISTICS, **told.provenance})
 
@@ -106,7 +97,7 @@ def ledger_of(
     the policy's observations and actions. Action bounds that nothing holds are listed with `bounds` only: an
     environment gives them.
     """
-    unknown = (_unknown(what) for what in lacking(binding, own) if bounds or what != ACTION_BOUNDS)
+    unknown = (each for each in lacking(binding, own) if bounds or each != ledger.NO_BOUNDS)
     left = evidence.unused(checkpoint, binding, known, sizes)
     origin = str(known.provenance.get("env", "")).removeprefix("read from ")
     where = binding.facts.said.get("wrappers", origin)
@@ -228,13 +219,8 @@ def _few(numbers: Sequence[str]) -> str:
     return numbers[0] if len(numbers) == 1 else f"[{some(numbers, 4)}]"
 
 
-def _unknown(what: str) -> Entry:
-    """Return the entry of something that no file holds, from the words of a layout (Facts.lacks)."""
-    topic = next((topic for pattern, topic in _UNKNOWN.items() if pattern.search(what)), "architecture")
-    certain = _CERTAIN.search(what) is not None
-    return Entry("cannot be known", cast(Topic, topic), what, decides=certain)
-
-
+# Facts that leave nothing open about their topic once they are given.
+_ANSWERS = frozenset(("action_low", "obs_norm", "activations", "head"))
 # The facts that the ledger lists, with those that belong to each, and what each is.
 _TOPICS: Mapping[tuple[str, ...], Topic] = {
     ("activations",): "activation",
@@ -244,22 +230,6 @@ _TOPICS: Mapping[tuple[str, ...], Topic] = {
     ("env",): "environment",
     ("epsilon",): "architecture",
 }
-_UNKNOWN: Mapping[re.Pattern[str], Topic] = {
-    _OF_STATISTICS: "observation statistics",
-    re.compile("action bounds"): "action bounds",
-    re.compile("action scaler|last layer"): "action map",
-    re.compile("wrapper"): "wrapper",
-    re.compile("environment"): "environment",
-    re.compile("activations"): "activation",
-}
-# What was certainly part of the computation in training.
-_CERTAIN = re.compile(
-    "that training used|that DDPG normalised|training's wrapper|^the (action|observation) scaler"
-    "|Dict observation are normalised|^the observation statistics( of NormalizeObservation)?$"
-    "|^statistics of observations$"
-    # What the users of a library choose, and no file records: a default is one of several choices.
-    "|^the activations|bounds the mean|max_action|makes of its last layer"
-)
 
 
 def _companion(file: str) -> Tree:
