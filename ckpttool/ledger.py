@@ -25,6 +25,10 @@ Topic = Literal[
     "custom code",
     "environment",
     "weights",
+    "averaged weights",
+    "low-rank weights",
+    "quantisation scales",
+    "running statistics",
     "optimizer",
     "setting",
 ]
@@ -100,6 +104,13 @@ def assumptions(entries: Iterable[Entry]) -> tuple[str, ...]:
 def merged(*lists: Iterable[Entry]) -> Entries:
     """Return all entries in their order, each once."""
     return tuple(dict.fromkeys(entry for entries in lists for entry in entries))
+
+
+def settled(entries: Iterable[Entry]) -> Entries:
+    """Return the entries without unknown action bounds, where those of an environment are used."""
+    entries = tuple(entries)
+    given = any(entry.what == "action bounds" and entry.use in ("used", "assumed") for entry in entries)
+    return tuple(entry for entry in entries if not (given and entry == NO_BOUNDS))
 
 
 def decides(entries: Iterable[Entry]) -> bool:

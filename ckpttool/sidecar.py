@@ -21,6 +21,8 @@ from ckpttool.writing import names
 SUFFIX = ".ckpttool.json"
 SCHEMA = 1
 _LARGEST = 3.4e38
+# How the provenance of a fact begins; else it is "given ...".
+_READ, _ASSUMED = "read from", "assumed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,19 @@ class Sidecar:
     provenance: Mapping[str, str] = field(default_factory=dict)
     residue: Sequence[Mapping[str, Any]] = ()
     undo: Mapping[str, str | None] | None = None
+
+    def is_assumed(self, name: str) -> bool:
+        """Say whether a fact is a default of a library or framework."""
+        return str(self.provenance.get(name, "")).startswith(_ASSUMED)
+
+    def is_read(self, name: str) -> bool:
+        """Say whether a fact was read from a file."""
+        return str(self.provenance.get(name, "")).startswith(_READ)
+
+    def origin(self, name: str) -> str:
+        """Return who or what states a fact: the file, the default; empty if the sidecar records none."""
+        text = str(self.provenance.get(name, ""))
+        return text.removeprefix(f"{_READ} ").removeprefix(f"{_ASSUMED}: ").removeprefix("the ")
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document, in the order of docs/sidecar.md."""

@@ -25,7 +25,7 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import statistics
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding, Facts
 from ckpttool.leaf import Leaf, Path, Plain, Record, ValueLeaf
-from ckpttool.ledger import Entry, Topic
+from ckpttool.ledger import Entries, Entry, Topic
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
@@ -72,6 +72,18 @@ VOCABULARY: Mapping[Topic, re.Pattern[str]] = {
         r"policy_class|features?_extractor(_class)?|custom_(model|policy|network|preprocessor)\w*"
         r"|(model|actor|network|policy|agent)(_(class|cls|type|name))?"
     ),
+}
+# Tensors beside the weights of a layer that what the layer computes depends on, or that replace them.
+_WEIGHTS: Mapping[Topic, re.Pattern[str]] = {
+    "low-rank weights": re.compile(r"lora\w*|dora\w*|lokr_\w+|hada_\w+|ia3_\w+|adapters?(_\w+)?"),
+    "averaged weights": re.compile(
+        r"(\w+_)?(ema|swa|shadow|polyak|averaged)(_\w+)?|ema\w*|exponentialmovingaverage"
+    ),
+    "quantisation scales": re.compile(
+        r"((\w+_)?(weight|kernel|input|output|act(ivation)?)_(scales?|zero_?points?)(_inv)?)|zero_?points?|qzeros"
+        r"|qweight|scb|(nested_)?absmax|(nested_)?quant_(map|state\w*)|g_idx|amax(_history)?|scales"
+    ),
+    "running statistics": re.compile(r"(running|moving)_(mean|var|variance|std)"),
 }
 # Words in the names of files beside a checkpoint that hold statistics, and of those that hold settings.
 _STATISTICS_WORDS = re.compile(
@@ -171,7 +183,118 @@ def unused(
     """
     facts = _Used(known, binding, widths)
     yield from _limited(_inside(checkpoint.tree, binding, facts))
+    names = checkpoint.tree.names
+    yield from _limited(_beside_weights(checkpoint.tree, {names[path] for path in _taken(binding)}))
     yield from _limited(_beside(checkpoint, facts))
+
+
+def left_by_model(checkpoint: Checkpoint, written: Collection[str], kept: Collection[str] = ()) -> Entries:
+    """Return an entry for each piece of evidence that the conversion of a model does not write.
+
+    Args:
+        checkpoint: what is converted; files beside it are read where they are small.
+        written: the names of its entries that the target holds.
+        kept: the names of those that only the target's sidecar holds.
+
+    """
+    matrices = (
+        leaf
+        for path, leaf in checkpoint.tree.tensors()
+        if checkpoint.tree.names[path] in written and len(leaf.shape) == 2 and "float" in leaf.dtype
+    )
+    use = _Written(frozenset(written), frozenset(extent for leaf in matrices for extent in leaf.shape))
+    inside = _unwritten(checkpoint.tree, use, frozenset(kept))
+    weights = _beside_weights(checkpoint.tree, use.written)
+    return (*_limited(inside), *_limited(weights), *_limited(_beside(checkpoint, use)))
+
+
+def _unwritten(tree: Tree, use: _Written, kept: Collection[str]) -> Iterator[Entry]:
+    """Yield what a checkpoint holds beside a model: an entry for the tensors of one module, or a value."""
+    modules: set[str] = set()
+    for path, leaf in tree.items():
+        name = tree.names.get(path)
+        if name is None or name in use.written or name in kept:
+            continue
+        above = name.rpartition("/")[0]
+        of_layer = _WEIGHTS["running statistics"].fullmatch(_last(name)) and _owns(above, use.written)
+        seen = isinstance(leaf, Leaf) and (leaf.role == "slot" or (above and above in modules))
+        what = None if seen or of_layer else topic_of(name)
+        entry = use.entry(Evidence(what, name, leaf), name) if what is not None else None
+        if entry is not None:
+            modules.add(above)
+            yield entry
+
+
+def _beside_weights(tree: Tree, written: Collection[str]) -> Iterator[Entry]:
+    """Yield the averages, low-rank parts, scales and running statistics that are not written, by module.
+
+    They decide where the module that they belong to is written without them.
+    """
+    found: dict[tuple[Topic, str], dict[str, Leaf]] = {}
+    for path, leaf in tree.tensors():
+        name = tree.names.get(path)
+        if name is None or name in written or leaf.role == "slot":
+            continue
+        segments = re.split(r"[/.]", name)
+        for number, segment in enumerate(segments):
+            what = next((w for w, pattern in _WEIGHTS.items() if pattern.fullmatch(segment.lower())), None)
+            if what is not None:
+                found.setdefault((what, "/".join(segments[:number])), {})[name] = leaf
+                break
+    for (what, module), leaves in found.items():
+        owned = _owns(module, written)
+        if what == "running statistics" and not owned:
+            continue  # a normaliser's of its own
+        name, leaf = next(iter(leaves.items()))
+        value = f"{leaf.dtype}{list(leaf.shape)}" if len(leaves) == 1 else f"{len(leaves)} tensors"
+        yield Entry("not used", what, value, name, decides=owned and what != "averaged weights")
+
+
+def _owns(module: str, written: Collection[str]) -> bool:
+    """Say whether something below a module is written; names may have dots or slashes."""
+    start = module.replace(".", "/")
+    return any(not start or name.replace(".", "/").startswith(f"{start}/") for name in written)
+
+
+class _Written(NamedTuple):
+    """What the conversion of a model writes, to compare evidence with."""
+
+    written: frozenset[str]
+    extents: frozenset[int]
+
+    @property
+    def normalised(self) -> bool:
+        """Whether statistics of observations are among what is written."""
+        return any(topic_of(name) == _OF_OBSERVATIONS for name in self.written)
+
+    @property
+    def observed(self) -> Collection[int]:
+        """The numbers of values that may be one observation: the extents of matrices."""
+        return self.extents
+
+    @property
+    def files(self) -> Collection[str]:
+        """The names of files beside the checkpoint that are used."""
+        return ()
+
+    def hint(self, file: str | None) -> str:
+        """Return what to do about statistics that are not used."""
+        return f"apply {file or 'them'} to the inputs of the model: the target does not hold them"
+
+    def entry(self, found: Evidence, where: str, file: str | None = None) -> Entry | None:
+        """Return the entry of one piece of evidence, None where the weights do not depend on it."""
+        leaf = found.leaf
+        if isinstance(leaf, Leaf):
+            if found.what != _OF_OBSERVATIONS or leaf.size < 2 or "int" in leaf.dtype:
+                return None
+            fits = not self.extents.isdisjoint((leaf.size, *leaf.shape)) and not _is_limit(found)
+            return _entry(found, where, decides=fits and not self.normalised, hint=self.hint(file))
+        if found.what == _OF_OBSERVATIONS and isinstance(found.plain, bool | str) and not self.normalised:
+            value = found.plain
+            named = value is True or (isinstance(value, str) and re.search("filter|norm", value, re.I))
+            certain = value is True and re.search(rf"(^|_)({_OBSERVED})(_|$)", _last(found.name)) is not None
+            return _entry(found, where, decides=certain, hint=self.hint(None)) if named else None
+        return None
 
 
 def _limited(entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -197,11 +320,24 @@ class _Used(NamedTuple):
         missing = any(each.decides and each.what == _OF_OBSERVATIONS for each in self.binding.facts.lacks)
         return stated or missing or self.known.obs_norm is not None
 
+    @property
+    def observed(self) -> Collection[int]:
+        """The number of observations of the policy."""
+        return (self.widths[0],)
+
+    @property
+    def files(self) -> Collection[str]:
+        """The names of files beside the checkpoint that are used."""
+        return self.binding.facts.said.values()
+
+    def hint(self, file: str | None) -> str:
+        """Return what to do about statistics that are not used."""
+        return f"--obs-norm {shlex.quote(file)}" if file else "--obs-norm FILE with mean and var applies them"
+
     def uses(self, fact: str) -> bool:
         """Return whether the agent is played with the value of a fact that its files state."""
         name = {"norm": "obs_norm", "hidden": "activations", "action_high": "action_low"}.get(fact, fact)
-        origin = str(self.known.provenance.get(name, ""))
-        return name not in ("activations", "action_low") or origin.startswith("read")
+        return name not in ("activations", "action_low") or self.known.is_read(name)
 
     def entry(self, found: Evidence, where: str, file: str | None = None) -> Entry | None:
         """Return the entry of one piece of evidence, None where it changes nothing or is used."""
@@ -223,7 +359,7 @@ class _Used(NamedTuple):
             if found.leaf.size < 2 or "int" in found.leaf.dtype:
                 return None
             fits = self.widths[0] in (found.leaf.size, *found.leaf.shape) and not _is_limit(found)
-            return _entry(found, where, decides=fits and not self.normalised, hint=_norm_hint(file))
+            return _entry(found, where, decides=fits and not self.normalised, hint=self.hint(file))
         value = found.plain
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self._scale(found, float(value), where)
@@ -267,7 +403,7 @@ class _Used(NamedTuple):
         return _entry(found, where, decides=lower is not None)
 
     def _is_assumed(self, fact: str) -> bool:
-        return str(self.known.provenance.get(fact, "assumed")).startswith("assumed")
+        return fact not in self.known.provenance or self.known.is_assumed(fact)
 
     def _activation(self, found: Evidence, where: str, _: str | None) -> Entry | None:
         name, used = _activation_name(found.plain), set(self.known.activations or ())
@@ -333,10 +469,6 @@ def _entry(found: Evidence, where: str, *, decides: bool = False, hint: str | No
     return Entry("not used", found.what, value, where, decides=decides, hint=hint)
 
 
-def _norm_hint(file: str | None) -> str:
-    return f"--obs-norm {shlex.quote(file)}" if file else "--obs-norm FILE with mean and var applies them"
-
-
 def _empty(value: Plain) -> bool:
     return any(value is each or (type(value) is type(each) and value == each) for each in _NOTHING)
 
@@ -374,8 +506,7 @@ def _last(name: str) -> str:
 
 def _inside(tree: Tree, binding: Binding, facts: _Used) -> Iterator[Entry]:
     """Yield what the checkpoint itself holds: an entry for the tensors of one module, one for each value."""
-    taken = {move.source for move in binding.moves.moves} | binding.consumed
-    taken |= {move.source for front in binding.fronts.values() for move in front.moves}
+    taken = _taken(binding)
     used = _used_tensors(binding)
     stated = tuple(place for fact, place in binding.facts.said.items() if place and facts.uses(fact))
     modules: set[Path] = set()
@@ -400,6 +531,12 @@ def _inside(tree: Tree, binding: Binding, facts: _Used) -> Iterator[Entry]:
             yield entry
     if not facts.normalised:
         yield from _per_observation(tree, taken | seen, stated, facts.widths)
+
+
+def _taken(binding: Binding) -> set[Path]:
+    """Return the entries of the checkpoint that the agent consists of."""
+    fronts = {move.source for front in binding.fronts.values() for move in front.moves}
+    return {move.source for move in binding.moves.moves} | binding.consumed | fronts
 
 
 def _per_observation(
@@ -513,13 +650,13 @@ def _used_tensors(binding: Binding) -> Collection[str]:
     return {leaf.key for leaf in norm if isinstance(leaf, Leaf)} if norm is not None else ()
 
 
-def _beside(checkpoint: Checkpoint, facts: _Used) -> Iterator[Entry]:
+def _beside(checkpoint: Checkpoint, facts: _Used | _Written) -> Iterator[Entry]:
     """Yield what files in the checkpoint's folder hold: statistics, and settings."""
     if places.store(checkpoint.path) is not None:
         return
     folder = os.path.dirname(places.abspath(checkpoint.path))
     own = {os.path.basename(file.path) for file in checkpoint.files} | {os.path.basename(checkpoint.path)}
-    own |= set(facts.binding.facts.said.values())
+    own |= set(facts.files)
     names = _listed(folder)
     below = [
         os.path.join(name, inner)
@@ -559,23 +696,28 @@ def _listed(folder: str) -> list[str]:
         return []
 
 
-def _statistics_file(file: str, name: str, checkpoint: Checkpoint, facts: _Used) -> Iterator[Entry]:
+def _statistics_file(
+    file: str, name: str, checkpoint: Checkpoint, facts: _Used | _Written
+) -> Iterator[Entry]:
     """Yield the entry of a file of statistics; one that is of this very policy has its number of values."""
     sizes = _sizes(file)
     if facts.normalised or sizes is None:
         return  # those that are used are another file's, or the command line's
-    fits = facts.widths[0] in sizes
+    observed = set(facts.observed)
+    fits = not observed.isdisjoint(sizes)
     base = os.path.basename(name).lower()
     if _NORMALISER_FILE.search(base) is None:
         # Any program's `stats.json`: it counts if it has a mean and a deviation of each observation.
-        fits = fits and (sizes.count(facts.widths[0]) > 1 or base.endswith((".npy", ".csv", ".txt")))
+        fits = fits and (
+            any(sizes.count(width) > 1 for width in observed) or base.endswith((".npy", ".csv", ".txt"))
+        )
         if not fits:
             return
     other = sizes and not fits
     value = (
         "of another size than the policy's observations" if other else "of the policy's size" if fits else ""
     )
-    hint = f"--obs-norm {shlex.quote(os.path.join(os.path.dirname(checkpoint.path), name))}"
+    hint = facts.hint(os.path.join(os.path.dirname(checkpoint.path), name))
     yield Entry("not used", "observation statistics", value, name, decides=fits, hint=None if other else hint)
 
 
@@ -613,7 +755,7 @@ def _text_sizes(file: str) -> Sequence[int] | None:
     return (*map(len, rows), len(rows))
 
 
-def _settings_file(file: str, name: str, facts: _Used) -> Iterator[Entry]:
+def _settings_file(file: str, name: str, facts: _Used | _Written) -> Iterator[Entry]:
     """Yield the settings of a file beside the checkpoint that state something else than what is used."""
     try:
         if os.path.getsize(file) > _LARGEST:

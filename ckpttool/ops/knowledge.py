@@ -88,21 +88,47 @@ def ledger_of(
     own: Sidecar | None,
     known: Sidecar,
     sizes: tuple[int, int],
-    *,
-    bounds: bool = False,
 ) -> Entries:
-    """Return the ledger of an agent without its assumptions: facts used, evidence not used, facts unknown.
+    """Return the ledger of an agent: facts used, evidence not used, facts unknown, defaults assumed.
 
     `own` is the sidecar with the facts that were given, `known` all that is known, `sizes` are the numbers of
-    the policy's observations and actions. Action bounds that nothing holds are listed with `bounds` only: an
-    environment gives them.
+    the policy's observations and actions. Every command prints these entries, and adds those of its own work
+    (an environment's bounds, settings of a target's optimizers).
     """
-    unknown = (each for each in lacking(binding, own) if bounds or each != ledger.NO_BOUNDS)
+    unknown = lacking(binding, own)
     left = evidence.unused(checkpoint, binding, known, sizes)
-    origin = str(known.provenance.get("env", "")).removeprefix("read from ")
-    where = binding.facts.said.get("wrappers", origin)
+    where = binding.facts.said.get("wrappers", known.origin("env"))
     named = wrapper_entries(wrappers_of(known), where)
-    return ledger.merged(_used(known, binding), named, binding.ledger, left, unknown)
+    assumed = assumed_entries(binding, known, own)
+    return ledger.merged(_used(known, binding), named, binding.ledger, left, unknown, assumed)
+
+
+# The option that states a fact which a library's default decides otherwise.
+_STATED_BY = {"activations": "--activation NAME", "head": "--head NAME"}
+
+
+def assumed_entries(binding: Binding, known: Sidecar, *sidecars: Sidecar | None) -> Iterator[Entry]:
+    """Yield an entry for whatever is assumed of an agent, of which `known` is known.
+
+    `sidecars` are its own and that of the agent that it is compared with.
+    """
+    yield from ledger.assumed("architecture", binding.moves.assumed)
+    facts = binding.facts
+    layer_norm = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
+    hidden = ", ".join(dict.fromkeys(known.activations or facts.activations or (facts.hidden,)))
+    epsilon = (known.epsilon or {}).get("layer_norm", facts.epsilon)
+    rows: tuple[tuple[str, Topic, str], ...] = (
+        ("activations", "activation", f"hidden activations {hidden}"),
+        ("head", "action map", f"action map {known.head or facts.head}"),
+        ("epsilon", "architecture", f"layer norm epsilon {epsilon:g}"),
+    )
+    for name, what, value in rows:
+        if not known.is_assumed(name) or (name == "epsilon" and not layer_norm):
+            continue
+        stated = [each is not None and each.is_assumed(name) for each in sidecars]
+        whose = "the sidecar" if stated[:1] == [True] else "the other one's sidecar"
+        origin = known.origin(name) + (f" (so says {whose})" if any(stated) else "")
+        yield Entry("assumed", what, value, origin=origin, hint=_STATED_BY.get(name))
 
 
 def wrappers_of(known: Sidecar) -> tuple[WrapperSpec, ...]:
@@ -146,12 +172,15 @@ def contradicted(told: Sidecar | None, read: Sidecar) -> dict[str, Entry]:
         origin = str(read.provenance.get(name, ""))
         if name in ("env", "epsilon") or values[0] is None or own[0] is None or not origin:
             continue
-        said = str(told.provenance.get(name, "")) if told is not None else ""
-        if origin.startswith("assumed") or said.startswith("assumed") or _agree(name, values, own, origin):
+        if told is None or read.is_assumed(name) or told.is_assumed(name):
+            continue
+        if _agree(name, values, own, origin):
             continue
         value = f"{_in_words(name, values)} in the sidecar; the checkpoint holds {_in_words(name, own)}"
         hint = "remove the sidecar, or convert the source again"
-        found[name] = Entry("not used", what, value, origin, decides=said != "given", hint=hint)
+        found[name] = Entry(
+            "not used", what, value, origin, decides=told.provenance.get(name) != "given", hint=hint
+        )
     return found
 
 
@@ -192,10 +221,10 @@ def _used(known: Sidecar, binding: Binding) -> Iterator[Entry]:
         name = names[0]
         if name == "epsilon" and not normed:
             continue
-        value, origin = getattr(known, name), str(known.provenance.get(name, ""))
-        if value is None or origin.startswith("assumed"):
+        value, origin = getattr(known, name), known.origin(name)
+        if value is None or known.is_assumed(name):
             continue
-        where = origin.removeprefix("read from ") if origin.startswith("read from ") else ""
+        where = origin if known.is_read(name) else ""
         values = [getattr(known, each) for each in names]
         yield Entry("used", what, _in_words(name, values), where, origin="" if where else origin)
 
@@ -399,14 +428,10 @@ def merged(told: Sidecar | None, read: Sidecar) -> Sidecar:
         name: getattr(read, name)
         for name in FACTS
         if getattr(read, name) is not None
-        and (getattr(told, name) is None or _assumed(told.provenance, name))
-        and not (getattr(told, name) is not None and _assumed(read.provenance, name))
+        and (getattr(told, name) is None or told.is_assumed(name))
+        and not (getattr(told, name) is not None and read.is_assumed(name))
     }
     if told.obs_dim is None and read.obs_dim is not None:
         better["obs_dim"] = read.obs_dim
     provenance = {**told.provenance, **{name: read.provenance.get(name, "given") for name in better}}
     return replace(told, **better, provenance=provenance)
-
-
-def _assumed(provenance: Mapping[str, str], name: str) -> bool:
-    return str(provenance.get(name, "")).startswith("assumed")

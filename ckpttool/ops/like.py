@@ -12,12 +12,12 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import display
-from ckpttool.ledger import Entries, Entry
+from ckpttool.ledger import Entries, Entry, merged
 from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.matches import Ambiguity, Match
 from ckpttool.mapping.report import Report
 from ckpttool.mapping.rule_file import RuleFile
-from ckpttool.ops import model_source, receipt, save, targets
+from ckpttool.ops import evidence, model_source, receipt, save, targets
 from ckpttool.ops.digest import Digest
 from ckpttool.ops.loading import loading_lines
 from ckpttool.ops.plain_names import Prepared, Wanted
@@ -112,7 +112,8 @@ def like(
         )
         report = model_source.report(ready, skeleton, filling)
         done = Filled(urls.spelled(checkpoint.path), report, None, filling.matched, filling.ambiguous)
-        done = replace(done, ledger=tuple(_optimizers(ready)))
+        left = evidence.left_by_model(checkpoint, model_source.written(ready, filling))
+        done = replace(done, ledger=merged((*_optimizers(ready), *left)))
         if how.dry_run or not (report.complete or how.allow_missing):
             return done
         said = [f"{model.factory} loads what was written, strictly, and holds the same values then"]

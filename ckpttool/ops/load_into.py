@@ -7,17 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ckpttool import ledger as ledgers
 from ckpttool.agents.skeleton.beside import Like
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UsageError, some
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path
+from ckpttool.ledger import Entries
 from ckpttool.live.assigning import assign
+from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
 from ckpttool.mapping.report import Report
 from ckpttool.mapping.skeleton import Skeleton
-from ckpttool.ops import model_source
+from ckpttool.ops import evidence, model_source
+from ckpttool.ops.layer_options import choices
 from ckpttool.ops.live_model import LiveModel
 from ckpttool.ops.model_source import ModelSource
 from ckpttool.ops.plain_names import Prepared
@@ -39,7 +43,8 @@ class Loaded:
     "numbers", "only fit", "order"), `report` the rule of every tensor, what of the model is `missing`, what
     of the checkpoint is `unused`, and what was assumed. `different` belong together and do not fit; of what
     is `ambiguous` there is no evidence which is which. `cast` are tensors whose numbers have another width in
-    the model. `loaded` is false for a dry run.
+    the model. `loaded` is false for a dry run. The `ledger` lists what else in the checkpoint or beside it
+    the model's outputs may depend on (ops/evidence.py); see `decides`.
     """
 
     model: str
@@ -51,11 +56,17 @@ class Loaded:
     different: tuple[Misfit, ...]
     cast: tuple[str, ...]
     loaded: bool
+    ledger: Entries = ()
 
     @property
     def complete(self) -> bool:
         """Say whether all of the model is filled."""
         return not self.report.missing
+
+    @property
+    def decides(self) -> bool:
+        """Say whether something in the checkpoint certainly changes the outputs and is not in the model."""
+        return ledgers.decides(self.ledger)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -73,6 +84,7 @@ class Loaded:
             "ambiguous": [each.document() for each in self.ambiguous],
             "cast": list(self.cast),
             "assumed": list(self.report.assumed),
+            "ledger": ledgers.documents(self.ledger),
             "notes": list(self.report.notes),
         }
 
@@ -99,6 +111,7 @@ def load_into(
     shapes: Sequence[Shape] = (),
     accept_order: bool = False,
     from_: str | None = None,
+    kinds: Sequence[str] = (),
     dry_run: bool = False,
 ) -> Loaded:
     """Fill a live torch.nn.Module, tf.Module or Keras model in place; return what was matched, and how.
@@ -107,7 +120,8 @@ def load_into(
     the checkpoint as an agent of that layout ("auto": of whichever knows it), by canonical names. `match`
     pairs names of layers or modules, the checkpoint's and the model's; `accept_order` pairs by order what
     nothing else tells apart. `from_` ("torch" or "tf") states whose orientation the checkpoint's arrays have
-    where it has no evidence. `shapes` are those of the model's
+    where it has no evidence. `kinds` state kinds of the checkpoint's layers, as `--kind PATTERN=KIND` of
+    `convert` does. `shapes` are those of the model's
     inputs without the batch, for a model that has no weights before its first call or flattens images.
 
     With `strict` nothing changes unless all of the model is filled and all weights of the checkpoint (or of
@@ -127,7 +141,14 @@ def load_into(
     target = LiveModel(model, shapes)
     checkpoint = opened(path)
     met = meeting(
-        target, checkpoint, layout=layout, part=part, match=match, accept_order=accept_order, from_=from_
+        target,
+        checkpoint,
+        layout=layout,
+        part=part,
+        match=match,
+        accept_order=accept_order,
+        from_=from_,
+        kinds=kinds,
     )
     if strict and not dry_run:
         _require_complete(met, checkpoint, part)
@@ -147,6 +168,7 @@ def load_into(
         filling.misfits,
         cast,
         not dry_run,
+        evidence.left_by_model(checkpoint, model_source.written(met.given, filling)),
     )
 
 
@@ -164,17 +186,18 @@ def meeting(
     match: Pairs = (),
     accept_order: bool = False,
     from_: str | None = None,
+    kinds: Sequence[str] = (),
 ) -> Meeting:
     """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
-    given = _given(checkpoint, layout, part, from_)
+    given, said = _given(checkpoint, layout, part, from_), choices(kinds, ())
     pairs = tuple(match.items() if isinstance(match, Mapping) else match)
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        return _met(target.title, given, skeleton, target.tensors, pairs, accept_order=accept_order)
+        return _met(target.title, given, skeleton, target.tensors, pairs, said, accept_order=accept_order)
     with TargetModel(target) as beside:
         skeleton = beside.skeleton(given.guessed())
-        return _met(target.factory, given, skeleton, (), pairs, accept_order=accept_order)
+        return _met(target.factory, given, skeleton, (), pairs, said, accept_order=accept_order)
 
 
 def _met(
@@ -183,10 +206,11 @@ def _met(
     skeleton: Skeleton,
     tensors: Iterable[Path],
     pairs: Sequence[tuple[str, str]],
+    said: Sequence[Choice],
     *,
     accept_order: bool,
 ) -> Meeting:
-    filling = given.fill(skeleton, given=pairs, strict=False, accept_order=accept_order)
+    filling = given.fill(skeleton, said, pairs, strict=False, accept_order=accept_order)
     tree = skeleton.tree
     linked = set(skeleton.named()[1].values())
     # What no module holds by a name, nothing can fill.

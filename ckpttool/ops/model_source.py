@@ -178,6 +178,11 @@ def _network(tree: Tree, part: str, binding: Binding, checkpoint: Checkpoint) ->
         raise UsageError(error.message, file=checkpoint.path, path=part, hint=hint) from None
 
 
+def written(ready: Prepared, filling: Filling) -> frozenset[str]:
+    """Return the names, in the checkpoint, of what fills the model."""
+    return frozenset(ready.names[move.source] for move in filling.moves)
+
+
 def report(ready: Prepared, skeleton: Skeleton, filling: Filling) -> Report:
     """Return what became of every entry of the source and of every place in the model."""
     counted = [f"{n} {_BY.get(by, f'by {by}')}" for by, n in _counts(filling).items()]

@@ -46,8 +46,8 @@ class Agent:
     """A checkpoint recognised as an agent; `tree` is the canonical one, its leaves unread.
 
     `known` is what its sidecar and its own files say of it, each fact with its provenance; `sidecar` is
-    only the former. `ledger` lists what of it is used and what is not; assumptions are added by whoever
-    builds a network of it (ops/wiring.py).
+    only the former. `ledger` lists what of it is used, assumed and not used; whoever builds a network of it
+    adds bounds of an environment (ops/wiring.py).
     """
 
     checkpoint: Checkpoint
@@ -211,8 +211,6 @@ def ledger_of(
     own: Sidecar | None,
     known: Sidecar,
     tree: Tree,
-    *,
-    bounds: bool = False,
 ) -> Entries:
     """Return the ledger of an agent with the canonical tree `tree` (ops/knowledge.py)."""
     part = next((part for part in binding.parts if part.acts), binding.parts[0])
@@ -220,7 +218,7 @@ def ledger_of(
     front = binding.fronts.get(part.component)
     if front is not None:
         sizes = (sum(stream.size for stream in front.streams), sizes[1])
-    return knowledge.ledger_of(checkpoint, binding, own, known, sizes, bounds=bounds)
+    return knowledge.ledger_of(checkpoint, binding, own, known, sizes)
 
 
 def with_names(binding: Binding, tree: Tree, known: Sidecar | None) -> Binding:
