@@ -202,7 +202,11 @@ def left_by_model(checkpoint: Checkpoint, written: Collection[str], kept: Collec
         for path, leaf in checkpoint.tree.tensors()
         if checkpoint.tree.names[path] in written and len(leaf.shape) == 2 and "float" in leaf.dtype
     )
-    use = _Written(frozenset(written), frozenset(extent for leaf in matrices for extent in leaf.shape))
+    extents = frozenset(extent for leaf in matrices for extent in leaf.shape)
+    normalised = any(
+        topic_of(name) == _OF_OBSERVATIONS and not _is_of_layer(name, written) for name in written
+    )
+    use = _Written(frozenset(written), extents, normalised)
     inside = _unwritten(checkpoint.tree, use, frozenset(kept))
     weights = _beside_weights(checkpoint.tree, use.written)
     return (*_limited(inside), *_limited(weights), *_limited(_beside(checkpoint, use)))
@@ -211,14 +215,14 @@ def left_by_model(checkpoint: Checkpoint, written: Collection[str], kept: Collec
 def _unwritten(tree: Tree, use: _Written, kept: Collection[str]) -> Iterator[Entry]:
     """Yield what a checkpoint holds beside a model: an entry for the tensors of one module, or a value."""
     modules: set[str] = set()
+    names = tree.names.values()
     for path, leaf in tree.items():
         name = tree.names.get(path)
         if name is None or name in use.written or name in kept:
             continue
         above = name.rpartition("/")[0]
-        of_layer = _WEIGHTS["running statistics"].fullmatch(_last(name)) and _owns(above, use.written)
         seen = isinstance(leaf, Leaf) and (leaf.role == "slot" or (above and above in modules))
-        what = None if seen or of_layer else topic_of(name)
+        what = None if seen or _is_of_layer(name, names) else topic_of(name)
         entry = use.entry(Evidence(what, name, leaf), name) if what is not None else None
         if entry is not None:
             modules.add(above)
@@ -231,6 +235,7 @@ def _beside_weights(tree: Tree, written: Collection[str]) -> Iterator[Entry]:
     They decide where the module that they belong to is written without them.
     """
     found: dict[tuple[Topic, str], dict[str, Leaf]] = {}
+    modules = _modules(written)
     for path, leaf in tree.tensors():
         name = tree.names.get(path)
         if name is None or name in written or leaf.role == "slot":
@@ -242,7 +247,7 @@ def _beside_weights(tree: Tree, written: Collection[str]) -> Iterator[Entry]:
                 found.setdefault((what, "/".join(segments[:number])), {})[name] = leaf
                 break
     for (what, module), leaves in found.items():
-        owned = _owns(module, written)
+        owned = module in modules
         if what == "running statistics" and not owned:
             continue  # a normaliser's of its own
         name, leaf = next(iter(leaves.items()))
@@ -250,22 +255,36 @@ def _beside_weights(tree: Tree, written: Collection[str]) -> Iterator[Entry]:
         yield Entry("not used", what, value, name, decides=owned and what != "averaged weights")
 
 
-def _owns(module: str, written: Collection[str]) -> bool:
-    """Say whether something below a module is written; names may have dots or slashes."""
-    start = module.replace(".", "/")
-    return any(not start or name.replace(".", "/").startswith(f"{start}/") for name in written)
+def _is_of_layer(name: str, names: Collection[str]) -> bool:
+    """Say whether a tensor is a running statistic of a layer, a batch norm, that has weights as well."""
+    module, _, last = name.replace(".", "/").rpartition("/")
+    pattern = _WEIGHTS["running statistics"]
+    if not pattern.fullmatch(last.lower()):
+        return False
+    start = f"{module}/" if module else ""
+    beside = (
+        each.replace(".", "/").removeprefix(start)
+        for each in names
+        if each.replace(".", "/").startswith(start)
+    )
+    return any("/" not in each and each.lower() in _LAYER for each in beside)
+
+
+def _modules(names: Collection[str]) -> frozenset[str]:
+    """Return all modules above the tensors of these names, the outermost as an empty name."""
+    split = (name.replace(".", "/").split("/") for name in names)
+    return frozenset("/".join(each[:number]) for each in split for number in range(len(each)))
 
 
 class _Written(NamedTuple):
-    """What the conversion of a model writes, to compare evidence with."""
+    """What the conversion of a model writes, to compare evidence with.
+
+    `extents` are those of matrices, `normalised` says whether statistics of observations are written.
+    """
 
     written: frozenset[str]
     extents: frozenset[int]
-
-    @property
-    def normalised(self) -> bool:
-        """Whether statistics of observations are among what is written."""
-        return any(topic_of(name) == _OF_OBSERVATIONS for name in self.written)
+    normalised: bool
 
     @property
     def observed(self) -> Collection[int]:
@@ -715,7 +734,7 @@ def _statistics_file(
             return
     other = sizes and not fits
     value = (
-        "of another size than the policy's observations" if other else "of the policy's size" if fits else ""
+        "of another size than an observation" if other else "of the size of an observation" if fits else ""
     )
     hint = facts.hint(os.path.join(os.path.dirname(checkpoint.path), name))
     yield Entry("not used", "observation statistics", value, name, decides=fits, hint=None if other else hint)
