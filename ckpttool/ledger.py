@@ -62,8 +62,12 @@ class Entry:
         """What people read of it, without the label."""
         if self.use in ("assumed", "cannot be known"):
             return f"{self.value}: {self.origin}" if self.origin else self.value
-        source = self.where or self.origin
-        return f"{self.what} {self.value}" + (f" ({source})" if source else "")
+        return f"{self.what} {self.value}" + (f" ({self.source})" if self.source else "")
+
+    @property
+    def source(self) -> str:
+        """Where it is from: the file, and what that file claims of its origin."""
+        return ": ".join(filter(None, (self.where, self.origin)))
 
     @property
     def open(self) -> bool:
@@ -138,7 +142,7 @@ def lines(entries: Iterable[Entry]) -> list[str]:
     sources: dict[str, dict[str, None]] = {}
     for entry in entries:
         if entry.use == "used":
-            sources.setdefault(entry.where or entry.origin, {})[f"{entry.what} {entry.value}"] = None
+            sources.setdefault(entry.source, {})[f"{entry.what} {entry.value}"] = None
     used = [", ".join(facts) + (f" ({source})" if source else "") for source, facts in sources.items()]
     found = [f"used: {'; '.join(used)}"] if used else []
     for use in ("not used", "cannot be known"):

@@ -16,12 +16,14 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool import places
+from ckpttool.errors import some
 from ckpttool.formats.pickled import making
 from ckpttool.layouts import arguments
 from ckpttool.layouts.canonical import Binding, Facts, Norm
 from ckpttool.layouts.statistics import DICT_UNKNOWN
 from ckpttool.leaf import Leaf, ValueLeaf, key
 from ckpttool.ledger import unknown
+from ckpttool.sidecar import are_arguments
 from ckpttool.tree import Tree
 from ckpttool.wire import pickle_numpy
 from ckpttool.wire.pickle_values import Global, Object
@@ -161,22 +163,19 @@ def _wrappers(node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _with_arguments(facts: Facts, file: str, arguments: Any) -> Facts:
-    """Return the facts with the environment's arguments; one that may name a file is not taken."""
+    """Return the facts with the environment's arguments; none is taken that may name a file, or is large."""
     if not isinstance(arguments, dict) or not arguments:
         return facts
     taken = {name: value for name, value in arguments.items() if name not in _DRAWN}
-    left = sorted(name for name, value in taken.items() if not _is_plain(value))
+    plain = {name: value for name, value in taken.items() if are_arguments({name: value})}
+    all_of_them = {**facts.env_arguments, **plain}
+    if not are_arguments(all_of_them):
+        plain = {}
+    left = sorted(taken.keys() - plain.keys())
     if left:
-        what = f"the environment's argument {left[0]} in {file}, which may name a file"
-        facts = facts.lacking(unknown("environment", what))
-    plain = {name: value for name, value in taken.items() if name not in left}
-    return facts.read(file, env_arguments={**facts.env_arguments, **plain}) if plain else facts
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float)
+        what = f"arguments of the environment in {file} ({some(left, 3)}): only a few numbers are taken"
+        facts = facts.lacking(unknown("environment", what, decides=True))
+    return facts.read(file, env_arguments=all_of_them) if plain else facts
 
 
 def _asks_for_statistics(found: dict[str, Leaf | ValueLeaf]) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpttool import documents, ledger, places, plugins
+from ckpttool import documents, ledger, places, plugins, sidecar
 from ckpttool.agents.components import widths
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import FormatError, MappingError, some
@@ -88,19 +89,29 @@ def ledger_of(
     own: Sidecar | None,
     known: Sidecar,
     sizes: tuple[int, int],
+    given: Collection[str] = (),
 ) -> Entries:
     """Return the ledger of an agent: facts used, evidence not used, facts unknown, defaults assumed.
 
-    `own` is the sidecar with the facts that were given, `known` all that is known, `sizes` are the numbers of
-    the policy's observations and actions. Every command prints these entries, and adds those of its own work
-    (an environment's bounds, settings of a target's optimizers).
+    `own` is the sidecar with the facts that were `given`, `known` all that is known, `sizes` are the numbers
+    of the policy's observations and actions. Every command prints these entries, and adds those of its own
+    work (an environment's bounds, settings of a target's optimizers).
     """
     unknown = lacking(binding, own)
     left = evidence.unused(checkpoint, binding, known, sizes)
     where = binding.facts.said.get("wrappers", known.origin("env"))
     named = wrapper_entries(wrappers_of(known), where)
     assumed = assumed_entries(binding, known, own)
-    return ledger.merged(_used(known, binding), named, binding.ledger, left, unknown, assumed)
+    stored = _stored(own, known, given, os.path.basename(sidecar.beside(checkpoint.path)))
+    return ledger.merged(
+        _used(known, binding, stored),
+        _arguments(known, binding, stored),
+        named,
+        binding.ledger,
+        left,
+        unknown,
+        assumed,
+    )
 
 
 # The option that states a fact which a library's default decides otherwise.
@@ -214,7 +225,25 @@ def _close(pairs: Sequence[tuple[Any, Any]]) -> bool:
     )
 
 
-def _used(known: Sidecar, binding: Binding) -> Iterator[Entry]:
+def _stored(own: Sidecar | None, known: Sidecar, given: Collection[str], file: str) -> Mapping[str, str]:
+    """Return the name of the sidecar for each fact that is believed because the sidecar holds it.
+
+    Whoever writes a sidecar writes its provenance too: where a fact is from is what the sidecar claims.
+    """
+    if own is None or not own.target_sha256:
+        return {}
+    held = (name for name in FACTS if getattr(own, name) is not None and name not in given)
+    return {name: file for name in held if own.provenance.get(name) == known.provenance.get(name)}
+
+
+def _arguments(known: Sidecar, binding: Binding, stored: Mapping[str, str]) -> Iterator[Entry]:
+    """Yield an entry for each argument that a file gives the environment."""
+    where = stored.get("env") or binding.facts.said.get("env_arguments") or known.origin("env")
+    for name, value in ((known.env or {}).get("arguments") or {}).items():
+        yield Entry("used", "environment", f"{name} = {json.dumps(value)[:60]}", where)
+
+
+def _used(known: Sidecar, binding: Binding, stored: Mapping[str, str]) -> Iterator[Entry]:
     """Yield an entry for each fact that a file, a sidecar or the command line holds."""
     normed = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
     for names, what in _TOPICS.items():
@@ -224,9 +253,9 @@ def _used(known: Sidecar, binding: Binding) -> Iterator[Entry]:
         value, origin = getattr(known, name), known.origin(name)
         if value is None or known.is_assumed(name):
             continue
-        where = origin if known.is_read(name) else ""
+        where = stored.get(name) or (origin if known.is_read(name) else "")
         values = [getattr(known, each) for each in names]
-        yield Entry("used", what, _in_words(name, values), where, origin="" if where else origin)
+        yield Entry("used", what, _in_words(name, values), where, origin="" if where == origin else origin)
 
 
 def _in_words(name: str, values: Sequence[Any]) -> str:

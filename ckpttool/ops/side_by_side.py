@@ -317,9 +317,12 @@ class _Settled:
                 self._take_target(name, found, converted, stored)
         self._take_values(converted, stored, ours, theirs)
         for name, path in self._made.items():
-            absent = path not in self._places and name not in self._paths and name not in WRITERS
-            if absent and not _is_off(self.made.tree[path]):
-                converted.setdefault(name, (self.made.tree[path], ()))
+            if name in self._paths or name in WRITERS or _is_off(self.made.tree[path]):
+                continue
+            source = self._places.get(path, ())
+            # One number of the source may stand at several places of the target; another one has its pair.
+            if not source or any(self._there(each) is not None for each in self.made.places[source]):
+                converted.setdefault(name, (self.made.tree[path], source))
         return converted, stored
 
     def _is_shared(self, name: str, ours: Placed, theirs: Placed) -> bool:
