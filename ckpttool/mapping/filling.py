@@ -15,6 +15,7 @@ from ckpttool.mapping.flattened import Reordering, reordering, unknown
 from ckpttool.mapping.kinds import POINTWISE, Kind, asked
 from ckpttool.mapping.layers import Choice, Layer, converted, layers
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
+from ckpttool.mapping.modules import About
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
@@ -38,18 +39,22 @@ def fill(
     strict: bool = True,
     accept_order: bool = False,
     cast: bool = False,
+    described: Mapping[Path, About] | None = None,
 ) -> Filling:
     """Return how the source tree of a framework fills the skeleton.
 
     `in_order` says that the tree lists its layers as they were made, `choices` what somebody said of its
     layers, `given` which names belong together, `accept_order` that order may decide (see solver.solve),
-    `cast` that numbers may be rounded. Raise MappingError where a name or the user says that two belong
-    together and their shapes differ, or numbers would be rounded; unless `strict`, these are the filling's
-    misfits, and numbers of another width are left to whoever puts them into the model.
+    `cast` that numbers may be rounded, `described` what the file records of the module of each tensor.
+    Raise MappingError where a name or the user says that two belong together and their shapes differ, or
+    numbers would be rounded; unless `strict`, these are the filling's misfits, and numbers of another width
+    are left to whoever puts them into the model.
     """
     target, places = skeleton.named()
     foreign = framework != skeleton.framework
-    theirs, ours = _sides(tree, framework, choices, target, skeleton, foreign=foreign, in_order=in_order)
+    theirs, ours = _sides(
+        tree, framework, choices, target, skeleton, foreign=foreign, in_order=in_order, described=described
+    )
     calls = {part.name: part for part in skeleton.parts}
     wanting = [
         one._replace(call=part.call, after=part.after)
@@ -111,23 +116,24 @@ def _sides(
     *,
     foreign: bool,
     in_order: bool,
+    described: Mapping[Path, About] | None = None,
 ) -> tuple[Side, Side]:
     """Return the candidates of both sides, each in the form that the other has where a kind has several.
 
     An attention may be one layer or several linear ones, a separable convolution two, a convolution of one
     place a dense layer.
     """
-    mine = layers(tree, framework, choices, classes=foreign)
+    mine = layers(tree, framework, choices, described, classes=foreign)
     wanted = skeleton.layers(target, classes=foreign)
     names, others = _kind_names(mine), _kind_names(wanted)
     if more := (others - names) & _SEVERAL:
-        mine = layers(tree, framework, choices, classes=foreign, composed=more)
+        mine = layers(tree, framework, choices, described, classes=foreign, composed=more)
     if more := (names - others) & _SEVERAL:
         wanted = skeleton.layers(target, classes=foreign, composed=more)
     if more := _SEVERAL - names - others:
         # Neither has one layer for it: two ways to make it of several, if they are not the same.
         both = (
-            layers(tree, framework, choices, classes=foreign, composed=more),
+            layers(tree, framework, choices, described, classes=foreign, composed=more),
             skeleton.layers(target, classes=foreign, composed=more),
         )
         one, other = (_forms(found, more) for found in both)
