@@ -84,6 +84,8 @@ def fill(
     needs = cautions.notes(made.done) if foreign else ()
     if foreign:
         made.assumed += cautions.without_classes([(layer, layer.group(tree)) for layer in made.done])
+    made.assumed += cautions.differences(made.both, foreign=foreign)
+    made.assumed += cautions.own_calls(target for _, target in made.both)
     filled, unfit = _filled(tree, skeleton.tree, made, strict=strict, cast=cast)
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
     used = {move.source for move in made.moves} | made.left
@@ -228,7 +230,11 @@ def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFil
 def _assumed(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
     """Go through sentences for pairs that rest on order, and for those that rest on a framework's count."""
     accepted = [pair for pair in solution.pairs if pair.by == "order"]
-    for said, pairs in (("order", accepted), ("numbers are the order of calls", solution.counted)):
+    for said, pairs in (
+        ("order", accepted),
+        ("numbers are the order of calls", solution.counted),
+        ("numbers of both sides count the same layers", solution.numbered),
+    ):
         if pairs:
             named = [f"{theirs.title(pair.source)} is {ours.title(pair.target)}" for pair in pairs]
             yield f"{said}: {some(named, _SAID)}"
@@ -261,6 +267,7 @@ class _Made:
         self.matched: list[Match] = []
         self.assumed: list[str] = []
         self.done: list[Layer] = []
+        self.both: list[tuple[Layer, Layer]] = []
         self.evidence: dict[Path, By] = {}
         self.notes = [
             f"{layer.title}: {kind.refused}"
@@ -319,6 +326,7 @@ class _Made:
         done = converted(self.theirs.tree, layer, source_kind, target_kind, told, made.rules)
         self.assumed += made.assumed
         self.done.append(layer._replace(kinds=(source_kind,)))
+        self.both.append((self.done[-1], target._replace(kinds=(target_kind,))))
         self.matched.append(Match(layer.title, target.title, source_kind.name, pair.by))
         stored = {name: self.places[path] for name, path in target.tensors.items()}
         wanted = [Move(source, stored[name], rule) for source, name, rule in done.moves if name in stored]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf, Path
+from ckpttool.mapping.cautions import settings
 from ckpttool.mapping.kinds import Kind
 from ckpttool.mapping.layer_names import numbers, steps_of_part
 from ckpttool.mapping.layers import Layer, canonical
@@ -63,6 +64,7 @@ def side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> Side
             frozenset(s for kind in layer.kinds if (s := signature(tree, layer, kind)) is not None),
             layer.title,
             ranks.get(number, -1),
+            settings=_telling(layer),
         )
         for number, layer in enumerate(found)
     ]
@@ -71,6 +73,13 @@ def side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> Side
         shape = leaf.shape if isinstance(leaf, Leaf) else ()
         candidates.append(Candidate(tuple(tree.names[path].split("/")), frozenset({(BARE, shape)})))
     return Side(tree, found, bare, tuple(candidates))
+
+
+def _telling(layer: Layer) -> frozenset[tuple[str, object]]:
+    """Return the settings that two layers have in common if they are one; epsilons are often changed."""
+    return frozenset(
+        (name, value) for name, value in settings(layer).items() if name not in ("epsilon", "norm")
+    )
 
 
 def _ranks(tree: Tree, found: tuple[Layer, ...]) -> dict[int, int]:

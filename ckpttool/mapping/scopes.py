@@ -16,7 +16,8 @@ class Candidate(NamedTuple):
 
     `rank` is its place in the order in which its model lists or uses layers, -1 where the file has none.
     `call` is the number of its call in one of its model, -1 where none was seen, and `after` has the bits of
-    the calls whose results it takes.
+    the calls whose results it takes. `settings` are those that tell layers of one kind and shape apart, by
+    name and value.
     """
 
     name: tuple[str, ...]
@@ -25,6 +26,7 @@ class Candidate(NamedTuple):
     rank: int = -1
     call: int = -1
     after: int = 0
+    settings: frozenset[tuple[str, object]] = frozenset()
 
     @property
     def title(self) -> str:

@@ -66,13 +66,15 @@ class Group(NamedTuple):
 class Solution(NamedTuple):
     """The pairs in the order of the targets, what is ambiguous, and pairs of one name that do not fit.
 
-    `counted` are pairs of which one side's numbers are the framework's count.
+    `counted` are pairs of which one side's numbers are the framework's count, `numbered` those whose numbers
+    both sides' programs chose, in names that differ.
     """
 
     pairs: tuple[Pair, ...]
     ambiguous: tuple[Group, ...]
     misfits: tuple[Pair, ...]
     counted: tuple[Pair, ...] = ()
+    numbered: tuple[Pair, ...] = ()
 
 
 def solve(
@@ -108,6 +110,7 @@ class _Solver:
         self.ambiguous: list[Group] = []
         self.misfits: list[Pair] = []
         self.counted: list[Pair] = []
+        self.numbered: list[Pair] = []
         self._tokens: tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]] = ({}, {})
         # By height above the layers: modules of one side with those of the other that their layers went to.
         self._links: tuple[tuple[_Links, _Links], ...] = (({}, {}), ({}, {}), ({}, {}))
@@ -131,6 +134,7 @@ class _Solver:
             tuple(self.ambiguous),
             tuple(self.misfits),
             tuple(sorted(self.counted, key=lambda pair: pair.target)),
+            tuple(sorted(self.numbered, key=lambda pair: pair.target)),
         )
 
     def _given(self, sources: list[int], targets: list[int]) -> None:
@@ -260,7 +264,8 @@ class _Solver:
 
     def _resolve(self, having: list[int], wanting: list[int]) -> None:
         """Match layers that all fit each other, by words, by their modules and by their numbers."""
-        for parted, by in ((self._by_words, "words"), (self._by_modules, "only fit")):
+        ways = ((self._by_settings, "only fit"), (self._by_words, "words"), (self._by_modules, "only fit"))
+        for parted, by in ways:
             parts = parted(having, wanting)
             found = len(self.pairs)
             for theirs, ours in parts:
@@ -287,6 +292,24 @@ class _Solver:
             known[number] = tokens((self.sources, self.targets)[side][number].name)
         return known[number]
 
+    def _by_settings(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
+        """Return parts of both sides that have the same settings, such as a dilation, where all have some."""
+        theirs = {n: self.sources[n].settings for n in having}
+        ours = {n: self.targets[n].settings for n in wanting}
+        every = [{name for name, _ in each} for each in (*theirs.values(), *ours.values())]
+        known = set.intersection(*every)
+        sides = [
+            {
+                n: frozenset(f"{name} {value}" for name, value in each if name in known)
+                for n, each in side.items()
+            }
+            for side in (theirs, ours)
+        ]
+        if any(len(set(side.values())) < 2 for side in sides):
+            return []
+        counts = [Counter(side.values()) for side in sides]
+        return _matched(*sides) if counts[0] == counts[1] else []
+
     def _by_words(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return parts of both sides that have the same words, of those that tell some from others."""
         theirs, ours = [self._words(0, n) for n in having], [self._words(1, n) for n in wanting]
@@ -294,10 +317,19 @@ class _Solver:
         common = frozenset[str]().union(*theirs) & frozenset[str]().union(*ours) - everywhere
         if not common:
             return []
-        return _matched(
+        parts = _matched(
             {n: said & common for n, said in zip(having, theirs, strict=True)},
             {n: said & common for n, said in zip(wanting, ours, strict=True)},
         )
+        # Words that only one side has tell its layers apart as well: `post_attention` is no `self_attention`.
+        alike = frozenset.intersection(*theirs), frozenset.intersection(*ours)
+        return [part for part in parts if not all(map(self._other_words, (0, 1), part, (common,) * 2, alike))]
+
+    def _other_words(
+        self, side: int, numbers: list[int], common: frozenset[str], alike: frozenset[str]
+    ) -> bool:
+        """Say whether all of these layers have a word of their own, which no layer of the other side has."""
+        return bool(frozenset.intersection(*(self._words(side, n) for n in numbers)) - common - alike)
 
     def _by_modules(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return parts of both sides that lie in modules whose matched layers went from one to the other."""
@@ -341,8 +373,8 @@ class _Solver:
         if agreed == "counted" and all(one.call >= 0 for one in calls) and not _is_chain(calls):
             return
         for source, target in zip(theirs.layers, ours.layers, strict=True):
-            if self._pair(source, target, "numbers") and agreed == "counted":
-                self.counted.append(self.pairs[-1])
+            if self._pair(source, target, "numbers"):
+                (self.counted if agreed == "counted" else self.numbered).append(self.pairs[-1])
 
     def _by_calls(self, having: list[int], wanting: list[int]) -> None:
         """Match a row of numbered layers with those of a model that calls them one after the other."""
