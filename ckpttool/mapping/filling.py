@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
 from ckpttool.mapping.flattened import Reordering, reordering, unknown
-from ckpttool.mapping.kinds import POINTWISE, Kind, asked
+from ckpttool.mapping.kinds import POINTWISE, Kind, asked, candidates
 from ckpttool.mapping.layers import Choice, Layer, converted, layers
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
 from ckpttool.mapping.modules import About
@@ -20,6 +21,7 @@ from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.rules import KEEP, Cast, chain
+from ckpttool.mapping.scopes import placed
 from ckpttool.mapping.skeleton import Skeleton
 from ckpttool.mapping.solver import By, Pair, Solution, solve
 from ckpttool.tree import Tree
@@ -56,13 +58,15 @@ def fill(
         tree, framework, choices, target, skeleton, foreign=foreign, in_order=in_order, described=described
     )
     calls = {part.name: part for part in skeleton.parts}
+    parts = Counter(layer.name for layer in ours.layers)
     wanting = [
         one._replace(call=part.call, after=part.after)
-        if (part := calls.get(layer.name)) is not None and not layer.part
+        if (part := calls.get(layer.name)) is not None and parts[layer.name] == 1
         else one
         for one, layer in zip(ours.candidates, ours.layers, strict=False)
     ]
-    ours = ours._replace(candidates=(*wanting, *ours.candidates[len(wanting) :]))
+    having, wanting = placed(theirs.candidates, (*wanting, *ours.candidates[len(wanting) :]))
+    theirs, ours = theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
     solution = solve(
         theirs.candidates, ours.candidates, in_order=in_order, given=given, accept_order=accept_order
     )
@@ -142,7 +146,7 @@ def _sides(
         mine, wanted = both if one and other and one != other else (mine, wanted)
     theirs, ours = side(tree, mine, in_order=in_order), side(target, wanted)
     said = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
-    mine, wanted = _pointwise(theirs, said[1]), _pointwise(ours, said[0])
+    mine, wanted = _in_other_forms(theirs, said[1]), _in_other_forms(ours, said[0])
     return (
         theirs if mine == theirs.layers else side(tree, mine, in_order=in_order),
         ours if wanted == ours.layers else side(target, wanted),
@@ -161,17 +165,24 @@ def _forms(found: Sequence[Layer], names: Collection[str]) -> frozenset[frozense
     return frozenset(frozenset(layer.tensors) for layer in found if _kind_names([layer]) <= frozenset(names))
 
 
-def _pointwise(one: Side, other: Collection[object]) -> tuple[Layer, ...]:
-    """Return a side's layers, convolutions of one place as dense ones too if the other side has none such."""
+def _in_other_forms(one: Side, other: Collection[object]) -> tuple[Layer, ...]:
+    """Return a side's layers, where the other side has none such in the other form that they may have.
+
+    A convolution of one place may be a dense layer, a depthwise one a convolution of many groups.
+    """
     made = []
     for layer, candidate in zip(one.layers, one.candidates, strict=False):
-        if _kind_names([layer]) <= {"convolution"} and not candidate.signatures & frozenset(other):
-            dense = [
-                kind
-                for kind in asked(layer.group(one.tree), layer.kinds[0].framework)
-                if kind.form == POINTWISE
-            ]
-            layer = layer._replace(kinds=(*layer.kinds, *dense))
+        names, framework = _kind_names([layer]), layer.kinds[0].framework
+        if candidate.signatures & frozenset(other) or layer.kinds[0].refused or layer.given:
+            made.append(layer)
+            continue
+        if names == {"convolution"}:
+            able = [k for k in asked(layer.group(one.tree), framework) if k.form == POINTWISE]
+            layer = layer._replace(kinds=(*layer.kinds, *able))
+        elif names == {"depthwise"} and framework == "torch":
+            # Keras's Conv2D(groups=channels) has a kernel for each group, as PyTorch's.
+            able = [k for k in candidates(layer.group(one.tree), framework) if k.name == "convolution"]
+            layer = layer._replace(kinds=(*layer.kinds, *able))
         made.append(layer)
     return tuple(made)
 
@@ -234,6 +245,7 @@ def _assumed(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
         ("order", accepted),
         ("numbers are the order of calls", solution.counted),
         ("numbers of both sides count the same layers", solution.numbered),
+        ("the calls tell, and not the names", solution.renamed),
     ):
         if pairs:
             named = [f"{theirs.title(pair.source)} is {ours.title(pair.target)}" for pair in pairs]

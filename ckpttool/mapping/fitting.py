@@ -64,6 +64,7 @@ def side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> Side
             frozenset(s for kind in layer.kinds if (s := signature(tree, layer, kind)) is not None),
             layer.title,
             ranks.get(number, -1),
+            *_call(layer),
             settings=_telling(layer),
         )
         for number, layer in enumerate(found)
@@ -73,6 +74,15 @@ def side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> Side
         shape = leaf.shape if isinstance(leaf, Leaf) else ()
         candidates.append(Candidate(tuple(tree.names[path].split("/")), frozenset({(BARE, shape)})))
     return Side(tree, found, bare, tuple(candidates))
+
+
+def _call(layer: Layer) -> tuple[int, int]:
+    """Return the number of the layer's call and the calls before it as a file's configuration lists them."""
+    number, after = (layer.about.settings.get(name) for name in ("call_number", "called_after"))
+    try:
+        return (number, int(str(after), 16)) if isinstance(number, int) and not layer.part else (-1, 0)
+    except ValueError:
+        return -1, 0
 
 
 def _telling(layer: Layer) -> frozenset[tuple[str, object]]:

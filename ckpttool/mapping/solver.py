@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckpttool.errors import UsageError
 from ckpttool.mapping.layer_names import (
@@ -24,7 +24,7 @@ from ckpttool.mapping.layer_names import (
     word,
     words,
 )
-from ckpttool.mapping.scopes import Candidate, Module, Signature, shared, tree_of
+from ckpttool.mapping.scopes import PLACE, Candidate, Module, Signature, shared, tree_of
 
 By = Literal["given", "name", "words", "numbers", "calls", "only fit", "order"]
 # How far to trust a match, in words.
@@ -67,7 +67,7 @@ class Solution(NamedTuple):
     """The pairs in the order of the targets, what is ambiguous, and pairs of one name that do not fit.
 
     `counted` are pairs of which one side's numbers are the framework's count, `numbered` those whose numbers
-    both sides' programs chose, in names that differ.
+    both sides' programs chose, in names that differ, `renamed` those whose names belong to other layers.
     """
 
     pairs: tuple[Pair, ...]
@@ -75,6 +75,7 @@ class Solution(NamedTuple):
     misfits: tuple[Pair, ...]
     counted: tuple[Pair, ...] = ()
     numbered: tuple[Pair, ...] = ()
+    renamed: tuple[Pair, ...] = ()
 
 
 def solve(
@@ -111,6 +112,7 @@ class _Solver:
         self.misfits: list[Pair] = []
         self.counted: list[Pair] = []
         self.numbered: list[Pair] = []
+        self._crossed: set[int] = set()
         self._tokens: tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]] = ({}, {})
         # By height above the layers: modules of one side with those of the other that their layers went to.
         self._links: tuple[tuple[_Links, _Links], ...] = (({}, {}), ({}, {}), ({}, {}))
@@ -135,6 +137,7 @@ class _Solver:
             tuple(self.misfits),
             tuple(sorted(self.counted, key=lambda pair: pair.target)),
             tuple(sorted(self.numbered, key=lambda pair: pair.target)),
+            tuple(pair for pair in self.pairs if pair.target in self._crossed and pair.by != "given"),
         )
 
     def _given(self, sources: list[int], targets: list[int]) -> None:
@@ -169,10 +172,10 @@ class _Solver:
         left: tuple[list[int], list[int]] = ([], [])
         for one, other in named:
             rest = self._scope(one, other)
-            if rest[0] and rest[1]:
+            if rest[0] and rest[1] and self._crossed.isdisjoint(rest[1]):
                 self._close(*rest)
             else:
-                # What one side has too many may have its counterpart further out.
+                # What one side has too many, or has in another place, may have its counterpart further out.
                 left[0].extend(rest[0])
                 left[1].extend(rest[1])
         sources = [*theirs.layers(_each(one for one, _ in named)), *left[0]]
@@ -227,6 +230,9 @@ class _Solver:
         if not self._fits(source, target):
             self.misfits.append(Pair(source, target, "name"))
             return sources, targets
+        if self._is_elsewhere(source, target):
+            self._crossed.add(target)
+            return sources, targets
         self.pairs.append(Pair(source, target, "name"))
         return [n for n in sources if n != source], [n for n in targets if n != target]
 
@@ -264,13 +270,17 @@ class _Solver:
 
     def _resolve(self, having: list[int], wanting: list[int]) -> None:
         """Match layers that all fit each other, by words, by their modules and by their numbers."""
-        ways = ((self._by_settings, "only fit"), (self._by_words, "words"), (self._by_modules, "only fit"))
+        ways: tuple[tuple[Any, By], ...] = (
+            (self._by_settings, "only fit"),
+            (self._by_words, "words"),
+            (self._by_modules, "only fit"),
+        )
         for parted, by in ways:
             parts = parted(having, wanting)
             found = len(self.pairs)
             for theirs, ours in parts:
                 if len(theirs) == len(ours) == 1:
-                    self._pair(theirs[0], ours[0], "words" if by == "words" else "only fit")
+                    self._pair(theirs[0], ours[0], by)
                 elif len(theirs) < len(having) or len(ours) < len(wanting):
                     self._resolve(theirs, ours)
             if len(self.pairs) > found:
@@ -281,10 +291,18 @@ class _Solver:
 
     def _pair(self, source: int, target: int, by: By) -> bool:
         """Match two unless their words exclude each other."""
-        if contradict(self._words(0, source), self._words(1, target)):
+        if contradict(self._words(0, source), self._words(1, target)) or self._is_elsewhere(source, target):
             return False
         self.pairs.append(Pair(source, target, by))
         return True
+
+    def _is_elsewhere(self, source: int, target: int) -> bool:
+        """Say whether two layers have other places in the flow of calls, which both sides show."""
+        places = [
+            {value for name, value in one.settings if name == PLACE}
+            for one in (self.sources[source], self.targets[target])
+        ]
+        return all(places) and places[0] != places[1]
 
     def _words(self, side: int, number: int) -> frozenset[str]:
         known = self._tokens[side]
@@ -421,7 +439,8 @@ class _Solver:
         taken: tuple[set[int], set[int]] = set(), set()
         for row in rows:
             for source, target in zip(*row, strict=True):
-                if source not in taken[0] and target not in taken[1]:
+                free = source not in taken[0] and target not in taken[1]
+                if free and not self._is_elsewhere(source, target):
                     self.pairs.append(Pair(source, target, "order"))
                     taken[0].add(source)
                     taken[1].add(target)
