@@ -129,18 +129,19 @@ def _sides(
     An attention may be one layer or several linear ones, a separable convolution two, a convolution of one
     place a dense layer.
     """
+    choices, own = _choices(tree, framework, choices, target, skeleton)
     mine = layers(tree, framework, choices, described, classes=foreign)
-    wanted = skeleton.layers(target, classes=foreign)
+    wanted = skeleton.layers(target, own, classes=foreign)
     names, others = _kind_names(mine), _kind_names(wanted)
     if more := (others - names) & _SEVERAL:
         mine = layers(tree, framework, choices, described, classes=foreign, composed=more)
     if more := (names - others) & _SEVERAL:
-        wanted = skeleton.layers(target, classes=foreign, composed=more)
+        wanted = skeleton.layers(target, own, classes=foreign, composed=more)
     if more := _SEVERAL - names - others:
         # Neither has one layer for it: two ways to make it of several, if they are not the same.
         both = (
             layers(tree, framework, choices, described, classes=foreign, composed=more),
-            skeleton.layers(target, classes=foreign, composed=more),
+            skeleton.layers(target, own, classes=foreign, composed=more),
         )
         one, other = (_forms(found, more) for found in both)
         mine, wanted = both if one and other and one != other else (mine, wanted)
@@ -151,6 +152,22 @@ def _sides(
         theirs if mine == theirs.layers else side(tree, mine, in_order=in_order),
         ours if wanted == ours.layers else side(target, wanted),
     )
+
+
+def _choices(
+    tree: Tree, framework: str, choices: Sequence[Choice], target: Tree, skeleton: Skeleton
+) -> tuple[Sequence[Choice], Sequence[Choice]]:
+    """Return what was said of the source's layers and, of kinds, what was said of the model's.
+
+    A name that no layer has stays with the source, which says so.
+    """
+    if not any(choice.kind for choice in choices):
+        return choices, ()
+    mine = [layer.title for layer in layers(tree, framework)]
+    # Of the model only what its class leaves open: of the others the class decides.
+    wanted = [layer.title for layer in skeleton.layers(target) if all(kind.refused for kind in layer.kinds)]
+    own = [choice for choice in choices if choice.kind and any(map(choice.fits, wanted))]
+    return [choice for choice in choices if choice not in own or any(map(choice.fits, mine))], own
 
 
 _SEVERAL = frozenset(("attention", "separable"))

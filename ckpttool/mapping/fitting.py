@@ -10,6 +10,7 @@ from ckpttool.mapping.cautions import settings
 from ckpttool.mapping.kinds import Kind
 from ckpttool.mapping.layer_names import numbers, steps_of_part
 from ckpttool.mapping.layers import Layer, canonical
+from ckpttool.mapping.modules import TITLE
 from ckpttool.mapping.scopes import Candidate, Signature
 from ckpttool.tree import Tree
 
@@ -37,7 +38,10 @@ class Side(NamedTuple):
     def spelled(self, number: int) -> str:
         """Return what a layer could be, in words."""
         said = self.candidates[number].signatures
-        return " or ".join(sorted(" ".join(map(_word, signature)) for signature in said)) or "no known kind"
+        if not said and number < len(self.layers):
+            why = next((kind.refused for kind in self.layers[number].kinds if kind.refused), None)
+            return f"no known kind: {why.replace(TITLE, self.title(number))}" if why else "no known kind"
+        return " or ".join(sorted(" ".join(map(_word, signature)) for signature in said))
 
 
 def _word(part: object) -> str:

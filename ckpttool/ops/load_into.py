@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,10 +15,12 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path
 from ckpttool.live.assigning import assign
+from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
 from ckpttool.mapping.report import Report
 from ckpttool.mapping.skeleton import Skeleton
 from ckpttool.ops import model_source
+from ckpttool.ops.layer_options import choices
 from ckpttool.ops.live_model import LiveModel
 from ckpttool.ops.model_source import ModelSource
 from ckpttool.ops.plain_names import Prepared
@@ -28,6 +31,8 @@ from ckpttool.tree import Tree
 _SHOWN = 3
 # The word for `layout` that leaves it to the layouts to recognise the agent.
 AUTO = "auto"
+# What a refusal proposes for a layer of an unknown class: the layer, and the kinds that its tensors could be.
+_KIND = re.compile(r"--kind '([^']*)=([^'=]*)' converts it as one(?:, or ((?:\w| )+))?")
 Pairs = Mapping[str, str] | Sequence[tuple[str, str]]
 
 
@@ -99,6 +104,9 @@ def load_into(
     shapes: Sequence[Shape] = (),
     accept_order: bool = False,
     from_: str | None = None,
+    kinds: Sequence[str] = (),
+    flatten: Sequence[str] = (),
+    unflatten: Sequence[str] = (),
     dry_run: bool = False,
 ) -> Loaded:
     """Fill a live torch.nn.Module, tf.Module or Keras model in place; return what was matched, and how.
@@ -107,7 +115,8 @@ def load_into(
     the checkpoint as an agent of that layout ("auto": of whichever knows it), by canonical names. `match`
     pairs names of layers or modules, the checkpoint's and the model's; `accept_order` pairs by order what
     nothing else tells apart. `from_` ("torch" or "tf") states whose orientation the checkpoint's arrays have
-    where it has no evidence. `shapes` are those of the model's
+    where it has no evidence. `kinds` ("norm=rms_norm"), `flatten` and `unflatten` ("fc=7,7,64") state what
+    layers are, as the options --kind, --flatten and --unflatten do; `shapes` are those of the model's
     inputs without the batch, for a model that has no weights before its first call or flattens images.
 
     With `strict` nothing changes unless all of the model is filled and all weights of the checkpoint (or of
@@ -127,7 +136,14 @@ def load_into(
     target = LiveModel(model, shapes)
     checkpoint = opened(path)
     met = meeting(
-        target, checkpoint, layout=layout, part=part, match=match, accept_order=accept_order, from_=from_
+        target,
+        checkpoint,
+        layout=layout,
+        part=part,
+        match=match,
+        accept_order=accept_order,
+        from_=from_,
+        given=choices(kinds, flatten, unflatten),
     )
     if strict and not dry_run:
         _require_complete(met, checkpoint, part)
@@ -164,17 +180,20 @@ def meeting(
     match: Pairs = (),
     accept_order: bool = False,
     from_: str | None = None,
+    given: Sequence[Choice] = (),
 ) -> Meeting:
     """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
-    given = _given(checkpoint, layout, part, from_)
+    source = _given(checkpoint, layout, part, from_)
     pairs = tuple(match.items() if isinstance(match, Mapping) else match)
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
-        skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        return _met(target.title, given, skeleton, target.tensors, pairs, accept_order=accept_order)
+        skeleton = target.skeleton(source.guessed(), foreign=source.framework != owner)
+        return _met(
+            target.title, source, skeleton, target.tensors, pairs, accept_order=accept_order, choices=given
+        )
     with TargetModel(target) as beside:
-        skeleton = beside.skeleton(given.guessed())
-        return _met(target.factory, given, skeleton, (), pairs, accept_order=accept_order)
+        skeleton = beside.skeleton(source.guessed())
+        return _met(target.factory, source, skeleton, (), pairs, accept_order=accept_order, choices=given)
 
 
 def _met(
@@ -185,8 +204,9 @@ def _met(
     pairs: Sequence[tuple[str, str]],
     *,
     accept_order: bool,
+    choices: Sequence[Choice],
 ) -> Meeting:
-    filling = given.fill(skeleton, given=pairs, strict=False, accept_order=accept_order)
+    filling = given.fill(skeleton, choices, pairs, strict=False, accept_order=accept_order)
     tree = skeleton.tree
     linked = set(skeleton.named()[1].values())
     # What no module holds by a name, nothing can fill.
@@ -220,6 +240,8 @@ def _require_complete(met: Meeting, checkpoint: Checkpoint, part: str | None) ->
         error.hint = (
             "the model needs the checkpoint's layers and sizes; match={SOURCE: TARGET} pairs other layers"
         )
+        if (stated := _KIND.search(f"{error.expected} {error.found}")) is not None:
+            error.hint = _spelled(stated)
         raise error
     names = [met.skeleton.names[path] for path in met.filling.unfilled]
     if not names:
@@ -259,4 +281,13 @@ def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
             f"match={{SOURCE: TARGET}} pairs layers or modules around them{accepted}"
         )
     unfit = (note for note in filling.notes if note.startswith("nothing in the source"))
-    return next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")
+    hint = next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")
+    return _KIND.sub(_spelled, hint)
+
+
+def _spelled(kind: re.Match[str]) -> str:
+    """Return the option --kind as the argument of load_into, for each kind that a layer could be."""
+    layer, first, others = kind.groups()
+    names = [first, *(others.split(" or ") if others else ())]
+    shown = [f"kinds=['{layer}={name}']" for name in names]
+    return f"{' or '.join(shown)}, whichever it computes"
