@@ -166,7 +166,7 @@ def meeting(
     from_: str | None = None,
 ) -> Meeting:
     """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
-    given = _given(checkpoint, layout, part, from_)
+    given = _given(checkpoint, layout, part, from_, target.shapes)
     pairs = tuple(match.items() if isinstance(match, Mapping) else match)
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
@@ -198,11 +198,17 @@ def _met(
     return Meeting(title, given.ready, tree, filling, values, report)
 
 
-def _given(checkpoint: Checkpoint, layout: str | None, part: str | None, from_: str | None) -> ModelSource:
+def _given(
+    checkpoint: Checkpoint,
+    layout: str | None,
+    part: str | None,
+    from_: str | None,
+    shapes: Sequence[Shape],
+) -> ModelSource:
     if layout is not None:
         return model_source.agent_source(checkpoint, part, None if layout == AUTO else layout)
     try:
-        return model_source.model_source(checkpoint, part, source=from_)
+        return model_source.model_source(checkpoint, part, source=from_, shapes=shapes)
     except UsageError:
         # A network of an agent has its canonical name whatever its codebase calls it.
         if part is None or recognised(checkpoint) is None:
