@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,10 +15,11 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path
 from ckpttool.live.assigning import assign
+from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
 from ckpttool.mapping.report import Report
 from ckpttool.mapping.skeleton import Skeleton
-from ckpttool.ops import model_source
+from ckpttool.ops import layer_options, model_source
 from ckpttool.ops.live_model import LiveModel
 from ckpttool.ops.model_source import ModelSource
 from ckpttool.ops.plain_names import Prepared
@@ -97,6 +99,9 @@ def load_into(
     strict: bool = True,
     match: Pairs = (),
     shapes: Sequence[Shape] = (),
+    flatten: Pairs = (),
+    unflatten: Pairs = (),
+    kinds: Pairs = (),
     accept_order: bool = False,
     from_: str | None = None,
     dry_run: bool = False,
@@ -109,6 +114,9 @@ def load_into(
     nothing else tells apart. `from_` ("torch" or "tf") states whose orientation the checkpoint's arrays have
     where it has no evidence. `shapes` are those of the model's
     inputs without the batch, for a model that has no weights before its first call or flattens images.
+    `flatten`, `unflatten` and `kinds` describe layers of the checkpoint as the options of `convert` of these
+    names do: `flatten={"dense": "7,7,64"}` is the shape of the image that a dense layer takes flattened,
+    "no" states that it takes none, or in the order in which the model takes it.
 
     With `strict` nothing changes unless all of the model is filled and all weights of the checkpoint (or of
     the part) are used: raise MappingError if that is not so. Without,
@@ -126,8 +134,20 @@ def load_into(
     """
     target = LiveModel(model, shapes)
     checkpoint = opened(path)
+    options = (each.items() if isinstance(each, Mapping) else each for each in (kinds, flatten, unflatten))
     met = meeting(
-        target, checkpoint, layout=layout, part=part, match=match, accept_order=accept_order, from_=from_
+        target,
+        checkpoint,
+        layout=layout,
+        part=part,
+        match=match,
+        accept_order=accept_order,
+        from_=from_,
+        choices=layer_options.choices(*([f"{name}={value}" for name, value in each] for each in options)),
+    )
+    met = met._replace(
+        report=replace(met.report, assumed=tuple(map(_in_python, met.report.assumed))),
+        filling=replace(met.filling, notes=tuple(map(_in_python, met.filling.notes))),
     )
     if strict and not dry_run:
         _require_complete(met, checkpoint, part)
@@ -164,6 +184,7 @@ def meeting(
     match: Pairs = (),
     accept_order: bool = False,
     from_: str | None = None,
+    choices: Sequence[Choice] = (),
 ) -> Meeting:
     """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
     given = _given(checkpoint, layout, part, from_, target.shapes)
@@ -171,10 +192,10 @@ def meeting(
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        return _met(target.title, given, skeleton, target.tensors, pairs, accept_order=accept_order)
+        return _met(target.title, given, skeleton, target.tensors, pairs, choices, accept_order=accept_order)
     with TargetModel(target) as beside:
         skeleton = beside.skeleton(given.guessed())
-        return _met(target.factory, given, skeleton, (), pairs, accept_order=accept_order)
+        return _met(target.factory, given, skeleton, (), pairs, choices, accept_order=accept_order)
 
 
 def _met(
@@ -183,10 +204,11 @@ def _met(
     skeleton: Skeleton,
     tensors: Iterable[Path],
     pairs: Sequence[tuple[str, str]],
+    choices: Sequence[Choice],
     *,
     accept_order: bool,
 ) -> Meeting:
-    filling = given.fill(skeleton, given=pairs, strict=False, accept_order=accept_order)
+    filling = given.fill(skeleton, choices, given=pairs, strict=False, accept_order=accept_order)
     tree = skeleton.tree
     linked = set(skeleton.named()[1].values())
     # What no module holds by a name, nothing can fill.
@@ -253,6 +275,17 @@ def _require_used(met: Meeting, checkpoint: Checkpoint, part: str | None) -> Non
     )
 
 
+_OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
+_ARGUMENT = re.compile(r"(?:flatten|kinds)=\{")
+
+
+def _in_python(sentence: str) -> str:
+    """Return a sentence that names options of the command line with the arguments of load_into."""
+    return _OPTION.sub(
+        lambda found: f"{found[1].replace('kind', 'kinds')}={{'{found[2]}': '{found[3]}'}}", sentence
+    )
+
+
 def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
     binding = None if part is not None else recognised(checkpoint)
     if binding is not None and binding.parts:
@@ -264,5 +297,7 @@ def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
             f"{some(first.sources, _SHOWN)} could fill {some(first.targets, _SHOWN)}: "
             f"match={{SOURCE: TARGET}} pairs layers or modules around them{accepted}"
         )
-    unfit = (note for note in filling.notes if note.startswith("nothing in the source"))
+    unfit = (
+        note for note in filling.notes if note.startswith("nothing in the source") or _ARGUMENT.search(note)
+    )
     return next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")
