@@ -323,7 +323,7 @@ class _Made:
             try:
                 made = reordering(self.theirs.tree, layer, source_kind, target.told, self._frameworks)
             except MappingError as error:
-                own[layer.title] = f"{error.message} ({error.hint})"
+                own[layer.title] = error.message
                 continue
             self._reordered[pair.source] = made
             # What a call of the target told, the source need not.

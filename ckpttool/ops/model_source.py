@@ -15,6 +15,7 @@ from ckpttool.formats import onnx
 from ckpttool.layouts import onnx_layers, variables
 from ckpttool.layouts.canonical import RUN, Binding
 from ckpttool.layouts.recognise import recognised
+from ckpttool.layouts.recorded_orders import with_orders
 from ckpttool.leaf import Leaf, Path, ValueLeaf, display
 from ckpttool.mapping import inert, orientation
 from ckpttool.mapping.filling import fill, fill_by_rules
@@ -114,14 +115,18 @@ def model_source(
     wanted: Wanted = AS_IT_IS,
     known: Sidecar | None = None,
     source: str | None = None,
+    shapes: Sequence[Shape] = (),
 ) -> ModelSource:
     """Return the checkpoint, or what lies below the path `part`, by its own names.
 
-    `source` states whose orientation its arrays have ("torch" or "tf"). Raise UsageError where nothing lies
+    `source` states whose orientation its arrays have ("torch" or "tf"), `shapes` are those of the inputs of
+    the model that is filled. Raise UsageError where nothing lies
     below it, or names cannot be restored, MappingError where the orientation is not clear.
     """
     if checkpoint.format == onnx.NAME:
         checkpoint = onnx_layers.as_state_dict(checkpoint)
+    else:
+        checkpoint = replace(checkpoint, tree=with_orders(checkpoint.tree, checkpoint, shapes))
     tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
     side_files.require_shards(tree)
     ready, described = _as_saved(prepared(checkpoint.tree, tree, part, wanted, known))
