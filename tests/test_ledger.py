@@ -802,10 +802,10 @@ def test_kinds_of_layers_are_stated_to_load_into(tmp_path: Path) -> None:
     embedding = nn.Embedding(7, 4)
     path = saved(tmp_path / "model.pt", {"table.weight": embedding.weight.detach().clone()})
     model = nn.ModuleDict({"table": nn.Embedding(7, 4)})
-    done = ckpttool.load_into(model, path, kinds=["table=embedding"])
+    done = ckpttool.load_into(model, path, kinds={"table": "embedding"})
     assert done.matched[0].kind == "embedding"
     with pytest.raises(UsageError):
-        ckpttool.load_into(model, path, kinds=["table=nothing"])
+        ckpttool.load_into(model, path, kinds={"table": "nothing"})
 
 
 def test_a_command_that_leaves_statistics_behind_exits_1(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def like(
         save.require_free(target, kind, checkpoint.files, force=how.force)
         require_new(sidecar.beside(target), checkpoint.files, force=how.force)
     own = own_sidecar(checkpoint)
-    given = model_source.model_source(checkpoint, how.part, how.wanted, own.sidecar, how.source)
+    given = model_source.model_source(checkpoint, how.part, how.wanted, own.sidecar, how.source, model.shapes)
     ready = given.ready
     with TargetModel(model, form) as beside:
         skeleton = beside.skeleton(given.guessed())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,8 +21,7 @@ from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
 from ckpttool.mapping.report import Report
 from ckpttool.mapping.skeleton import Skeleton
-from ckpttool.ops import evidence, model_source
-from ckpttool.ops.layer_options import choices
+from ckpttool.ops import evidence, layer_options, model_source
 from ckpttool.ops.live_model import LiveModel
 from ckpttool.ops.model_source import ModelSource
 from ckpttool.ops.plain_names import Prepared
@@ -109,9 +109,11 @@ def load_into(
     strict: bool = True,
     match: Pairs = (),
     shapes: Sequence[Shape] = (),
+    flatten: Pairs = (),
+    unflatten: Pairs = (),
+    kinds: Pairs = (),
     accept_order: bool = False,
     from_: str | None = None,
-    kinds: Sequence[str] = (),
     dry_run: bool = False,
 ) -> Loaded:
     """Fill a live torch.nn.Module, tf.Module or Keras model in place; return what was matched, and how.
@@ -120,9 +122,11 @@ def load_into(
     the checkpoint as an agent of that layout ("auto": of whichever knows it), by canonical names. `match`
     pairs names of layers or modules, the checkpoint's and the model's; `accept_order` pairs by order what
     nothing else tells apart. `from_` ("torch" or "tf") states whose orientation the checkpoint's arrays have
-    where it has no evidence. `kinds` state kinds of the checkpoint's layers, as `--kind PATTERN=KIND` of
-    `convert` does. `shapes` are those of the model's
+    where it has no evidence. `shapes` are those of the model's
     inputs without the batch, for a model that has no weights before its first call or flattens images.
+    `flatten`, `unflatten` and `kinds` describe layers of the checkpoint as the options of `convert` of these
+    names do: `flatten={"dense": "7,7,64"}` is the shape of the image that a dense layer takes flattened,
+    "no" states that it takes none, or in the order in which the model takes it.
 
     With `strict` nothing changes unless all of the model is filled and all weights of the checkpoint (or of
     the part) are used: raise MappingError if that is not so. Without,
@@ -140,6 +144,7 @@ def load_into(
     """
     target = LiveModel(model, shapes)
     checkpoint = opened(path)
+    options = (each.items() if isinstance(each, Mapping) else each for each in (kinds, flatten, unflatten))
     met = meeting(
         target,
         checkpoint,
@@ -148,7 +153,11 @@ def load_into(
         match=match,
         accept_order=accept_order,
         from_=from_,
-        kinds=kinds,
+        choices=layer_options.choices(*([f"{name}={value}" for name, value in each] for each in options)),
+    )
+    met = met._replace(
+        report=replace(met.report, assumed=tuple(map(_in_python, met.report.assumed))),
+        filling=replace(met.filling, notes=tuple(map(_in_python, met.filling.notes))),
     )
     if strict and not dry_run:
         _require_complete(met, checkpoint, part)
@@ -186,18 +195,18 @@ def meeting(
     match: Pairs = (),
     accept_order: bool = False,
     from_: str | None = None,
-    kinds: Sequence[str] = (),
+    choices: Sequence[Choice] = (),
 ) -> Meeting:
     """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
-    given, said = _given(checkpoint, layout, part, from_), choices(kinds, ())
+    given = _given(checkpoint, layout, part, from_, target.shapes)
     pairs = tuple(match.items() if isinstance(match, Mapping) else match)
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        return _met(target.title, given, skeleton, target.tensors, pairs, said, accept_order=accept_order)
+        return _met(target.title, given, skeleton, target.tensors, pairs, choices, accept_order=accept_order)
     with TargetModel(target) as beside:
         skeleton = beside.skeleton(given.guessed())
-        return _met(target.factory, given, skeleton, (), pairs, said, accept_order=accept_order)
+        return _met(target.factory, given, skeleton, (), pairs, choices, accept_order=accept_order)
 
 
 def _met(
@@ -206,11 +215,11 @@ def _met(
     skeleton: Skeleton,
     tensors: Iterable[Path],
     pairs: Sequence[tuple[str, str]],
-    said: Sequence[Choice],
+    choices: Sequence[Choice],
     *,
     accept_order: bool,
 ) -> Meeting:
-    filling = given.fill(skeleton, said, pairs, strict=False, accept_order=accept_order)
+    filling = given.fill(skeleton, choices, given=pairs, strict=False, accept_order=accept_order)
     tree = skeleton.tree
     linked = set(skeleton.named()[1].values())
     # What no module holds by a name, nothing can fill.
@@ -222,11 +231,17 @@ def _met(
     return Meeting(title, given.ready, tree, filling, values, report)
 
 
-def _given(checkpoint: Checkpoint, layout: str | None, part: str | None, from_: str | None) -> ModelSource:
+def _given(
+    checkpoint: Checkpoint,
+    layout: str | None,
+    part: str | None,
+    from_: str | None,
+    shapes: Sequence[Shape],
+) -> ModelSource:
     if layout is not None:
         return model_source.agent_source(checkpoint, part, None if layout == AUTO else layout)
     try:
-        return model_source.model_source(checkpoint, part, source=from_)
+        return model_source.model_source(checkpoint, part, source=from_, shapes=shapes)
     except UsageError:
         # A network of an agent has its canonical name whatever its codebase calls it.
         if part is None or recognised(checkpoint) is None:
@@ -244,6 +259,8 @@ def _require_complete(met: Meeting, checkpoint: Checkpoint, part: str | None) ->
         error.hint = (
             "the model needs the checkpoint's layers and sizes; match={SOURCE: TARGET} pairs other layers"
         )
+        if (stated := _KIND.search(f"{error.expected} {error.found}")) is not None:
+            error.hint = _stated(stated)
         raise error
     names = [met.skeleton.names[path] for path in met.filling.unfilled]
     if not names:
@@ -271,6 +288,26 @@ def _require_used(met: Meeting, checkpoint: Checkpoint, part: str | None) -> Non
     )
 
 
+_OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
+# What a refusal proposes for a layer of an unknown class: the layer, and the kinds that its tensors could be.
+_KIND = re.compile(r"--kind '([^']*)=([^'=]*)' converts it as one(?:, or ((?:\w| )+))?")
+_ARGUMENT = re.compile(r"(?:flatten|kinds)=\{")
+
+
+def _in_python(sentence: str) -> str:
+    """Return a sentence that names options of the command line with the arguments of load_into."""
+    return _OPTION.sub(
+        lambda found: f"{found[1].replace('kind', 'kinds')}={{'{found[2]}': '{found[3]}'}}", sentence
+    )
+
+
+def _stated(kind: re.Match[str]) -> str:
+    """Return the argument that states what a layer computes, for each kind that it could be."""
+    layer, first, others = kind.groups()
+    names = [first, *(others.split(" or ") if others else ())]
+    return f"{' or '.join(f'kinds={{{layer!r}: {name!r}}}' for name in names)}, whichever it computes"
+
+
 def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
     binding = None if part is not None else recognised(checkpoint)
     if binding is not None and binding.parts:
@@ -282,5 +319,7 @@ def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
             f"{some(first.sources, _SHOWN)} could fill {some(first.targets, _SHOWN)}: "
             f"match={{SOURCE: TARGET}} pairs layers or modules around them{accepted}"
         )
-    unfit = (note for note in filling.notes if note.startswith("nothing in the source"))
+    unfit = (
+        note for note in filling.notes if note.startswith("nothing in the source") or _ARGUMENT.search(note)
+    )
     return next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")
