@@ -175,6 +175,7 @@ def diagnosis(found: Diagnosis, *, quiet: bool) -> str:
     lines += [wrapped(f"note: {clean(note)}") for note in found.notes]
     used = [entry for entry in found.ledger if entry.use == "used"]
     lines += [wrapped(clean(line)) for line in ledger.lines(used)]
+    lines += [wrapped(f"assumed: {clean(each)}") for each in ledger.assumptions(found.ledger)]
     what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
     verdict = count(len(found.findings), "finding") if found.findings else "nothing found"
     return "\n".join([*lines, wrapped(f"{what}: {verdict}")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ckpttool import ledger, urls
 from ckpttool.agents.reference_scores import reference
@@ -29,11 +29,18 @@ def sweep(found: Sweep, *, quiet: bool) -> str:
     every = found.evaluations
     if len(every) == 1:
         said = [*_said(every[0]), *listed("note", found.notes)]
-        return "\n".join([*_report(every[0]), *([] if quiet else map(wrapped, said))])
+        trained = _trained(training_step.columns(found.scored[0].counts))
+        return "\n".join([*_report(every[0]), *trained, *([] if quiet else map(wrapped, said))])
     lines = _table(found) if every else []
     if found.best is not None:
         lines += map(wrapped, _verdict(found, found.best))
     return "\n".join([*lines, *([] if quiet else _remarks(found))])
+
+
+def _trained(counts: Mapping[str, int | None]) -> list[str]:
+    """Return a line with what the checkpoint counts, each count by its name; none if it counts nothing."""
+    shown = [f"{training_step.TITLES[name]} {n:,}" for name, n in counts.items() if n is not None]
+    return [f"trained  {', '.join(shown)}"] if shown else []
 
 
 def _table(found: Sweep) -> list[str]:

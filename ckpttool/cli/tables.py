@@ -120,7 +120,7 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
     lines += listed("unmapped", report.unused) + listed("missing", report.missing)
     if not quiet:
         lines += [
-            *sentences(report.assumed, report.notes, done.ledger),
+            *sentences(_assumptions(done), report.notes, done.ledger),
             _counted(report),
             *_compared(done.parity),
         ]
@@ -136,6 +136,11 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
     elif not quiet:
         lines.append("nothing was written: this was a dry run")
     return "\n".join(lines)
+
+
+def _assumptions(done: Conversion) -> tuple[str, ...]:
+    """Return what the mapping assumes, then what is assumed of the agent."""
+    return tuple(dict.fromkeys((*done.report.assumed, *ledger.assumptions(done.ledger))))
 
 
 def _counted(report: Report) -> str:

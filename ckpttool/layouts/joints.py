@@ -138,7 +138,7 @@ def recorded(binding: Binding, checkpoint: Checkpoint) -> Binding:
     hidden = found - {"tanh"} - _OF_DEVIATIONS or found & {"tanh"}
     if len(hidden) != 1:
         return binding
-    facts = binding.facts._replace(lacks=tuple(w for w in binding.facts.lacks if w != "the activations"))
+    facts = binding.facts.without_lack("activation")
     return replace(binding, facts=facts.read("the SavedModel's graph", hidden=next(iter(hidden))))
 
 

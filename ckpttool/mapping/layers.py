@@ -13,7 +13,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ckpttool.activations import MOST_FEATURES, NO_IMAGE, UNKNOWN, Order, natural
+from ckpttool.activations import MOST_FEATURES, NO_IMAGE, UNKNOWN, Features, Order, natural
 from ckpttool.errors import MappingError, UsageError
 from ckpttool.leaf import Leaf, Path
 from ckpttool.mapping import kinds, modules
@@ -114,7 +114,12 @@ def layers(
         if not fitting:
             continue
         layer = Layer(
-            module.name, fitting, module.tensors, module.part, _told(module.about, fitting), module.about
+            module.name,
+            fitting,
+            module.tensors,
+            module.part,
+            _told(module.about, fitting, group),
+            module.about,
         )
         said = {n: choice for n, choice in enumerate(given) if choice.fits(layer.title)}
         used |= said.keys()
@@ -181,11 +186,18 @@ def _with_orientation(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, ...]:
     return tuple(made)
 
 
-def _told(about: About, fitting: Sequence[Kind]) -> Told:
+def _told(about: About, fitting: Sequence[Kind], group: Mapping[str, Leaf]) -> Told:
     """Return what the file tells: flattened images, heads of an attention, a multiplier."""
     heads = about.settings.get("num_heads")
     names = {kind.name for kind in fitting}
     told = Told(takes=_order(about.settings, "takes"), makes=_order(about.settings, "makes"))
+    for leaf in group.values():
+        # What the file's own computation records is more than its configuration.
+        takes, makes = leaf.features or Features()
+        told = told._replace(
+            takes=takes if takes not in (None, UNKNOWN) else told.takes or takes,
+            makes=makes if makes not in (None, UNKNOWN) else told.makes or makes,
+        )
     if isinstance(heads, int) and heads > 0 and names == {"attention"}:
         return told._replace(number=heads)
     channels, groups = about.settings.get("out_channels"), about.settings.get("groups")

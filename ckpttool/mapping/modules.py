@@ -73,6 +73,11 @@ _HOLDERS = frozenset(
 _BASES = frozenset(("Module", "Layer", "Model"))
 # GPT-2's x @ W, in Transformers (transformers/pytorch_utils.py, formerly modeling_utils.py).
 _IN_OUT_CLASSES = frozenset(("transformers.pytorch_utils.Conv1D", "transformers.modeling_utils.Conv1D"))
+# A live model's dense layers with the orientation of the other framework, as a call of them shows.
+LINEAR_IN_OUT, DENSE_OUT_IN = "Linear [in, out]", "Dense [out, in]"
+_TURNED = {LINEAR_IN_OUT: IN_OUT, DENSE_OUT_IN: OUT_IN}
+# The setting that names a class of a program's own whose call nobody compared with its base's.
+OWN_CALL = "(own call)"
 
 
 class About(NamedTuple):
@@ -290,6 +295,9 @@ def _of_class(kinds: tuple[Kind, ...], group: Mapping[str, Leaf], about: About) 
     """Return the kinds of the module's class, None where the class does not decide."""
     if about.cls in _IN_OUT_CLASSES:
         return tuple(kind for kind in oriented(group, "torch") if kind.form == IN_OUT) or None
+    if about.cls in _TURNED:
+        able = oriented(group, kinds[0].framework)
+        return tuple(kind for kind in able if kind.form == _TURNED[about.cls]) or None
     if about.own or about.cls not in _CLASSES:
         return None
     if about.cls == "EinsumDense":

@@ -142,7 +142,7 @@ def place_of(agent: Agent, asked: str | None, how: Protocol) -> Place:
     outfit: dict[str, Any] = {
         "adapter": how.adapter or _no_forces(agent, asked or str(known.get("id")), inner),
         # A person may have named another version's task to a conversion.
-        "trained": known.get("id") if agent.known.provenance.get("env", "").startswith("read") else None,
+        "trained": known.get("id") if agent.known.is_read("env") else None,
         "wrappers": wrappers.written(around),
         "arguments": json.dumps(known["arguments"], sort_keys=True) if known.get("arguments") else "",
     }
@@ -245,7 +245,7 @@ def enter(agent: Agent, place: Place, how: Protocol, spec: EnvSpec) -> Entrant:
     if how.wrappers is not None:
         own = tuple(each for each in own if each.what != "wrapper")
         more = (*more, *knowledge.wrapper_entries(wrappers.read(place.wrappers), "given"))
-    entries = ledger.merged(own, assumed, more)
+    entries = ledger.settled(ledger.merged(own, assumed, more))
     if how.dtype != "float32":
         network = network.cast(how.dtype)
     notes = (*agent.notes, *_given_wrappers(agent, how), *_drift(agent, spec))

@@ -15,6 +15,7 @@ from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import canonical, objects, onnx_layers, variables
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding
+from ckpttool.layouts.recorded_orders import with_orders
 from ckpttool.leaf import Path, display
 from ckpttool.mapping import by_rules, generic, orientation
 from ckpttool.mapping.layers import Choice
@@ -123,7 +124,8 @@ def _of_graph(checkpoint: Checkpoint, tree: Tree, request: Request, known: Sidec
             raise UsageError("--kind and --flatten say how layers are mapped, and these stay as they are")
         return Way(first, general=True)
     inner = request._replace(given=(*request.given, *choices))
-    second = _general(checkpoint, build(tree, first), inner, optimizer_facts.settings(known))
+    layers = with_orders(build(tree, first), checkpoint, sources=onnx_layers.sources(first), unknown=False)
+    second = _general(checkpoint, layers, inner, optimizer_facts.settings(known))
     return Way(after(first, second), general=True)
 
 
@@ -184,6 +186,8 @@ def _general(checkpoint: Checkpoint, tree: Tree, request: Request, told: Setting
     kind, given, stated = request.kind, request.given, request.stated.settings()
     ours = _framework(kind.format)
     theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.source is not None
+    if checkpoint.format != onnx.NAME:
+        tree = with_orders(tree, checkpoint, unknown=False)
     try:
         tree, sources, assumed = orientation.with_layers(tree, theirs, stated=stated_axes)
         if ours == TENSORFLOW:
