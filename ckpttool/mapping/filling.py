@@ -11,7 +11,7 @@ from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
-from ckpttool.mapping.flattened import Reordering, reordering, unknown
+from ckpttool.mapping.flattened import Reordering, reordering, shuffled_as_they_are, unknown
 from ckpttool.mapping.kinds import POINTWISE, Kind, asked
 from ckpttool.mapping.layers import Choice, Layer, converted, layers
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
@@ -79,6 +79,7 @@ def fill(
     needs = cautions.notes(made.done) if foreign else ()
     if foreign:
         made.assumed += cautions.without_classes([(layer, layer.group(tree)) for layer in made.done])
+        made.assumed += shuffled_as_they_are(tree, tuple(made.done))
     filled, unfit = _filled(tree, skeleton.tree, made, strict=strict, cast=cast)
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
     used = {move.source for move in made.moves} | made.left
