@@ -177,8 +177,8 @@ def _shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
             if joined and given.count(before) < square and _is_untold(layer):
                 refused.setdefault(
                     layer.title,
-                    f"{layer.title} takes {takes:,} channels, which may be the places of {before:,}, which the "
-                    f"two order differently (--flatten '{layer.title}={square},{before}'), or not "
+                    f"{layer.title} takes {takes:,} channels, which may be the places of {before:,}, which "
+                    f"the two order differently (--flatten '{layer.title}={square},{before}'), or not "
                     f"(--flatten '{layer.title}=no')",
                 )
     return refused
