@@ -13,7 +13,7 @@ from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
-from ckpttool.mapping.flattened import Reordering, reordering, unknown
+from ckpttool.mapping.flattened import Reordering, reordering, shuffled_as_they_are, unknown
 from ckpttool.mapping.kinds import IN_OUT, POINTWISE, Kind, asked, candidates
 from ckpttool.mapping.layers import Choice, Layer, converted, layers, proposals
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
@@ -92,6 +92,7 @@ def fill(
         made.assumed += cautions.without_classes([(layer, layer.group(tree)) for layer in made.done])
     made.assumed += cautions.differences(made.both, foreign=foreign)
     made.assumed += cautions.own_calls(target for _, target in made.both)
+        made.assumed += shuffled_as_they_are(tree, tuple(made.done))
     filled, unfit = _filled(tree, skeleton.tree, made, strict=strict, cast=cast)
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
     used = {move.source for move in made.moves} | made.left
