@@ -90,9 +90,10 @@ def fill(
     needs = cautions.notes(made.done) if foreign else ()
     if foreign or made.turned:
         made.assumed += cautions.without_classes([(layer, layer.group(tree)) for layer in made.done])
+    if foreign:
+        made.assumed += shuffled_as_they_are(tree, tuple(made.done))
     made.assumed += cautions.differences(made.both, foreign=foreign)
     made.assumed += cautions.own_calls(target for _, target in made.both)
-        made.assumed += shuffled_as_they_are(tree, tuple(made.done))
     filled, unfit = _filled(tree, skeleton.tree, made, strict=strict, cast=cast)
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
     used = {move.source for move in made.moves} | made.left
