@@ -83,7 +83,7 @@ def _strange(tree: Tree, names: dict[str, Leaf], component: str) -> dict[str, tu
 
 
 def _activated(binding: Binding, module: Whole) -> Binding:
-    """Return the binding with the activations that the module's classes are; refuse those of other classes."""
+    """Return the binding with the activations of the module's classes; refuse other classes."""
     net = "net" if "net" in module.classes else "net_s"
     parts = [each for each in module.children(net) if not module.classes[each].endswith(".Linear")]
     found = {each: module.activation(each) for each in parts}

@@ -247,7 +247,7 @@ _TOPICS: Mapping[tuple[str, ...], Topic] = {
 _UNKNOWN: Mapping[re.Pattern[str], Topic] = {
     _OF_STATISTICS: "observation statistics",
     re.compile("action bounds"): "action bounds",
-    re.compile("action scaler|last layer"): "action map",
+    re.compile("action scaler|last layer|bounds the mean|max_action"): "action map",
     re.compile("wrapper"): "wrapper",
     re.compile("environment"): "environment",
     re.compile("activations"): "activation",

@@ -368,7 +368,10 @@ def _pfrl(kind: str, activation: str = "ReLU", *, normed: bool = False) -> Write
                 function(),
                 nn.Linear(8, ACT),
                 policies.GaussianHeadWithStateIndependentCovariance(
-                    action_size=ACT, var_type="diagonal", var_func=lambda x: torch.exp(2 * x), var_param_init=0
+                    action_size=ACT,
+                    var_type="diagonal",
+                    var_func=lambda x: torch.exp(2 * x),
+                    var_param_init=0,
                 ),
             )
             value = nn.Sequential(nn.Linear(OBS, 16), function(), nn.Linear(16, 1))
@@ -745,9 +748,7 @@ def _tianshou(kind: str, activation: str = "ReLU", form: str = "state", **given:
                 actor=actor, action_space=acts, exploration_noise=None
             )
             critic = continuous.ContinuousCritic(preprocess_net=net(OBS + ACT))
-            whole = algorithms.DDPG(
-                policy=policy, policy_optim=optim, critic=critic, critic_optim=optim
-            )
+            whole = algorithms.DDPG(policy=policy, policy_optim=optim, critic=critic, critic_optim=optim)
         scrambled(whole)
         path.mkdir()
         file, x = path / "policy.pth", obs
@@ -772,7 +773,11 @@ def tianshou_more() -> Iterator[Agent]:
     """Yield agents of Tianshou's algorithms, which act by their own policies."""
     for name, write, known in (
         ("ppo", _tianshou("ppo", "Tanh"), {"activation": "tanh", "head": "clip_affine"}),
-        ("ppo_statistics", _tianshou("ppo", "Tanh", "statistics"), {"activation": "tanh", "head": "clip_affine"}),
+        (
+            "ppo_statistics",
+            _tianshou("ppo", "Tanh", "statistics"),
+            {"activation": "tanh", "head": "clip_affine"},
+        ),
         ("sac", _tianshou("sac"), {}),
         ("sac_statistics", _tianshou("sac", form="statistics"), {}),
         ("sac_tanh", _tianshou("sac", "Tanh"), {"activation": "tanh"}),
@@ -804,7 +809,9 @@ def _dict_sb3(package: str, kind: str, **more: Any) -> Write:
         model = getattr(_module(package), kind)("MultiInputPolicy", env, device="cpu", seed=0, **given)
         scrambled(model.policy)
         model.save(f"{path}.zip")
-        return f"{path}.zip", model.predict({"a": obs[:, : OBS - 2], "b": obs[:, OBS - 2 :]}, deterministic=True)[0]
+        return f"{path}.zip", model.predict(
+            {"a": obs[:, : OBS - 2], "b": obs[:, OBS - 2 :]}, deterministic=True
+        )[0]
 
     return write
 
@@ -820,11 +827,11 @@ def sb3_more() -> Iterator[Agent]:
     for name, write in {
         "ppo_expln": _sb3(s, "PPO", use_sde=True, policy_kwargs=expln, low=-1, high=3),
         "ppo_full_std": _sb3(s, "PPO", use_sde=True, policy_kwargs=kwargs(full_std=False), low=-1, high=3),
-        "ppo_no_share": _sb3(
-            s, "PPO", policy_kwargs=kwargs(share_features_extractor=False), low=-1, high=3
-        ),
+        "ppo_no_share": _sb3(s, "PPO", policy_kwargs=kwargs(share_features_extractor=False), low=-1, high=3),
         "ppo_no_normalize": _sb3(s, "PPO", policy_kwargs=kwargs(normalize_images=False), low=-1, high=3),
-        "ppo_log_std": _sb3(s, "PPO", policy_kwargs=kwargs(log_std_init=-2.0, ortho_init=False), low=-1, high=3),
+        "ppo_log_std": _sb3(
+            s, "PPO", policy_kwargs=kwargs(log_std_init=-2.0, ortho_init=False), low=-1, high=3
+        ),
         "ppo_arch_only_vf": _sb3(
             s, "PPO", policy_kwargs=kwargs(net_arch={"pi": [], "vf": [8]}), low=-1, high=3
         ),
@@ -858,7 +865,9 @@ def contrib_more() -> Iterator[Agent]:
     for name, write in {
         "tqc_gsde": _sb3(s, "TQC", use_sde=True, low=-1, high=3),
         "tqc_tanh": _sb3(s, "TQC", policy_kwargs=_kwargs(activation_fn="Tanh"), low=-1, high=3),
-        "crossq_arch": _sb3(s, "CrossQ", policy_kwargs=kwargs(net_arch={"pi": [6, 4], "qf": [8]}), low=-1, high=3),
+        "crossq_arch": _sb3(
+            s, "CrossQ", policy_kwargs=kwargs(net_arch={"pi": [6, 4], "qf": [8]}), low=-1, high=3
+        ),
         "crossq_no_norm": _sb3(s, "CrossQ", policy_kwargs=kwargs(batch_norm=False), low=-1, high=3),
         "crossq_eps": _sb3(s, "CrossQ", policy_kwargs=kwargs(batch_norm_eps=0.5), low=-1, high=3),
         "trpo_gsde": _sb3(s, "TRPO", use_sde=True, low=-1, high=3),
