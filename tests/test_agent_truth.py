@@ -39,7 +39,7 @@ VARIANTS = [
     "statistics_greek", "statistics_lists", "statistics_stacked", "statistics_parts", "scale",
     "set_activations",
     "set_act_fn", "set_mish", "set_squash", "set_action_limit", "set_residual", "set_model", "beside_npy",
-    "beside_csv", "beside_hydra_config_yaml", "inside_gain",
+    "beside_csv", "beside_hydra_config_yaml", "class_args_txt", "inside_gain",
 ]  # fmt: skip
 
 

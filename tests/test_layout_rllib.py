@@ -16,9 +16,9 @@ from ckpttool import ledger
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import rllib
 from ckpttool.layouts.recognise import recognise
+from ckpttool.ops.agent_facts import AgentFacts
 from ckpttool.ops.convert import convert
 from ckpttool.ops.digest import digest
-from ckpttool.ops.agent_facts import AgentFacts
 from ckpttool.ops.restore import restore
 from ckpttool.tree import Tree
 from tests.restored import HIGH, LOW, actions, bound, observations, played, recognised, same

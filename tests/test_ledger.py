@@ -668,3 +668,40 @@ def test_real_agents_have_no_false_evidence(corpus: Path) -> None:
             found[file] = [entry for entry in entries if entry.use == "not used"]
     assert len(found) > 10
     assert not {file: entries for file, entries in found.items() if entries}
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("args.txt", "policy: MyResidualPolicy"),
+        ("args.txt", "Namespace(policy='MyResidualPolicy', lr=0.1)"),
+        ("args.yml", "policy: ResNetPolicy"),
+        ("config.json", '{"actor": {"class_name": "GatedActor"}}'),
+        (".hydra/config.yaml", "agent: {actor: {_target_: ResidualActor}}"),
+        ("config.yaml", "network: residual_mlp"),
+    ],
+)
+def test_a_class_of_ones_own_beside_the_checkpoint_decides(file: str, text: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.pt", {"actor": states(mlp()), "critic": states(mlp(4))})
+    assert not [each for each in restore(path, facts=GIVEN).ledger if each.open]
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text + "\n")
+    found = [each for each in restore(path, facts=GIVEN).ledger if each.open]
+    assert [each.what for each in found] == ["custom code"]
+    assert found[0].where.startswith(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy: MlpPolicy", "policy: TD3", "policy: ActorCriticPolicy", "model: Actor", "agent: SACAgent",
+        "policy: MLPActorCritic", "network: mlp", "model_name: MyBestRun", "policy: stochastic",
+        "policy: SquashedGaussianMLPActor", "policy: ContinuousActorProbabilistic",
+        "optimizer: {_target_: torch.optim.Adam}", "agent: {_target_: agents.sac.SACAgent}",
+        "critic: {_target_: MyResidualCritic}", "policy: MultiInputPolicy", "agent_type: TD3Agent",
+    ],
+)  # fmt: skip
+def test_a_librarys_class_beside_the_checkpoint_decides_nothing(text: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.pt", {"actor": states(mlp()), "critic": states(mlp(4))})
+    (tmp_path / "config.yaml").write_text(text + "\n")
+    assert not [each for each in restore(path, facts=GIVEN).ledger if each.open]

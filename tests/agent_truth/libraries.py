@@ -8,10 +8,8 @@ algorithms, and Stable-Baselines3's settings that agents.py leaves out.
 from __future__ import annotations
 
 import importlib
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -516,7 +514,9 @@ def _rsl_rl(
                 for _ in range(3):
                     each.obs_normalizer.update(torch.from_numpy(obs) * 3 + 1)
             each.eval()
-        saved = {f"{role}_state_dict": each.state_dict() for role, each in zip(roles, (first, second))}
+        saved = {
+            f"{role}_state_dict": each.state_dict() for role, each in zip(roles, (first, second), strict=True)
+        }
         saved |= {"optimizer_state_dict": {"state": {}, "param_groups": []}, "iter": 3, "infos": None}
         (path / "params").mkdir(parents=True)
         torch.save(saved, path / "model_3.pt")
@@ -697,7 +697,7 @@ def d3rlpy_more() -> Iterator[Agent]:
 
 
 def _tianshou(kind: str, activation: str = "ReLU", form: str = "state", **given: Any) -> Write:
-    """Write an algorithm of Tianshou 2, saved as its state_dict, whole, or beside its environment's statistics."""
+    """Write an algorithm of Tianshou 2: its state_dict, its policy whole, or with statistics beside it."""
 
     def write(path: Path, obs: np.ndarray) -> tuple[str, Any]:
         torch = _torch()
