@@ -98,6 +98,10 @@ def _remarks(found: Sweep) -> list[str]:
     return [wrapped(line) for line in [*common, *own, *listed("note", (*source, *resumed, *found.notes))]]
 
 
+# Assumptions that change every action where they are wrong.
+_DECISIVE = ("custom code",)
+
+
 def _report(one: Evaluation) -> list[str]:
     played, result = one.rollout, one.statistics
     lines = [f"{clean(urls.spelled(one.checkpoint))} in {clean(one.env)}"]
@@ -105,6 +109,7 @@ def _report(one: Evaluation) -> list[str]:
     if unused:
         facts = count(unused, "fact that changes the actions is", "facts that change the actions are")
         lines.append(f"NOT the return of the trained agent: {facts} not used or unknown (below)")
+    lines += _conditions(one)
     if result.std is None or result.ci95 is None:
         lines.append(f"return   {result.mean:.2f} (one episode)")
     else:
@@ -163,16 +168,18 @@ def _said(one: Evaluation) -> list[str]:
     return [
         *map(clean, ledger.lines(one.ledger)),
         *listed("assumed", one.assumed),
-        *_options(one),
         *listed("note", one.notes),
     ]
 
 
-def _options(one: Evaluation) -> list[str]:
-    """Return a line with the options that replace assumptions which no file can confirm."""
-    options = dict.fromkeys(entry.hint for entry in one.ledger if entry.use == "assumed" and entry.hint)
-    named = ", ".join(each for each in options if each)
-    return [f"hint: library defaults are not stored in the file; override with {named}"] if named else []
+def _conditions(one: Evaluation) -> list[str]:
+    """Return a line with what decides the actions and stands in no file, and the options that state it."""
+    decisive = {e.value: e.hint for e in one.ledger if e.use == "assumed" and (e.hint or e.what in _DECISIVE)}
+    if not decisive:
+        return []
+    options = ", ".join(dict.fromkeys(hint for hint in decisive.values() if hint))
+    stated = f"; state others with {options}" if options else ""
+    return [clean(f"ASSUMES {', '.join(decisive)} (in no file){stated}")]
 
 
 def _number(value: float | None) -> str:
