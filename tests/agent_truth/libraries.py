@@ -754,6 +754,8 @@ def _tianshou(kind: str, activation: str = "ReLU", form: str = "state", **given:
         file, x = path / "policy.pth", obs
         if form == "whole":
             torch.save(policy, file)
+        elif form == "policy":
+            torch.save(policy.state_dict(), file)
         elif form == "statistics":
             rms = _module("tianshou.utils").RunningMeanStd(MEAN, VAR)
             rms.count = 100
@@ -783,6 +785,9 @@ def tianshou_more() -> Iterator[Agent]:
         ("sac_tanh", _tianshou("sac", "Tanh"), {"activation": "tanh"}),
         ("ddpg_max_action", _tianshou("ddpg"), {}),
         ("ddpg_one", _tianshou("ddpg", max_action=1.0), {"head": "affine"}),
+        ("ppo_policy", _tianshou("ppo", "Tanh", "policy"), {"activation": "tanh", "head": "clip_affine"}),
+        ("sac_policy", _tianshou("sac", form="policy"), {}),
+        ("ddpg_policy", _tianshou("ddpg", form="policy"), {}),
         ("sac_whole", _tianshou("sac", "SiLU", "whole"), {}),
         ("ddpg_whole", _tianshou("ddpg", "GELU", "whole", max_action=1.0), {}),
     ):
