@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -98,8 +99,8 @@ def _remarks(found: Sweep) -> list[str]:
     return [wrapped(line) for line in [*common, *own, *listed("note", (*source, *resumed, *found.notes))]]
 
 
-# Assumptions that change every action where they are wrong.
-_DECISIVE = ("custom code",)
+# Assumptions on the places of layers, which change every action where they are wrong.
+_PLACES = re.compile("layer norms (stand )?before|no sums with")
 
 
 def _report(one: Evaluation) -> list[str]:
@@ -174,7 +175,12 @@ def _said(one: Evaluation) -> list[str]:
 
 def _conditions(one: Evaluation) -> list[str]:
     """Return a line with what decides the actions and stands in no file, and the options that state it."""
-    decisive = {e.value: e.hint for e in one.ledger if e.use == "assumed" and (e.hint or e.what in _DECISIVE)}
+    assumed = [each for each in one.ledger if each.use == "assumed"]
+    decisive = {
+        each.value: each.hint
+        for each in assumed
+        if each.hint or each.what == "custom code" or _PLACES.match(each.value)
+    }
     if not decisive:
         return []
     options = ", ".join(dict.fromkeys(hint for hint in decisive.values() if hint))

@@ -129,7 +129,6 @@ def rllib() -> Iterator[Agent]:
         "ppo_layer_norm": _rl_module("ppo", fcnet_use_layernorm=True),
         "ppo_head_layer_norm": _rl_module("ppo", head_fcnet_hiddens=[6], head_fcnet_use_layernorm=True),
         "ppo_filter": _rl_module("ppo", normed=10.0),
-        "ppo_filter_no_clip": _rl_module("ppo", normed=0.0, vf_share_layers=False),
         "ppo_filter_small_clip": _rl_module("ppo", normed=1.0, fcnet_activation="relu"),
         "ppo_module_alone": _rl_module("ppo", alone=True, fcnet_activation="relu"),
         "sac_default": _rl_module("sac"),
@@ -139,7 +138,9 @@ def rllib() -> Iterator[Agent]:
         "sac_module_alone": _rl_module("sac", alone=True, head_fcnet_hiddens=[6]),
         "sac_layer_norm": _rl_module("sac", fcnet_use_layernorm=True),
     }.items():
-        yield Agent(f"rllib_{name}", write, -1, 3)
+        # What the library plays of SAC without noise has no tanh.
+        known = {"head": "clip_affine"} if name.startswith("sac") else {}
+        yield Agent(f"rllib_{name}", write, -1, 3, known)
 
 
 def _rl_policy(kind: str, *, normed: bool = False, **config: Any) -> Write:
