@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ckpttool import ledger, urls
 from ckpttool.agents.reference_scores import reference
@@ -30,11 +30,18 @@ def sweep(found: Sweep, *, quiet: bool) -> str:
     every = found.evaluations
     if len(every) == 1:
         said = [*_said(every[0]), *listed("note", found.notes)]
-        return "\n".join([*_report(every[0]), *([] if quiet else map(wrapped, said))])
+        trained = _trained(training_step.columns(found.scored[0].counts))
+        return "\n".join([*_report(every[0]), *trained, *([] if quiet else map(wrapped, said))])
     lines = _table(found) if every else []
     if found.best is not None:
         lines += map(wrapped, _verdict(found, found.best))
     return "\n".join([*lines, *([] if quiet else _remarks(found))])
+
+
+def _trained(counts: Mapping[str, int | None]) -> list[str]:
+    """Return a line with what the checkpoint counts, each count by its name; none if it counts nothing."""
+    shown = [f"{training_step.TITLES[name]} {n:,}" for name, n in counts.items() if n is not None]
+    return [f"trained  {', '.join(shown)}"] if shown else []
 
 
 def _table(found: Sweep) -> list[str]:
@@ -169,6 +176,7 @@ def _said(one: Evaluation) -> list[str]:
     return [
         *map(clean, ledger.lines(one.ledger)),
         *listed("assumed", one.assumed),
+        *_options(one),
         *listed("note", one.notes),
     ]
 
@@ -186,6 +194,11 @@ def _conditions(one: Evaluation) -> list[str]:
     options = ", ".join(dict.fromkeys(hint for hint in decisive.values() if hint))
     stated = f"; state others with {options}" if options else ""
     return [clean(f"ASSUMES {', '.join(decisive)} (in no file){stated}")]
+
+
+def _options(one: Evaluation) -> list[str]:
+    """Return lines with the options that use what is not used."""
+    return list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
 
 
 def _number(value: float | None) -> str:

@@ -16,13 +16,13 @@ from typing import Any
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, some
+from ckpttool.errors import NotFoundError, UnsupportedError, some
 from ckpttool.formats import keras_tree
 from ckpttool.layouts import graph_steps
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding, Part, PartLayer
 from ckpttool.layouts.whole_module import activation_of
 from ckpttool.leaf import Path, ValueLeaf, attr, index
-from ckpttool.ledger import Entry
+from ckpttool.ledger import Entry, unknown
 from ckpttool.tree import Tree
 
 _RESIDUAL = re.compile(
@@ -145,7 +145,7 @@ def recorded(binding: Binding, checkpoint: Checkpoint) -> Binding:
     hidden = found - {"tanh"} - _OF_DEVIATIONS or found & {"tanh"}
     if len(hidden) != 1:
         return binding
-    facts = binding.facts._replace(lacks=tuple(w for w in binding.facts.lacks if w != "the activations"))
+    facts = binding.facts.without_lack("activation")
     return replace(binding, facts=facts.read("the SavedModel's graph", hidden=next(iter(hidden))))
 
 
@@ -208,9 +208,7 @@ def _pickled(binding: Binding, tree: Tree) -> Binding:
         for one, two in pairwise(layers)
         if one in classes and two in classes
     ]
-    facts = binding.facts._replace(
-        lacks=tuple(w for w in binding.facts.lacks if not w.startswith("the activations"))
-    )
+    facts = binding.facts.without_lack("activation")
     dense = sum(layer.kind == "dense" for layer in part.layers) - 1
     placed = [_function(tree, each[0], functions[each[0]]) for each in between if len(each) == 1]
     names = tuple(name for name in placed if name is not None)
@@ -221,9 +219,9 @@ def _pickled(binding: Binding, tree: Tree) -> Binding:
     hidden = kinds - {"tanh"} or kinds
     if len(hidden) == 1 and (name := next(iter(hidden))) is not None:
         return replace(binding, facts=facts.read(where, hidden=name, activations=None))
-    return replace(
-        binding, facts=facts.lacking(f"the activations: {where} has {', '.join(sorted(map(str, kinds)))}")
-    )
+    listed = ", ".join(sorted(map(str, kinds)))
+    several = unknown("activation", f"the activations: {where} has {listed}", decides=True)
+    return replace(binding, facts=facts.lacking(several))
 
 
 def _function(tree: Tree, path: Path, name: str) -> str | None:
@@ -264,7 +262,7 @@ def _configured(binding: Binding, checkpoint: Checkpoint) -> tuple[str, ...] | N
     part = next((part for part in binding.parts if part.acts), None)
     try:
         document = keras_tree.config_document(checkpoint.format, checkpoint.path)
-    except CkpttoolError:
+    except (UnsupportedError, NotFoundError):  # a file that is being written has another name
         return None
     if part is None or document is None:
         return None

@@ -16,14 +16,15 @@ from dataclasses import replace
 
 from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Norm
+from ckpttool.layouts.statistics import DICT_UNKNOWN
 from ckpttool.layouts.table import Table, bind
+from ckpttool.ledger import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
 from ckpttool.tree import Tree
 
 _MODEL = "model/a2c_network"
 # Inside the model; before 1.5 beside it.
 _NORMALIZERS = ("model/running_mean_std", "running_mean_std")
 _STATISTICS = {"running_mean": "mean", "running_var": "var", "count": "count"}
-_BOUNDS, _STATED = "the action bounds", "the activations"
 
 TABLE = Table(
     name="rl_games",
@@ -32,7 +33,7 @@ TABLE = Table(
     components={},
     optimizers={},
     counters={"epoch": "iter", "frame": "num_timesteps"},
-    facts=Facts(head="clip_affine", hidden="elu", epsilon=1e-5, lacks=(_BOUNDS, _STATED)),
+    facts=Facts(head="clip_affine", hidden="elu", epsilon=1e-5, lacks=(NO_BOUNDS, NO_ACTIVATIONS)),
     optimizer=optimizers.from_torch,
     branches={"sigma": "log_std"},
     tensors={f"{_MODEL}/sigma": "actor/log_std"},
@@ -73,7 +74,7 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     if seen is not None and {"mean", "var"} <= found.keys():
         facts = facts.read(seen, norm=Norm(found["mean"], found["var"], epsilon=1e-5, clip=5.0))
     elif any(each.startswith(tuple(f"{place}/" for place in _NORMALIZERS)) for each in names):
-        facts = facts.lacking("how the parts of a Dict observation are normalised")
+        facts = facts.lacking(DICT_UNKNOWN)
     empty = {path for path, leaf in tree.plain() if tree.names[path] == "env_state" and leaf.value is None}
     return replace(binding, facts=facts, consumed=binding.consumed | empty)
 
@@ -98,8 +99,7 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
         return binding
     where = os.path.basename(file)
     facts = binding.facts
-    kept = tuple(what for what in facts.lacks if what != _STATED)
-    facts = facts._replace(lacks=kept).read(where, hidden=_ACTIVATIONS.get(hidden, hidden))
+    facts = facts.without_lack("activation").read(where, hidden=_ACTIVATIONS.get(hidden, hidden))
     mapped = stated("config/clip_actions") is not False
     heads = {"None": ("clip_affine", "identity"), "tanh": ("affine", "unit_tanh")}
     head = heads.get(str(last or "None"))
@@ -110,5 +110,5 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
     if hidden not in _ACTIVATIONS:
         binding = binding.refused("actor", f"{hidden} activations")
     if stated("config/normalize_input") is True and facts.norm is None:
-        facts = facts.lacking("the observation statistics that training used")
+        facts = facts.lacking(NO_STATISTICS)
     return replace(binding, facts=facts)

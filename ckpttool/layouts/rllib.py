@@ -28,7 +28,7 @@ from ckpttool.layouts.rllib_policy import mean_std
 from ckpttool.layouts.small_arrays import numbers
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, ValueLeaf
-from ckpttool.ledger import Entry
+from ckpttool.ledger import NO_ENVIRONMENT, NO_STATISTICS, Entry, unknown
 from ckpttool.tree import Tree
 
 __all__ = ["TABLE", "companions", "plan", "recognise", "told_by"]
@@ -37,11 +37,13 @@ _MODULES = "learner_group/learner/rl_module"
 _ARGUMENTS = "class_and_ctor_args.pkl"
 # With which a module's own folder begins: SAC's, PPO's.
 _ENCODERS = ("pi_encoder", "encoder")
-_LACKS = ("the environment",)
+_LACKS = (NO_ENVIRONMENT,)
 # Training samples tanh of a Gaussian; the action without noise has no tanh in the library's own code.
-_SQUASHED = (
+_SQUASHED = unknown(
+    "action map",
     "whether tanh bounds the mean (yes in training: --head affine; no where RLlib acts with explore=False: "
-    "--head clip_affine)"
+    "--head clip_affine)",
+    decides=True,
 )
 _LAYER_NORM = 1e-3
 
@@ -105,7 +107,7 @@ def _filtered(facts: Facts, tree: Tree) -> Facts:
     pushes = said.get(f"{agent}/running_stats/0/num_pushes")
     alone = isinstance(pushes, ValueLeaf) and pushes.value == 1  # its variance differs among versions
     if norm is None or alone or not whole or not isinstance(limit, int | float | None):
-        return facts.lacking("the observation statistics")
+        return facts.lacking(NO_STATISTICS)
     where = f"{agent.rpartition('/')[0] or agent}/state.pkl"
     return facts.read(where, norm=norm._replace(clip=float(limit) if limit else None))
 
@@ -209,7 +211,7 @@ def _connected(binding: Binding, name: str) -> Binding:
     if _NEUTRAL.fullmatch(name) or (name == _FILTER and binding.facts.norm is not None):
         return binding
     if name == _FILTER:
-        return replace(binding, facts=binding.facts.lacking("the observation statistics"))
+        return replace(binding, facts=binding.facts.lacking(NO_STATISTICS))
     where = f"{_CONNECTORS}/{name}"
     return binding.entered(Entry("not used", "wrapper", f"connector {name}", where, decides=True))
 
