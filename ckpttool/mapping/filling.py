@@ -14,10 +14,10 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
 from ckpttool.mapping.flattened import Reordering, reordering, unknown
-from ckpttool.mapping.kinds import IN_OUT, POINTWISE, Kind, asked, candidates
+from ckpttool.mapping.kinds import IN_OUT, NUMBERED, POINTWISE, Kind, asked, candidates
 from ckpttool.mapping.layers import Choice, Layer, converted, layers, proposals
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
-from ckpttool.mapping.modules import About
+from ckpttool.mapping.modules import About, modules
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
@@ -151,6 +151,9 @@ def _sides(
     mine, wanted = _layers_alone(theirs, ours), _layers_alone(ours, theirs)
     theirs = theirs if mine == theirs.layers else side(tree, mine, in_order=in_order)
     ours = ours if wanted == ours.layers else side(target, wanted)
+    if framework == "tensorflow" and foreign:
+        mine = _numbered(theirs, ours, described)
+        theirs = side(tree, mine, in_order=in_order)
     said = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
     mine, wanted = _in_other_forms(theirs, said[1]), _in_other_forms(ours, said[0])
     mine, wanted = _in_two(theirs, mine, said[1]), _in_two(ours, wanted, said[0])
@@ -174,6 +177,33 @@ def _choices(
     wanted = [layer.title for layer in skeleton.layers(target) if all(kind.refused for kind in layer.kinds)]
     own = [choice for choice in choices if choice.kind and any(map(choice.fits, wanted))]
     return [choice for choice in choices if choice not in own or any(map(choice.fits, mine))], own
+
+
+def _numbered(theirs: Side, ours: Side, described: Mapping[Path, About] | None) -> tuple[Layer, ...]:
+    """Return the source's layers, with those of numbered variables that can be layers of the model.
+
+    A lone vector stays what it is where the model has such a tensor outside of layers.
+    """
+    wanted = {s for each in ours.candidates for s in each.signatures}
+    known = {layer.name for layer in theirs.layers}
+    found = list(theirs.layers)
+    for module in modules(theirs.tree, "tensorflow", {}, described):
+        group = module.group(theirs.tree)
+        numbered = bool(group) and all(name.startswith("vars/") for name in group)
+        if not numbered or module.name in known or module.about.cls:
+            continue
+        first = next(iter(group.values()))
+        if len(group) == 1 and (BARE, first.shape) in wanted:
+            continue
+        able = []
+        for kind in NUMBERED:
+            layer = Layer(module.name, (kind,), module.tensors, module.part, about=module.about)
+            if kind.fits(group) and signature(theirs.tree, layer, kind) in wanted:
+                able.append(kind)
+        if able:
+            found.append(Layer(module.name, tuple(able), module.tensors, module.part, about=module.about))
+    places = {path: n for n, path in enumerate(theirs.tree)}
+    return tuple(sorted(found, key=lambda layer: min(places[path] for path in layer.tensors.values())))
 
 
 _SEVERAL = frozenset(("attention", "separable"))

@@ -23,6 +23,8 @@ class Trace:
     def __init__(self) -> None:
         self.activations = Activations()
         self.failed = False
+        # Is told of every operation besides: what it takes and makes.
+        self.flow: Callable[[None, Any, Any], None] | None = None
         # A tensor is kept: an id is not given twice.
         self._entries: dict[int, tuple[Any, Any]] = {}
         self._seen: dict[int, dict[str, list[Any]]] = {}
@@ -339,7 +341,11 @@ class TensorFlowTrace(Trace):
             op: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
         ) -> None:
             del op_name
-            if graph is not None or self.failed:
+            if graph is not None:
+                return
+            if self.flow is not None:
+                self.flow(None, list(inputs), list(outputs))
+            if self.failed:
                 return
             try:
                 name = op.decode() if isinstance(op, bytes) else str(op)
