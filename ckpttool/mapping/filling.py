@@ -150,12 +150,12 @@ def _sides(
         one, other = (_forms(found, more) for found in both)
         mine, wanted = both if one and other and one != other else (mine, wanted)
     theirs, ours = side(tree, mine, in_order=in_order), side(target, wanted)
-    if framework == "tensorflow" and foreign:
-        mine = _numbered(theirs, ours, described)
-        theirs = side(tree, mine, in_order=in_order)
     mine, wanted = _layers_alone(theirs, ours), _layers_alone(ours, theirs)
     theirs = theirs if mine == theirs.layers else side(tree, mine, in_order=in_order)
     ours = ours if wanted == ours.layers else side(target, wanted)
+    if framework == "tensorflow" and foreign:
+        mine = _numbered(theirs, ours, described)
+        theirs = side(tree, mine, in_order=in_order)
     said = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
     mine, wanted = _in_other_forms(theirs, said[1]), _in_other_forms(ours, said[0])
     mine, wanted = _in_two(theirs, mine, said[1]), _in_two(ours, wanted, said[0])
