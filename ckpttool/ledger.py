@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from ckpttool.sidecar import SUFFIX
+
 Use = Literal["used", "assumed", "not used", "cannot be known"]
 Topic = Literal[
     "observation statistics",
@@ -67,7 +69,8 @@ class Entry:
     @property
     def source(self) -> str:
         """Where it is from: the file, and what that file claims of its origin."""
-        return ": ".join(filter(None, (self.where, self.origin)))
+        where = "sidecar" if self.where.endswith(SUFFIX) else self.where
+        return ": ".join(filter(None, (where, self.origin)))
 
     @property
     def open(self) -> bool:

@@ -94,25 +94,17 @@ class Wrapper:
         self.spec = _resized(self.spec, obs)
 
 
-class TimeFeature(Wrapper):
-    """The share of the episode that is left, after the observation; 1 throughout in test mode."""
+class Counting(Wrapper):
+    """A wrapper that counts the steps of each episode."""
 
-    def __init__(self, spec: EnvSpec, rows: int, max_steps: int = 1000, *, test_mode: bool = False) -> None:
+    def __init__(self, spec: EnvSpec, rows: int) -> None:
         super().__init__(spec, rows)
-        self._limit = spec.max_episode_steps or max_steps
-        self._test_mode = test_mode
         self._steps = np.zeros(rows, np.int64)
-        self._sized(spec.obs_dim + 1)
-
-    @staticmethod
-    def size(obs: int, act: int, **_: Any) -> int:  # noqa: ARG004
-        """Return one value more."""
-        return obs + 1
 
     def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
         """Start counting steps."""
         self._steps[rows] = 0
-        return self._seen(obs, rows)
+        return obs
 
     def step(
         self,
@@ -123,6 +115,32 @@ class TimeFeature(Wrapper):
     ) -> tuple[np.ndarray, Outcome]:
         """Count the step."""
         self._steps[rows] += 1
+        return obs, outcome
+
+
+class TimeFeature(Counting):
+    """The share of the episode that is left, after the observation; 1 throughout in test mode."""
+
+    def __init__(self, spec: EnvSpec, rows: int, max_steps: int = 1000, *, test_mode: bool = False) -> None:
+        super().__init__(spec, rows)
+        self._limit = spec.max_episode_steps or max_steps
+        self._test_mode = test_mode
+        self._sized(spec.obs_dim + 1)
+
+    @staticmethod
+    def size(obs: int, act: int, **_: Any) -> int:  # noqa: ARG004
+        """Return one value more."""
+        return obs + 1
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        """Show that all of the episode is left."""
+        return self._seen(super().reset(obs, rows, seeds), rows)
+
+    def step(
+        self, obs: np.ndarray, actions: np.ndarray, rows: np.ndarray, outcome: Outcome
+    ) -> tuple[np.ndarray, Outcome]:
+        """Show what is left after the step."""
+        obs, outcome = super().step(obs, actions, rows, outcome)
         return self._seen(obs, rows), outcome
 
     def _seen(self, obs: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -346,30 +364,19 @@ class ActionSmoothing(Wrapper):
         return self._smoothed.copy()
 
 
-class TimeLimit(Wrapper):
+class TimeLimit(Counting):
     """Episodes are cut after `max_episode_steps`."""
 
     def __init__(self, spec: EnvSpec, rows: int, max_episode_steps: int) -> None:
         super().__init__(spec, rows)
         self._limit = max_episode_steps
-        self._steps = np.zeros(rows, np.int64)
         self.spec = replace(spec, max_episode_steps=max_episode_steps)
 
-    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Start counting steps."""
-        self._steps[rows] = 0
-        return obs
-
     def step(
-        self,
-        obs: np.ndarray,
-        actions: np.ndarray,  # noqa: ARG002
-        rows: np.ndarray,
-        outcome: Outcome,
+        self, obs: np.ndarray, actions: np.ndarray, rows: np.ndarray, outcome: Outcome
     ) -> tuple[np.ndarray, Outcome]:
         """Cut what is too long."""
-        self._steps[rows] += 1
-        rewards, terminated, truncated = outcome
+        obs, (rewards, terminated, truncated) = super().step(obs, actions, rows, outcome)
         return obs, (rewards, terminated, truncated | (self._steps[rows] >= self._limit))
 
 
