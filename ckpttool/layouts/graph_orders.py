@@ -27,6 +27,7 @@ from ckpttool.layouts.recorded_orders import (
     Opaque,
     UntraceableError,
     extents,
+    lost,
     returning,
 )
 from ckpttool.leaf import Path
@@ -94,6 +95,9 @@ def of_saved_model(checkpoint: Checkpoint) -> Mapping[Path, Features] | None:
                 for number in held.captures.get(name, ())
             ]
             made = _of_function(checkpoint, functions, name, captured, inputs)
+            if made is None:
+                nodes = (node for each in functions.values() for node in each.nodes.values())
+                made = lost(checkpoint.tree) if any(node.op in _REORDERS for node in nodes) else {}
             found |= {path: each for path, each in made.items() if path not in found}
     return found
 
@@ -104,7 +108,8 @@ def _of_function(
     name: str,
     captured: Sequence[_Weight | None],
     inputs: Mapping[str, Shape | None],
-) -> Mapping[Path, Features]:
+) -> Mapping[Path, Features] | None:
+    """Return the orders that one function shows, None where it cannot be evaluated."""
     function = functions.get(name)
     if function is None:
         return {}
@@ -117,7 +122,7 @@ def _of_function(
         for place, argument in enumerate(own):
             shape = inputs.get(argument) or known.get(place)
             if shape is None or any(extent < 0 for extent in shape[1:]):
-                return {}
+                return None
             given.append(evaluation.given([1 if extent < 0 else extent for extent in shape]))
         reader.call(function, [*given, *captured])
         return evaluation.features()
@@ -130,7 +135,7 @@ def _of_function(
         ValueError,
         ArithmeticError,
     ):
-        return {}
+        return None
 
 
 @dataclass
@@ -197,7 +202,10 @@ class _Reader:
         if any(isinstance(each, Opaque) for each in tensors) and node.op not in _ABLE:
             features = {each.features for each in tensors if isinstance(each, Opaque)}
             return [Opaque(features.pop() if node.op in _SAME | _ENTRIES and len(features) == 1 else None)]
-        made = operation(self, node, given)
+        try:
+            made = operation(self, node, given)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            return [Opaque()]
         return made if isinstance(made, list) else [made]
 
     def _loop(self, node: Node, given: list[Any]) -> list[Any]:
@@ -259,6 +267,8 @@ def _constant(_: _Reader, node: Node, __: list[Any]) -> Any:
 
 _Given = list[Any]
 _Operation = Callable[[_Reader, Node, _Given], Any]
+# Operations that may put an image's axes into another order.
+_REORDERS = frozenset(("Transpose", "Einsum", "ReverseV2", "DepthToSpace", "SpaceToDepth", "ScatterNd"))
 # Outputs of a norm that are not what it normalises.
 _SECOND = frozenset(("batch_mean", "batch_variance", "reserve_space_1", "reserve_space_2", "reserve_space_3"))
 _SAME = frozenset(
@@ -355,7 +365,9 @@ def _reshape(run: _Reader, _node: Node, given: _Given) -> Any:
         wanted = tuple(whole // max(1, known) if extent == -1 else extent for extent in shape)
         if math.prod(wanted) != whole:
             raise UntraceableError
-        return _Weight(x.paths, wanted) if _is_vector([wanted, x.shape]) or wanted == x.shape else Opaque()
+        # A convolution over one axis is one over two, of which one has the extent 1.
+        kept = [extent for extent in wanted if extent > 1] == [extent for extent in x.shape if extent > 1]
+        return _Weight(x.paths, wanted) if kept else Opaque()
     return run.evaluation.reshaped(_tensor(run, x), shape)
 
 
@@ -536,9 +548,6 @@ def _einsum(run: _Reader, node: Node, given: _Given) -> Any:
     names = taken.split(",")
     if "." in text or len(names) != len(given) or any(isinstance(each, Opaque) for each in given):
         return Opaque()
-    sizes: dict[str, int] = {}
-    for letters, value in zip(names, given, strict=True):
-        sizes |= dict(zip(letters, value.shape, strict=True))
     for place, weight in enumerate(given):
         x = given[1 - place] if len(given) == 2 else None
         if isinstance(weight, _Weight) and isinstance(x, Activation) and len(weight.shape) == 2:
@@ -546,7 +555,7 @@ def _einsum(run: _Reader, node: Node, given: _Given) -> Any:
             shared = [letter for letter in own if letter in other and letter not in made]
             if len(shared) == 1:
                 run.evaluation.takes(weight.paths[0], x, other.index(shared[0]))
-    return run.evaluation.fresh([sizes[letter] for letter in made])
+    return run.evaluation.einsum(text, [_tensor(run, each) for each in given])
 
 
 def _shape(_: _Reader, __: Node, given: _Given) -> Any:

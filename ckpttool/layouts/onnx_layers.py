@@ -19,7 +19,7 @@ from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.onnx import listing
 from ckpttool.formats.onnx.model import Model, Node
 from ckpttool.layouts import onnx_steps
-from ckpttool.layouts.recorded_orders import with_orders
+from ckpttool.layouts.recorded_orders import recorded, with_orders
 from ckpttool.leaf import Leaf, Path, ValueLeaf, key
 from ckpttool.mapping.kinds import Told
 from ckpttool.mapping.layers import Choice
@@ -99,7 +99,8 @@ def to_state_dict(checkpoint: Checkpoint) -> Layers:
     moves: list[Move] = []
     labels: dict[Path, Label] = {}
     placed: dict[tuple[Path, str], Path] = {}
-    flattened = dict(_flattened(checkpoint))
+    known = recorded(checkpoint)
+    flattened = {path: shape for path, shape in _flattened(checkpoint) if path not in known}
     choices: list[Choice] = []
     for layer, name in zip(layers, names, strict=True):
         for use in layer.uses:

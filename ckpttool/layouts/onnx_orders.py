@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpttool.activations import Features
+from ckpttool.activations import Features, TooLargeError
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CkpttoolError
 from ckpttool.formats import onnx
 from ckpttool.formats.onnx import listing
 from ckpttool.formats.onnx.model import Node
@@ -24,6 +25,7 @@ from ckpttool.layouts.recorded_orders import (
     Opaque,
     UntraceableError,
     extents,
+    lost,
     returning,
 )
 from ckpttool.leaf import Leaf, Path, key
@@ -56,12 +58,15 @@ def of_onnx(checkpoint: Checkpoint) -> Mapping[Path, Features] | None:
         if value.name in known:
             continue
         if value.shape is None:
-            raise UntraceableError
+            return {}
         shape = [extent if isinstance(extent, int) and extent > 0 else 1 for extent in value.shape]
         reader.values[value.name] = evaluation.given(shape)
     for node in graph.nodes:
-        evaluation.step()
-        outputs = reader.outputs(node)
+        try:
+            evaluation.step()
+            outputs = reader.outputs(node)
+        except (UntraceableError, TooLargeError, CkpttoolError):
+            return lost(checkpoint.tree) if any(each.op in _REORDERS for each in graph.nodes) else {}
         rest = [Opaque()] * len(node.outputs)
         for name, made in zip(node.outputs, [*outputs, *rest], strict=False):
             reader.values[name] = made
@@ -105,7 +110,11 @@ class _Reader:
         if all(each is None or isinstance(each, _Constant) for each in given) and node.op in FOLDED:
             if given and node.op == "Identity":
                 return given
-            made = FOLDED[node.op](node, *(each.array if each is not None else None for each in given))
+            arrays = (each.array if each is not None else None for each in given)
+            try:
+                made = FOLDED[node.op](node, *arrays)
+            except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+                made = None
             return [_Constant(np.asarray(made))] if made is not None else [Opaque()]
         tensors = [each for each in given if isinstance(each, Activation | Opaque)]
         if operation is None:
@@ -113,7 +122,10 @@ class _Reader:
         if any(isinstance(each, Opaque) for each in tensors) and node.op not in ("MatMul", "Gemm", "Shape"):
             features = {each.features for each in tensors if isinstance(each, Opaque)}
             return [Opaque(features.pop() if node.op in _ENTRIES and len(features) == 1 else None)]
-        made = operation(self, node, given)
+        try:
+            made = operation(self, node, given)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            return [Opaque()]
         return made if isinstance(made, list) else [made]
 
     def _stated(self, node: Node) -> Any:
@@ -381,6 +393,8 @@ def _recurrent(run: _Reader, node: Node, given: _Given) -> Any:
     return run.evaluation.fresh((x.shape[0], ways, x.shape[1], hidden))
 
 
+# Operators that may put an image's axes into another order.
+_REORDERS = frozenset(("Transpose", "Einsum", "DepthToSpace", "SpaceToDepth", "ScatterND"))
 _UNARY = frozenset(
     [
         *("Identity", "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Tanh", "Sigmoid", "Softplus", "Softsign"),
@@ -419,6 +433,9 @@ _OPERATIONS: dict[str, _Operation] = {
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), _global),
     **dict.fromkeys(("Resize", "Upsample"), _resized),
     **dict.fromkeys(("Gemm", "MatMul"), _product),
+    "Einsum": lambda run, node, given: run.evaluation.einsum(
+        (node.get("equation") or b"").decode("latin-1"), [run.tensor(each) for each in given]
+    ),
     "Transpose": _transposed,
     "Reshape": _reshaped,
     "Flatten": _flattened,

@@ -23,6 +23,7 @@ from ckpttool.tree import Tree
 
 _IMAGE_RANK = 3
 _COLOURS = 4
+_MATRIX = 2
 _MOST_ENTRIES = 1 << 23
 _MOST_STEPS = 50_000
 
@@ -200,6 +201,20 @@ class Evaluation:
             shape, lambda: np.concatenate([each.entries for each in values], axis), is_image=images
         )
 
+    def einsum(self, equation: str, values: Sequence[Activation]) -> Activation | Opaque:
+        """Return what an einsum equation makes: of one value, its entries in another order."""
+        taken, arrow, made = equation.replace(" ", "").partition("->")
+        names = taken.split(",")
+        if "." in equation or not arrow or list(map(len, names)) != [len(each.shape) for each in values]:
+            return Opaque()
+        if len(values) == 1 and sorted(taken) == sorted(made) and len(set(made)) == len(made):
+            axes = [taken.index(letter) for letter in made]
+            return self.moved(values[0], lambda entries: entries.transpose(axes))
+        sizes: dict[str, int] = {}
+        for letters, value in zip(names, values, strict=True):
+            sizes |= dict(zip(letters, value.shape, strict=True))
+        return self.fresh([sizes[letter] for letter in made])
+
     def together(self, values: Sequence[Activation]) -> Activation:
         """Return what an operation entry by entry makes of results that are broadcast to one shape."""
         try:
@@ -310,6 +325,17 @@ def extents(
             raise UntraceableError
         found.append((-(-left // step) if ceil else left // step) + 1)
     return tuple(found)
+
+
+def lost(tree: Tree) -> dict[Path, Features]:
+    """Return that no order is known for any layer of a model of images."""
+    if all(len(leaf.shape) < _IMAGE_RANK for _, leaf in tree.tensors()):
+        return {}
+    return {
+        path: Features(UNKNOWN, UNKNOWN)
+        for path, leaf in tree.tensors()
+        if len(leaf.shape) == _MATRIX and leaf.role == "parameter"
+    }
 
 
 def returning(entries: Any) -> Callable[[Any], Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from ckpttool.layouts.recorded_orders import (
     Opaque,
     UntraceableError,
     extents,
+    lost,
     returning,
 )
 from ckpttool.layouts.script_steps import Module, Reader, Tensor, UnknownError, code, traced_inputs
@@ -36,7 +38,13 @@ _LOOPS = 10_000
 _SIDES = (28, 32, 64, 84, 96, 224, 48, 16, 8, 10, 128, 256, *range(1, 129))
 _TRIES = 400
 _ATTENTION = "__torch__.torch.nn.modules.activation"
+# Operations that may put an image's axes into another order, and writes into a part of a tensor.
+_REORDERS = re.compile(
+    r"torch\.(?:permute|transpose|movedim|moveaxis|swapaxes|swapdims|einsum|numpy_T|t|flip|rot90|roll|unfold"
+    r"|pixel_(?:un)?shuffle|copy_|index_put_|_index_put_impl_)\("
+)
 _FAILURES = (
+    TooLargeError,
     UnknownError,
     UntraceableError,
     CkpttoolError,
@@ -56,8 +64,8 @@ class _Turned(NamedTuple):
 def of_script(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> Mapping[Path, Features] | None:
     """Return the orders that a TorchScript archive's forward shows, None if the checkpoint is none.
 
-    `shapes` are the inputs of the model that is filled, images with their channels first or last. Raise
-    UntraceableError where the forward cannot be evaluated for any inputs.
+    `shapes` are the inputs of the model that is filled, images with their channels first or last. Where the
+    forward cannot be evaluated for any inputs, no order is known if it may reorder axes.
     """
     texts = code(checkpoint)
     if texts is None:
@@ -74,9 +82,9 @@ def of_script(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> Mapping[Path, 
             full.run(inputs)
             found = full.evaluation.features()
             return found if traced else _whatever_sides(found)
-        except (*_FAILURES, TooLargeError):
+        except _FAILURES:
             break
-    raise UntraceableError
+    return lost(checkpoint.tree) if any(map(_REORDERS.search, texts.values())) else {}
 
 
 def _whatever_sides(found: Mapping[Path, Features]) -> dict[Path, Features]:
@@ -95,6 +103,7 @@ def _candidates(checkpoint: Checkpoint, shapes: Sequence[Shape]) -> Iterator[tup
     if shapes:
         yield tuple((1, shape[-1], *shape[:-1]) if len(shape) > 1 else (1, *shape) for shape in shapes)
         yield tuple((1, *shape) for shape in shapes)
+        yield tuple((1, *shape[:-3], shape[-1], *shape[-3:-1]) for shape in shapes)
     widths: dict[int, None] = {}
     images: dict[tuple[int, int], None] = {}
     for _, leaf in checkpoint.tree.tensors():
@@ -159,6 +168,8 @@ class _Evaluator(Reader):
         leaf = self.tree.get(first)
         if not isinstance(leaf, Leaf) or isinstance(x, Opaque):
             return [Opaque(), Opaque()]
+        if x.shape[-1:] != leaf.shape[1:]:
+            raise UntraceableError
         for name in ("weight_ih_l0", "weight_ih_l0_reverse") if both else ("weight_ih_l0",):
             self.evaluation.takes((*module, attr(name)), x)
         made = self.evaluation.fresh((*x.shape[:-1], hidden * (2 if both else 1)))
@@ -480,6 +491,11 @@ def _product(run: _Evaluator, given: _Given) -> Any:
     return run.evaluation.fresh((*lead, x.shape[-2], other.shape[-1]))
 
 
+def _einsum(run: _Evaluator, given: _Given) -> Any:
+    values = [each for each in _flat(given[1:]) if isinstance(each, Activation | Tensor)]
+    return run.evaluation.einsum(str(given[0]), [run.activation(each) for each in values])
+
+
 def _attend(run: _Evaluator, given: _Given) -> Any:
     query, value = run.activation(given[0]), run.activation(given[2])
     return run.evaluation.fresh((*query.shape[:-1], value.shape[-1]))
@@ -687,6 +703,8 @@ def _recurrent(states: int) -> _Operation:
         del biased
         if isinstance(x, Opaque):
             return [Opaque()] * (1 + states)
+        if x.shape[-1:] != run.evaluation.shape_of(weights[0].path)[1:]:
+            raise UntraceableError
         hidden = run.evaluation.shape_of(weights[1].path)[1]
         made = run.evaluation.fresh((*x.shape[:-1], hidden * (2 if both else 1)))
         return [made, *[Opaque()] * states]
@@ -804,6 +822,7 @@ _OPERATIONS: dict[str, _Operation] = {
     "mm": _product,
     "bmm": _product,
     "scaled_dot_product_attention": _attend,
+    "einsum": _einsum,
     "t": _turned,
     "numpy_T": _turned,
     "transpose": _transpose,

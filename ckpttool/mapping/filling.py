@@ -13,7 +13,7 @@ from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
-from ckpttool.mapping.flattened import Reordering, reordering, shuffled_as_they_are, unknown
+from ckpttool.mapping.flattened import Reordering, followed, reordering, shuffled_as_they_are, unknown
 from ckpttool.mapping.kinds import IN_OUT, NUMBERED, POINTWISE, Kind, asked, candidates
 from ckpttool.mapping.layers import Choice, Layer, converted, layers, proposals
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
@@ -415,6 +415,9 @@ class _Made:
         for pair in self._of_layers(pairs):
             layer, target = self._layers[pair.source], self.ours.layers[pair.target]
             source_kind, _ = self._kinds(layer, target)
+            if (target.told.takes, target.told.makes, target.told.flatten) == (None, None, None):
+                # Of a model that was not called, sizes say what has to be known.
+                layer = self._layers[pair.source] = layer._replace(told=followed(layer.told))
             try:
                 made = reordering(self.theirs.tree, layer, source_kind, target.told, self._frameworks)
             except MappingError as error:

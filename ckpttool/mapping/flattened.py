@@ -535,7 +535,7 @@ def reordering(tree: Tree, layer: Layer, kind: Kind, ours: Told, frameworks: tup
     ranks = _RANKS
     if kind.name == "convolution":
         # Only a pixel shuffle before or behind it shows; an input that is padded shows nothing.
-        layer, ours = layer._replace(told=_followed(layer.told)), _followed(ours)
+        layer, ours = layer._replace(told=followed(layer.told)), followed(ours)
         ranks = {"kernel": len(found["kernel"])}
         axes = {**axes, "kernel": {side: ranks["kernel"] + at for side, at in axes["kernel"].items()}}
     rules: dict[str, list[Rule]] = {}
@@ -565,7 +565,7 @@ def reordering(tree: Tree, layer: Layer, kind: Kind, ours: Told, frameworks: tup
 _RANKS: Mapping[str, int] = {"kernel": 2, "embeddings": 2}
 
 
-def _followed(told: Told) -> Told:
+def followed(told: Told) -> Told:
     """Return what is known without orders that could not be followed."""
     return told._replace(
         takes=None if told.takes == UNKNOWN else told.takes,

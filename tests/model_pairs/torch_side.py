@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,16 @@ def shapes(made: Program) -> list[tuple[int, ...]]:
     return [each.shape for each in made.inputs]
 
 
+def _renamed(key: str, places: dict[str, str]) -> str:
+    layer, _, weight = key.rpartition(".")
+    return f"{places[layer.removeprefix('variables.')]}.{weight}"
+
+
+def _loaded(net: Net, state: dict[str, Tensor]) -> Net:
+    net.load_state_dict(state, strict=True)
+    return net
+
+
 def load(name: str, file: Path) -> Net:
     """Return a model that loaded what was written for it; raise what PyTorch raises."""
     net = build(name, 5)
@@ -197,6 +208,17 @@ def load(name: str, file: Path) -> Net:
         # Keras's numbered layers, and the list of variables that it exports, in the order of the model.
         layers = dict.fromkeys(key.rpartition(".")[0].removeprefix("variables.") for key in state)
         ours = dict.fromkeys(key.rpartition(".")[0] for key in wanted)
+        listed = file.with_name("names.json")
+        known = json.loads(listed.read_text(encoding="utf-8")) if listed.exists() else {}
+        named = [known.get(f"_operations/{each.rpartition('.')[2]}") for each in layers]
+        ours_ = {net.program.torch_names.get(each, each) for each in named if each}
+        if None not in named and ours_ == set(ours):
+            # Checkpoints of Keras's objects number the layers.
+            places = {
+                each: net.program.torch_names.get(str(name), str(name))
+                for each, name in zip(layers, named, strict=True)
+            }
+            return _loaded(net, {_renamed(key, places): value for key, value in state.items()})
         numbered = all(each.isdecimal() for each in layers)
         names = sorted(layers, key=int) if numbered else list(layers)
         if len(layers) == len(ours) and (numbered or set(names) == set(ours)):
