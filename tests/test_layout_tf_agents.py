@@ -119,13 +119,24 @@ def test_an_odd_number_of_logits_is_not_halved(outputs: int) -> None:
 def test_one_projection_is_a_deviation_only_with_evidence() -> None:
     arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, 4))
     value = layers([f"agent/_value_net/_postprocessing_layers/{n}" for n in (1, 2)], (3, 16, 1))
-    assert recognise(tensorflow_tree(arrays | value), "ckpt-3") is None
+    chooses = recognise(tensorflow_tree(arrays | value), "ckpt-3")
+    assert chooses is not None
+    assert chooses.unplaced["actor"]
+    assert not any("_projection_layer" in line for line in chooses.moves.assumed)
     alone = recognise(tensorflow_tree(arrays), "ckpt-3")
     assert alone is not None
     assert any("_projection_layer" in line for line in alone.moves.assumed)
     certain = recognise(tensorflow_tree(sac()), "ckpt-3")
     assert certain is not None
     assert not any("_projection_layer" in line for line in certain.moves.assumed)
+
+
+@pytest.mark.parametrize("beside", ["agent/_train_step_counter", "agent/_optimizer/iter"])
+def test_an_agent_that_is_not_sac_chooses_with_one_projection(beside: str) -> None:
+    arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, 4))
+    binding = recognise(tensorflow_tree(arrays | {beside: np.int64(3).reshape(())}), "ckpt-3")
+    assert binding is not None
+    assert binding.unplaced["actor"]
 
 
 def test_a_deviation_of_its_own_layer_is_a_branch(tmp_path: Path) -> None:

@@ -379,6 +379,12 @@ def _chosen(found: list[_Network], wanted: str, file: str) -> tuple[_Network, tu
             found=names[0],
             hint=f"--network {names[0]} takes it for the policy" if found[0].name else None,
         )
+    if all(_is_critic(n.name) for n in found):
+        raise UsageError(
+            "the checkpoint has no policy: its networks are critics, by their names",
+            file=file,
+            found=some(names, 8),
+        )
     raise UsageError(
         "several networks, and nothing tells which one is the policy",
         file=file,

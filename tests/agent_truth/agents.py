@@ -27,6 +27,7 @@ MODULES = {
     "skrl": "skrl",
     "programs": "torch",
     "variants": "torch",
+    "keras": "keras",
 }
 """By library, what must be importable."""
 
@@ -562,6 +563,7 @@ LIBRARIES: Mapping[str, Callable[[], Iterator[Agent]]] = {
     "skrl": skrl,
     "programs": programs,
     "variants": lambda: importlib.import_module("tests.agent_truth.variants").variants(),
+    "keras": lambda: importlib.import_module("tests.agent_truth.tf_actors").keras_actors(),
 }
 
 

@@ -90,7 +90,7 @@ def _wrong(case: dict[str, Any], file: Path, assumed: tuple[str, ...], named: tu
     it is that very fact that was assumed.
     """
     words = {"activation": "activations", "head": "action map"}
-    told = all(any(words.get(each, each) in line for line in assumed) for each in case["known"])
+    told = all(any(words.get(each, each) in line for line in (*assumed, *named)) for each in case["known"])
     if case["known"] and told:
         try:
             difference, _, _ = _played(case, file, case["known"])
@@ -136,13 +136,18 @@ def _played(
         part = agent.playable("actor")
         if part is None:
             raise CkpttoolError("no policy")
-        wiring, assumptions = wire(agent, Bounds([case["low"]] * 2, [case["high"]] * 2, "the environment"))
+        wiring, assumptions = wire(agent, Bounds(_row(case["low"]), _row(case["high"]), "the environment"))
         network = policy_network(agent.tree, part, wiring, agent.front(part.title))
         played, _ = backend.build(network, "cpu").step(obs, ())
         difference = float(np.abs(played - truth).max() / max(1.0, np.abs(truth).max()))
         entries = (*agent.ledger, *assumptions)
     assumed = tuple(dict.fromkeys(each.sentence for each in entries if each.use == "assumed"))
     return difference, assumed, tuple(each.sentence for each in entries if each.open)
+
+
+def _row(bound: float | list[float]) -> list[float]:
+    """Return a bound of every action, of a document that may hold one number for all."""
+    return bound if isinstance(bound, list) else [bound] * 2
 
 
 def recorded() -> dict[str, Verdict]:
