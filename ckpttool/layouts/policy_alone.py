@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
@@ -25,6 +25,7 @@ from ckpttool.formats.probe import Format
 from ckpttool.layouts import (
     canonical,
     graph_steps,
+    keras_program,
     memory,
     model_steps,
     onnx_steps,
@@ -154,6 +155,59 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
 
 
 def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | None = None) -> Binding | None:
+    """Return the policy of a Keras model by its configuration, of other tensors by their names and sizes."""
+    document = keras_tree.config_document(checkpoint.format, checkpoint.path)
+    if document is None or not model_steps.is_described(document):
+        binding = _by_names(tree, checkpoint, network, module)
+        own = model_steps.own_class(document) if document is not None else None
+        if binding is None or own is None:
+            return binding
+        said = f"the model's own class {own} computes nothing but its layers, one after another"
+        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    steps = model_steps.of_keras(document)
+    binding = None
+    # A chain has layers that other frameworks have, too; a program is computed as it is.
+    with contextlib.suppress(UnsupportedError, UsageError):
+        binding = None if steps is None else _by_names(tree, checkpoint, network, module, steps)
+    if binding is None:
+        binding = _of_keras(document, tree, checkpoint.path, network)
+    kinds = model_steps.precisions(document)
+    if kinds:
+        said = f"computed in float32: the model's own types are {some([*kinds], 3)}"
+        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    return binding
+
+
+def _of_keras(document: Mapping[str, Any], tree: Tree, file: str, network: str) -> Binding:
+    found = keras_program.of_keras(document, tree, file, network)
+    return _of_program(found.program, found.used, tree, "the model's configuration").noted(*found.notes)
+
+
+def _of_program(program: Program, used: Sequence[Path], tree: Tree, origin: str) -> Binding:
+    """Return the binding of a policy that computes a program of a model's own."""
+    program, head = _without_tanh(program)
+    moves = tuple(Move(path, (attr("actor"), attr("graph"), attr(tree.names[path])), KEEP) for path in used)
+    return Binding(
+        layout=NO_LAYOUT,
+        moves=Moves(moves, (), ()),
+        parts=(Part("actor", None, (), program=program),),
+        facts=Facts(
+            head=head,
+            hidden="",
+            epsilon=_EPSILON["torch"],
+            said=dict.fromkeys(("head", "activations"), origin),
+        ),
+        evidence=f"a program of {origin}",
+    )
+
+
+def _by_names(
+    tree: Tree,
+    checkpoint: Checkpoint,
+    network: str,
+    module: Whole | None,
+    steps: Sequence[Step] | None = None,
+) -> Binding | None:
     file = checkpoint.path
     framework = _framework(checkpoint.format, tree)
     normalisers = statistics.found(tree)
@@ -169,10 +223,8 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
     inside = {group.name for each in networks for group in each.groups}
     beside = tuple(group for group in found if group.name not in inside)
     network_ = network_._replace(groups=(*network_.groups, *beside))
-    steps = model_steps.of_whole(module, network_.name) if module is not None else None
-    document = keras_tree.config_document(checkpoint.format, checkpoint.path)
-    if document is not None:
-        steps = model_steps.of_keras(document)
+    if module is not None:
+        steps = model_steps.of_whole(module, network_.name)
     surroundings = _Surroundings.of(network_, tree, module, within)
     layers, action_map, notes = _parts(network_, file, surroundings)
     where = (file, surroundings.hint(file))
@@ -830,17 +882,7 @@ def _of_onnx(found: onnx_steps.Followed, checkpoint: Checkpoint) -> Binding:
                 facts = facts.read(origin, norm=norm)
             consumed = binding.consumed | frozenset(found.used)
             return replace(binding, facts=facts, consumed=consumed).noted(*found.notes)
-    program, head = _without_tanh(found.program)
-    names = checkpoint.tree.names
-    moves = tuple(Move(path, (attr("actor"), attr("graph"), attr(names[path])), KEEP) for path in found.used)
-    said = dict.fromkeys(("head", "activations"), origin)
-    return Binding(
-        layout=NO_LAYOUT,
-        moves=Moves(moves, (), found.notes),
-        parts=(Part("actor", None, (), program=program),),
-        facts=Facts(head=head, hidden="", epsilon=_EPSILON["torch"], said=said),
-        evidence="the graph of an ONNX model",
-    )
+    return _of_program(found.program, found.used, checkpoint.tree, origin).noted(*found.notes)
 
 
 def _without_tanh(program: Program) -> tuple[Program, str]:
