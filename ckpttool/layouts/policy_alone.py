@@ -24,6 +24,7 @@ from ckpttool.formats import keras_tree
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import (
     canonical,
+    graph_program,
     graph_steps,
     keras_program,
     memory,
@@ -134,8 +135,8 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
         return _of_followed(followed, tree, checkpoint.path, "torch", "the TorchScript code")
     if (model := onnx_steps.of_onnx(checkpoint, network)) is not None:
         return _of_onnx(model, checkpoint)
-    if (followed := graph_steps.of_saved_model(checkpoint)) is not None:
-        return _of_followed(followed, tree, checkpoint.path, "tensorflow", "the SavedModel's graph")
+    if (saved := _of_saved_model(checkpoint)) is not None:
+        return saved
     module = whole(tree)
     if module is not None:
         if model_steps.is_hooked(module):
@@ -176,6 +177,18 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
         said = f"computed in float32: the model's own types are {some([*kinds], 3)}"
         binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
     return binding
+
+
+def _of_saved_model(checkpoint: Checkpoint) -> Binding | None:
+    """Return the policy that a SavedModel serves: a chain of its layers, else a program."""
+    tree, origin = checkpoint.tree, "the SavedModel's graph"
+    with contextlib.suppress(UnsupportedError, UsageError):
+        followed = graph_steps.of_saved_model(checkpoint)
+        if followed is None:
+            return None
+        return _of_followed(followed, tree, checkpoint.path, "tensorflow", origin)
+    program, used = graph_program.of_saved_model(checkpoint)
+    return _of_program(program, used, tree, origin)
 
 
 def _of_keras(document: Mapping[str, Any], tree: Tree, file: str, network: str) -> Binding:

@@ -69,7 +69,11 @@ def recognise(tree: Tree, name: str) -> Binding | None:
 
 def _is_agent(binding: Binding, tree: Tree) -> bool:
     """Return whether the checkpoint holds more than a chain of layers that anyone may call `actor`."""
-    return bool(binding.fronts) or any(not part.acts for part in binding.parts) or any(path[0] == ROOT for path in tree)
+    return (
+        bool(binding.fronts)
+        or any(not part.acts for part in binding.parts)
+        or any(path[0] == ROOT for path in tree)
+    )
 
 
 def companions(location: str) -> Sequence[str]:
