@@ -931,7 +931,7 @@ def test_export_without_an_environment_takes_given_bounds(tmp_path: Path) -> Non
 
 
 def modules(tf: Any) -> dict[str, Any]:
-    """Return modules of TensorFlow alone: a chain, and two that are none which a policy here can be."""
+    """Return modules of TensorFlow alone: a chain, two that are none, and one that is not followed."""
 
     class Module(tf.Module):  # type: ignore[misc]
         def __init__(self, kind: str) -> None:
@@ -948,9 +948,11 @@ def modules(tf: Any) -> dict[str, Any]:
                 x = x + first
             if self.kind == "hidden_scale":
                 x = 3.0 * x
+            if self.kind == "sine":
+                x = tf.sin(x)
             return {"action": 0.5 + 1.5 * tf.tanh(tf.matmul(x, self.w[2]) + self.b[2])}["action"]
 
-    return {kind: Module(kind) for kind in ("module", "summed", "hidden_scale")}
+    return {kind: Module(kind) for kind in ("module", "summed", "hidden_scale", "sine")}
 
 
 def keras_files(folder: Path) -> dict[str, Any]:
@@ -1053,10 +1055,11 @@ def test_a_saved_models_graph_is_followed(name: str, keras_folder: tuple[Path, d
 @pytest.mark.tensorflow
 def test_a_function_of_a_module_is_followed_or_left_alone(keras_folder: tuple[Path, dict[str, Any]]) -> None:
     folder, expected = keras_folder
-    close(played(folder / "module")[0], np.asarray(expected["module"], np.float32))
-    for name in ("summed", "hidden_scale"):
-        with pytest.raises(CkpttoolError):
-            played(folder / name)
+    for name in ("module", "summed", "hidden_scale"):
+        close(played(folder / name)[0], np.asarray(expected[name], np.float32))
+    with pytest.raises(UnsupportedError) as error:
+        played(folder / "sine")
+    assert error.value.found == "Sin"
 
 
 def test_a_folder_is_swept_with_the_facts_and_its_critics_are_passed_over(tmp_path: Path) -> None:

@@ -666,7 +666,8 @@ def _ordered(layers: Sequence[Module], file: str) -> _Chain:
         chain, why = by_number[0], "the order of their names and numbers"
     order = ", ".join("/".join(module.name) for module in chain)
     # That nothing else stands between them (a sum, a product) is in no file of weights.
-    assumed = (f"the layers follow one another in {why}: {order}",) if len(chain) > 1 else ()
+    said = f"the layers follow one another in {why}, with nothing but one activation between: {order}"
+    assumed = (said,) if len(chain) > 1 else ()
     norms = [module for module in layers if not _is_dense(module)]
     placed, more = _with_norms(list(chain), norms, file)
     return _Chain(placed, (*assumed, *more))

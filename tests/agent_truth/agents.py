@@ -36,7 +36,8 @@ class Agent(NamedTuple):
     """One agent: what writes it to a path without suffix, and what its trainer knows.
 
     `write` returns the file, and the actions for the observations (or the return of an episode).
-    `known` are options of the command line that state the truth (activation, head).
+    `known` are options of the command line that state the truth (activation, head). `open` is a word for what
+    the file does not hold and no option states: whatever is wrong must be named with it.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Agent(NamedTuple):
     high: float = 2.0
     known: Mapping[str, str] = {}
     env: str | None = None
+    open: str = ""
 
 
 def observations() -> np.ndarray:
@@ -577,18 +579,24 @@ def available(library: str) -> bool:
 
 
 def write(folder: Path, libraries: Sequence[str]) -> None:
-    """Write the agents of these libraries into the folder, and `absent.json`."""
+    """Write the agents of these libraries into the folder, and `absent.json`.
+
+    A library may be given with the names of some of its agents: "keras:tf_relu_keras,tf_relu_h5".
+    """
     obs = observations()
     np.save(folder / "obs.npy", obs)
-    absent = [each for each in libraries if not available(each)]
+    chosen = [each.partition(":") for each in libraries]
+    absent = [library for library, _, _ in chosen if not available(library)]
     (folder / "absent.json").write_text(json.dumps(absent))
-    for library in libraries:
+    for library, _, names in chosen:
         for agent in LIBRARIES[library]() if library not in absent else ():
+            if names and agent.name not in names.split(","):
+                continue
             file, truth = agent.write(folder / agent.name, obs)
             if agent.env is None:
                 np.save(folder / f"{agent.name}.npy", truth)
             document = {"library": library, "file": file, "low": agent.low, "high": agent.high}
-            document |= {"known": list(agent.known.items()), "env": agent.env}
+            document |= {"known": list(agent.known.items()), "env": agent.env, "open": agent.open}
             document |= {"return": truth if agent.env is not None else None}
             (folder / f"{agent.name}.json").write_text(json.dumps(document))
 

@@ -1,4 +1,6 @@
-"""Lone actors of Keras and TensorFlow in every form that they are saved in; the model itself gives the actions.
+"""Lone actors of Keras and TensorFlow in every form that they are saved in.
+
+The model itself gives the actions, or, of a form that holds no more than a class's name, what Keras loads.
 
 `known` holds what the person who wrote the model knows and a form may lack: weights alone hold no activation.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +21,16 @@ Build = Callable[[Any], Any]
 """From the module `keras` to a model."""
 WHOLE = ("keras", "h5", "saved")
 WEIGHTS = ("weights", "ckpt")
+ORDER, NORMS = "follow one another", "layer norms before"
+"""What is said of weights alone: that nothing stands between the layers but one activation."""
 
 
 class Actor(NamedTuple):
-    """One model, the forms it is saved in, and what its author knows."""
+    """One model, the forms it is saved in, and what its author knows.
+
+    `open` is a word for what its weights leave open and no option states, `whole` one for what a whole model
+    does. `loaded` are forms whose actions are those of the model that Keras loads from them.
+    """
 
     name: str
     build: Build
@@ -30,6 +39,9 @@ class Actor(NamedTuple):
     known: Mapping[str, str] = {}
     feed: Callable[[np.ndarray], Any] = lambda obs: obs
     choose: Callable[[Any], Any] = lambda found: found
+    open: str = ""
+    whole: str = ""
+    loaded: Sequence[str] = ()
 
 
 def scramble(model: Any) -> None:
@@ -89,14 +101,18 @@ def _agent(actor: Actor, form: str) -> Agent:
         keras.config.set_dtype_policy("float32")
         model = actor.build(keras)
         if hasattr(model, "variables"):
-            found = actor.choose(model(actor.feed(obs)))
+            model(actor.feed(obs))
             scramble(model)
             move_statistics(model)
-        found = np.asarray(actor.choose(model(actor.feed(obs))))
-        return save(model, form, path), found.astype("float32")
+        file = save(model, form, path)
+        if form in actor.loaded:
+            model = keras.models.load_model(file)
+        return file, np.asarray(actor.choose(model(actor.feed(obs)))).astype("float32")
 
-    known = {} if form in WHOLE or form == "traced" else actor.known
-    return Agent(f"tf_{actor.name}_{form}", write, -actor.bound, actor.bound, known)
+    whole = form in WHOLE or form == "traced"
+    known, unstated = ({}, actor.whole) if whole else (actor.known, actor.open)
+    bounds = (-actor.bound, actor.bound)
+    return Agent(f"tf_{actor.name}_{form}", write, *bounds, known, open=unstated)
 
 
 def chain(*layers: Any, last: str = "linear") -> Build:
@@ -341,7 +357,7 @@ def _subclass(
                 if "norm" in more:
                     self.norm = keras.layers.LayerNormalization()
                 if "scale" in more:
-                    self.scale = tf.Variable([2.0, 1.0], trainable=False, name="scale")
+                    self.scale = tf.Variable([2.0, 2.0], trainable=False, name="scale")
 
             def call(self, x: Any) -> Any:
                 return run(self, x)
@@ -405,7 +421,7 @@ def _module(kind: str) -> Build:
                 super().__init__()
                 sizes = (OBS, 16, 16, ACT)
                 self.w, self.b = [], []
-                for one, two in zip(sizes, sizes[1:], strict=False):
+                for one, two in pairwise(sizes):
                     shape = (two, one) if kind == "turned" else (one, two)
                     self.w.append(tf.Variable(rng.normal(size=shape).astype("float32") / 3))
                     self.b.append(tf.Variable(rng.normal(size=two).astype("float32")))
@@ -454,13 +470,13 @@ def actors() -> Iterator[Actor]:
     yield Actor("scaled_negative", ending(layer("Rescaling", -2.0)), WHOLE, 2.0)
     yield Actor("scaled_linear", ending(layer("Rescaling", 2.0), last="linear"), WHOLE)
     yield Actor("scaled_twice", functional(_rescaled_twice), WHOLE, 3.0)
-    yield Actor("scaled_input", chain(layer("Rescaling", 0.1), 16, 8), everywhere, known=straight)
+    yield Actor("scaled_input", chain(layer("Rescaling", 0.1), 16, 8), everywhere, known=straight, open=ORDER)
     yield Actor("scaled_input_rows", chain(layer("Rescaling", [0.1] * OBS, offset=[1.0] * OBS), 16), WHOLE)
     yield Actor("sigmoid_scaled", ending(layer("Rescaling", 2.0, offset=-1.0), last="sigmoid"), WHOLE, 2.0)
     yield Actor("normalized", chain(_adapted, 16, 8), everywhere, known=straight)
     yield Actor("normalized_scalar", chain(lambda k: _adapted(k, axis=None), 16), WHOLE)
     constant = layer("Normalization", mean=[0.0, 1, 2, 3, 4], variance=[1.0, 2, 3, 4, 5])
-    yield Actor("normalized_constant", chain(constant, 16), everywhere, known=straight)
+    yield Actor("normalized_constant", chain(constant, 16), everywhere, known=straight, open=ORDER)
     yield Actor("normalized_zero", chain(layer("Normalization", mean=1.0, variance=0.0), 16), ("keras",))
     inverted = layer("Normalization", mean=[0.5, -0.5], variance=[4.0, 9.0], invert=True)
     yield Actor("denormalized", ending(inverted, last="linear"), WHOLE)
@@ -470,9 +486,10 @@ def actors() -> Iterator[Actor]:
     for name in ("own_sine", "relu", "tanh"):
         for registered in (False, True):
             suffix = "_registered" if registered else ""
-            yield Actor(
-                f"function_{name}{suffix}", _own_function(name, registered=registered), ("keras", "h5")
-            )
+            function = _own_function(name, registered=registered)
+            # Keras records a function by its name, and loads its own one of that name.
+            loaded = ("keras", "h5") if name != "own_sine" and not registered else ()
+            yield Actor(f"function_{name}{suffix}", function, ("keras", "h5"), loaded=loaded)
     for name in (
         "selu", "gelu", "swish", "silu", "mish", "elu", "softplus", "softsign", "leaky_relu", "relu6",
         "exponential", "hard_sigmoid", "celu", "hard_silu", "sigmoid",
@@ -502,17 +519,26 @@ def actors() -> Iterator[Actor]:
     yield Actor(
         "norm_before", chain((16, None), norm, layer("Activation", "relu")), everywhere, known=straight
     )
-    yield Actor("norm_after", chain(16, norm), everywhere, known=straight)
+    yield Actor("norm_after", chain(16, norm), everywhere, known=straight, open=NORMS)
     yield Actor("norm_first", chain(norm, 16), everywhere, known=straight)
-    yield Actor("norm_epsilon", chain((16, "relu"), layer("LayerNormalization", epsilon=0.1)), WEIGHTS)
+    wide = layer("LayerNormalization", epsilon=0.1)
+    yield Actor("norm_epsilon", chain((16, "relu"), wide), WEIGHTS, known=straight, open=NORMS)
     early = (chain((16, None), layer("LayerNormalization", epsilon=0.1), layer("ReLU")), everywhere)
-    yield Actor("norm_wide", *early, known=straight)
+    yield Actor("norm_wide", *early, known=straight, open="epsilon")
     yield Actor("rms_norm", chain((16, None), layer("RMSNormalization"), layer("ReLU")), ("keras", "saved"))
     yield Actor(
-        "unit_norm", chain(16, layer("UnitNormalization")), ("keras", "saved", *WEIGHTS), known=straight
+        "unit_norm",
+        chain(16, layer("UnitNormalization")),
+        ("keras", "saved", *WEIGHTS),
+        known=straight,
+        open=ORDER,
     )
     yield Actor(
-        "group_norm", chain(16, layer("GroupNormalization", 4)), ("keras", "saved", *WEIGHTS), known=straight
+        "group_norm",
+        chain(16, layer("GroupNormalization", 4)),
+        ("keras", "saved", *WEIGHTS),
+        known=straight,
+        open=NORMS,
     )
     noises = (layer("Dropout", 0.5), layer("GaussianNoise", 0.5), layer("ActivityRegularization", l2=0.1))
     yield Actor("inactive", chain(16, *noises, 8), WHOLE)
@@ -522,8 +548,9 @@ def actors() -> Iterator[Actor]:
         ("residual", _residual), ("skip", _skip), ("gated", _gated), ("shared", _shared),
         ("mixed_head", _mixed_head), ("operator_sine", _operator_sine), ("operator_before", _operator_before),
     ):  # fmt: skip
-        yield Actor(name, functional(body), ("keras", "h5", "saved", *WEIGHTS), known=straight)
-    yield Actor("nested", functional(_nested), everywhere, 1.0)
+        yield Actor(name, functional(body), ("keras", "h5", "saved", *WEIGHTS), known=straight, open=ORDER)
+    kinds = {"activation": "elu,tanh", "head": "unit_tanh"}
+    yield Actor("nested", functional(_nested), everywhere, 1.0, kinds)
     yield Actor("operator_relu", functional(_operator_relu), ("keras", "h5"))
     yield Actor("operator_tanh", functional(_operator), ("keras", "saved"), 2.0)
     yield Actor("operator_clip", functional(_operator_clip), ("keras", "saved"))
@@ -531,23 +558,23 @@ def actors() -> Iterator[Actor]:
     yield Actor("two_inputs", functional(_joined, _two_inputs), ("keras", "h5", "saved"), **two)
     yield Actor(
         "two_inputs_weights", functional(_joined_backwards, _two_inputs), ("keras", *WEIGHTS),
-        known=straight, **two,
+        known=straight, open=ORDER, **two,
     )  # fmt: skip
     yield Actor("dict_inputs", functional(_dict_joined, _dict_inputs), ("keras", "saved", "weights"),
-                known=straight, feed=_split_dict)  # fmt: skip
+                known=straight, feed=_split_dict, open=ORDER)  # fmt: skip
     yield Actor("mean_log_std", functional(_heads), everywhere, known=straight, choose=_first)
     yield Actor("log_std_mean", functional(_heads_turned), everywhere, known=straight, choose=_second)
-    halves = {"known": straight, "choose": lambda found: found[:, :ACT]}
+    halves = {"known": straight, "open": "different sizes", "choose": lambda found: found[:, :ACT]}
     yield Actor("split_head", functional(lambda k, x: _dense(k, 2 * ACT, None)(_two_hidden(k, x))),
                 everywhere, **halves)  # fmt: skip
     policy = relu | {"head": "unit_tanh"}
     yield Actor("value_head", functional(_value_head), everywhere, 1.0, policy, choose=_first)
-    yield Actor("own_dense", _own_dense, ("keras", "h5", "saved"))
+    yield Actor("own_dense", _own_dense, ("keras", "h5", "saved"), loaded=("h5",))
     yield Actor("own_dense_registered", _own_dense_registered, ("keras", "h5"))
     yield Actor("own_scale", _own_scale, ("keras", "h5", "saved"))
-    yield Actor("own_sequential", _own_sequential, ("keras", "h5", "saved"))
-    yield Actor("half", _half, ("keras", "weights"), known=straight)
-    yield Actor("bfloat", _bfloat, ("keras", "weights"), known=straight)
+    yield Actor("own_sequential", _own_sequential, ("keras", "h5", "saved"), loaded=("h5",))
+    yield Actor("half", _half, whole="computed in float32")
+    yield Actor("bfloat", _bfloat, whole="computed in float32")
     yield Actor("lora", _lora, ("keras", "weights"), known=straight)
     yield Actor("quantized", _quantized, ("keras", "weights"), known=straight)
     yield Actor("trained", _trained, ("keras", "h5"))
@@ -571,14 +598,15 @@ def actors() -> Iterator[Actor]:
         ("keras", "weights"),
         known=straight,
     )
-    late = {"forms": ("weights", "ckpt", "saved"), "known": straight}
+    late = {"forms": ("weights", "ckpt", "saved"), "known": straight, "open": ORDER}
     yield Actor("subclass", _subclass(_relu_relu), **late)
     yield Actor("subclass_order", _subclass(_relu_relu, ("out", "two", "one")), **late)
     yield Actor("subclass_inside", _subclass(_tanh_relu, one="linear"), **late)
     yield Actor("subclass_sum", _subclass(_sum), **late)
     yield Actor("subclass_norm_late", _subclass(_norm_late, norm=True), **late)
-    yield Actor("subclass_scaled", _subclass(_relu_tanh_two), late["forms"], 2.0, relu | {"head": "affine"})
-    yield Actor("subclass_variable", _subclass(_times_scale, scale=True), late["forms"], 2.0, relu)
+    scaled = relu | {"head": "affine"}
+    yield Actor("subclass_scaled", _subclass(_relu_tanh_two), late["forms"], 2.0, scaled)
+    yield Actor("subclass_variable", _subclass(_times_scale, scale=True), late["forms"], 2.0, scaled)
     yield Actor("subclass_tenth", _subclass(_tenth), **late)
     yield Actor("subclass_leaky", _subclass(_leaky), ("saved",))
     yield Actor("module", _module("plain"), ("traced", "ckpt"), known=tanh | {"head": "identity"})
@@ -591,3 +619,19 @@ def keras_actors() -> Iterator[Agent]:
     for actor in actors():
         for form in actor.forms:
             yield _agent(actor, form)
+
+
+FEW = (
+    "relu_keras", "relu_saved", "tanh_head_weights", "scaled_keras", "scaled_negative_h5",
+    "scaled_rows_saved", "scaled_input_keras", "scaled_input_saved", "normalized_keras", "normalized_h5", "normalized_saved",
+    "normalized_scalar_keras", "normalized_constant_weights", "denormalized_keras", "lambda_hidden_keras",
+    "function_own_sine_keras", "function_relu_registered_keras", "act_mish_keras", "act_gelu_saved",
+    "act_selu_saved", "act_leaky_relu_keras", "layer_prelu_keras", "layer_elu_saved", "layer_softmax_keras",
+    "relu_max_h5", "batch_before_keras", "batch_after_saved", "batch_first_h5", "norm_before_saved",
+    "norm_after_keras", "norm_after_weights", "residual_keras", "residual_weights", "skip_saved", "gated_h5",
+    "shared_keras", "nested_keras", "nested_ckpt", "mixed_head_keras", "operator_clip_keras",
+    "mean_log_std_keras", "log_std_mean_h5", "value_head_keras", "two_inputs_keras", "own_dense_keras", "own_sequential_keras",
+    "half_keras", "quantized_keras", "einsum_turned_keras", "subclass_sum_saved", "subclass_sum_ckpt",
+    "module_turned_traced",
+)  # fmt: skip
+"""One of each cause, which the tests go through; `python -m tests.agent_truth` goes through all."""
