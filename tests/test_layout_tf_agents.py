@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats import text_proto
+from ckpttool.formats import settings, text_proto
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import td3_torch
 from ckpttool.layouts.recognise import recognise
@@ -373,3 +373,19 @@ def test_the_graph_of_an_exported_policy_overrules_the_habit(tmp_path: Path) -> 
         assert agent.binding.layout == "tf_agents"
         assert agent.known.activations == [hidden] * 2
         assert str(agent.known.provenance["activations"]).startswith("read")
+
+
+def test_a_gin_configuration_beside_the_agent_is_named(tmp_path: Path) -> None:
+    path = written(whole(sac()), tmp_path / "ckpt-3")
+    text = "# Parameters:\nActorDistributionNetwork.activation_fn = \\\n    @tf.keras.activations.tanh\n"
+    (tmp_path / "operative_config-0.gin").write_text(text)
+    found = [each for each in restore(str(path)).ledger if each.what == "activation" and each.open]
+    assert [each.where.partition(":")[0] for each in found] == ["operative_config-0.gin"]
+
+
+def test_values_of_a_gin_configuration() -> None:
+    text = (
+        "a/b.C.x = (1, 2)\nC.y = @m.ReLU()\nC.z = %lr\nlr = 3e-4\nC = 2\nno line\nD.s = 'of D'  # a comment\n"
+    )
+    assert settings.gin(text) == {"C": 2, "lr": 3e-4, "D": {"s": "of D"}}
+    assert settings.gin(text.replace("C = 2\n", ""))["C"] == {"x": [1, 2], "y": "ReLU"}

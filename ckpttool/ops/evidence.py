@@ -86,7 +86,7 @@ _STATISTICS_FILE = re.compile(r"(.+)\.(pkl|pickle|pt|pth|npz|npy|json|h5|hdf5|sa
 _SETTINGS_WORDS = re.compile(
     r"config(uration)?|conf|cfg|params?|args|flags|options?|opts|hparams|hyper|hyperparam(eter)?s?|settings|agent"
 )
-_SETTINGS_FILE = re.compile(r"(.+)\.(ya?ml|json|toml)", re.IGNORECASE)
+_SETTINGS_FILE = re.compile(r"(.+)\.(ya?ml|json|toml|gin)", re.IGNORECASE)
 _WORDS = re.compile(r"[^._\-\s]+")
 # Other names of the functions of agents.network.ActivationName.
 _ACTIVATIONS = {"swish": "silu", "leakyrelu": "leaky_relu", "identity": "linear", "none": "linear"}
@@ -627,6 +627,9 @@ def _settings_file(file: str, name: str, facts: _Used) -> Iterator[Entry]:
 
             with open(file, "rb") as source:
                 tree = settings.tree(tomllib.load(source), "the file")
+        elif name.lower().endswith(".gin"):
+            with open(file, encoding="utf-8") as text:
+                tree = settings.tree(settings.gin(text.read()), "the file")
         else:
             tree = yaml_settings.read(file)
     except (CkpttoolError, OSError, ValueError, TypeError, RecursionError):
