@@ -45,7 +45,7 @@ _BINDING = re.compile(r"^(?:[\w./-]+/)?([\w.]+)\.(\w+)\s*=\s*\\?\s*(.+)$|^(\w+)\
 def gin(text: str) -> dict[str, Any]:
     """Return the values that a gin-config file binds, by the name of what takes them and its parameter.
 
-    A reference (`@tf.keras.activations.tanh`) is its last name; other values that are no literals are left out.
+    A reference (`@tf.keras.activations.tanh`) is its last name; what else is no literal is left out.
     """
     found: dict[str, Any] = {}
     for line in re.sub(r"\\\s*\n", " ", text).splitlines():

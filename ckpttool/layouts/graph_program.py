@@ -105,7 +105,7 @@ def of_saved_model(checkpoint: Checkpoint) -> tuple[Program, tuple[Path, ...]]:
         shape = (given.shape or ())[1:]
         if given.dtype not in _FLOATS or not shape or min(shape) < 1:
             raise UnknownError(f"an input {given.dtype} {list(given.shape or ())}")
-        reader = Programs(checkpoint.tree, served.library)
+        reader = Programs(checkpoint.tree, served.functions)
         graph = served.graph
         missing = [number for number in served.captures if number not in served.variables]
         constants = captured(graph.objects or _NONE, graph.nodes or _NONE, missing, meter)

@@ -23,9 +23,10 @@ from ckpttool.tree import Tree
 from ckpttool.wire import protobuf
 
 _TEXT = protobuf.DELIMITED
-# FunctionDef: signature, node_def, ret. OpDef: name, input_arg. NodeDef: name, op, input, attr.
-_FUNCTION = {1: _TEXT, 3: _TEXT, 4: _TEXT}
-_SIGNATURE, _NODE = {1: _TEXT, 2: _TEXT}, {1: _TEXT, 2: _TEXT, 3: _TEXT, 5: _TEXT}
+# FunctionDef: signature, node_def, ret, arg_attr. OpDef: name, input_arg, output_arg. NodeDef: name, op,
+# input, attr.
+_FUNCTION = {1: _TEXT, 3: _TEXT, 4: _TEXT, 7: _TEXT}
+_SIGNATURE, _NODE = {1: _TEXT, 2: _TEXT, 3: _TEXT}, {1: _TEXT, 2: _TEXT, 3: _TEXT, 5: _TEXT}
 # AttrValue: f, b, tensor, func.
 _VALUE = {4: protobuf.WORD, 5: protobuf.NUMBER, 8: _TEXT, 10: _TEXT}
 # TensorProto: dtype, tensor_content, float_val, int_val.
@@ -68,21 +69,23 @@ class _Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Function:
+class Function:
     """A function of the graph's library."""
 
     arguments: tuple[str, ...]
     nodes: Mapping[str, Node]
     results: tuple[str, ...]
+    shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """the arguments' shapes, as far as the graph records them; an extent of -1 is not fixed"""
 
 
 class Serving(NamedTuple):
     """The function that a SavedModel serves: what it captures, by numbers of objects, and its graph."""
 
-    function: _Function
+    function: Function
     captures: tuple[int, ...]
     variables: Mapping[int, Path]
-    library: Mapping[str, _Function]
+    functions: Mapping[str, Function]
     signature: messages.Signature | None
     graph: messages.MetaGraph
 
@@ -107,12 +110,12 @@ def serving(checkpoint: Checkpoint, meter: Meter) -> Serving | None:
     name = "serving_default" if "serving_default" in signatures else next(iter(signatures))
     if len(signatures) > 1 and name != "serving_default":
         raise UnknownError
-    library = _library(graphs[0].nodes, meter)
-    function, captures = library.get(signatures[name]), found.captures.get(signatures[name], ())
+    functions = library(graphs[0].nodes, meter)
+    function, captures = functions.get(signatures[name]), found.captures.get(signatures[name], ())
     if function is None or len(function.arguments) != len(captures) + 1:
         raise UnknownError
     variables = join.by_objects(checkpoint.tree, found).numbers
-    return Serving(function, captures, variables, library, graphs[0].signatures.get(name), graphs[0])
+    return Serving(function, captures, variables, functions, graphs[0].signatures.get(name), graphs[0])
 
 
 def of_saved_model(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
@@ -124,7 +127,7 @@ def of_saved_model(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
         served = serving(checkpoint, Meter())
         if served is None:
             return None
-        reader = Reader(checkpoint.tree, served.library)
+        reader = Reader(checkpoint.tree, served.functions)
         captured = [Variable(served.variables[n]) if n in served.variables else None for n in served.captures]
         (result,) = reader.call(served.function, [_Flow(), *captured])
         return _flow(result).steps
@@ -141,18 +144,19 @@ def unfollowed(checkpoint: Checkpoint, error: Exception) -> UnsupportedError:
     )
 
 
-def _library(graph: memoryview, meter: Meter) -> dict[str, _Function]:
+def library(graph: memoryview, meter: Meter) -> dict[str, Function]:
     """Return the graph's functions by name: GraphDef.library (2), FunctionDefLibrary.function (1)."""
     found = {}
-    for library in messages.of_number(2, graph, meter):
-        for function in messages.of_number(1, library, meter):
+    for held in messages.of_number(2, graph, meter):
+        for function in messages.of_number(1, held, meter):
             name, made = _function(function, meter)
             found[name] = made
     return found
 
 
-def _function(data: memoryview, meter: Meter) -> tuple[str, _Function]:
-    name, arguments, nodes, results = "", [], {}, {}
+def _function(data: memoryview, meter: Meter) -> tuple[str, Function]:
+    name, arguments, outputs, nodes, results = "", list[str](), list[str](), {}, {}
+    shapes: dict[int, tuple[int, ...]] = {}
     for number, value in meter.fields(data, _FUNCTION):
         inner = protobuf.message(value)
         if number == 1:
@@ -160,16 +164,35 @@ def _function(data: memoryview, meter: Meter) -> tuple[str, _Function]:
                 if part == 1:
                     name = protobuf.text(what)
                 else:
-                    arguments += [
+                    listed = arguments if part == 2 else outputs
+                    listed += [
                         protobuf.text(text) for _, text in meter.fields(protobuf.message(what), {1: _TEXT})
                     ]
         elif number == 3:
-            called, node = node_of(inner, meter)
-            nodes[called] = node
+            title, node = node_of(inner, meter)
+            nodes[title] = node
+        elif number == 7:
+            shapes |= _argument(inner, meter)
         else:
             key, text = _pair(inner, meter)
             results[key] = text
-    return name, _Function(tuple(arguments), nodes, tuple(results.values()))
+    order = [results[key] for key in outputs] if results.keys() == set(outputs) else [*results.values()]
+    return name, Function(tuple(arguments), nodes, tuple(order), shapes)
+
+
+def _argument(data: memoryview, meter: Meter) -> dict[int, tuple[int, ...]]:
+    """Return an argument's shape by its number: its attribute `_output_shapes`, a list of one."""
+    place, found = 0, list[tuple[int, ...] | None]()
+    for number, value in meter.fields(data, {1: protobuf.NUMBER, 2: _TEXT}):
+        if number == 1:
+            place = protobuf.int32(value)
+            continue
+        for _, each in meter.fields(protobuf.message(value), {1: _TEXT}):
+            name, inner = messages.entry(each, meter)
+            for _, listed in meter.fields(inner, {1: _TEXT}) if name == "_output_shapes" else ():
+                shapes = meter.fields(protobuf.message(listed), {7: _TEXT})
+                found += [messages.partial_shape(protobuf.message(each), meter) for _, each in shapes]
+    return {place: found[0]} if len(found) == 1 and found[0] is not None else {}
 
 
 def _pair(data: memoryview, meter: Meter) -> tuple[str, str]:
@@ -201,12 +224,12 @@ class Reader:
     """Evaluates functions on one unknown input."""
 
     tree: Tree
-    library: Mapping[str, _Function]
+    library: Mapping[str, Function]
     depth: int = 0
     visited: int = 0
     known: list[dict[str, Any]] = field(default_factory=list)
 
-    def call(self, function: _Function, given: Sequence[Any]) -> list[Any]:
+    def call(self, function: Function, given: Sequence[Any]) -> list[Any]:
         """Return what a function gives of its arguments' values."""
         if len(given) != len(function.arguments) or self.depth > _DEEP or len(function.results) != 1:
             raise UnknownError
@@ -216,7 +239,7 @@ class Reader:
         self.depth -= 1
         return found
 
-    def _value(self, name: str, function: _Function, scope: dict[str, Any]) -> Any:
+    def _value(self, name: str, function: Function, scope: dict[str, Any]) -> Any:
         node, _, output = name.partition(":")
         if output and not output.endswith(":0"):
             raise UnknownError
@@ -249,7 +272,7 @@ class Reader:
         if (node.op in _SAME and len(given) == 1) or node.op == "IdentityN":
             return (given[0],)
         if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
-            function = self.library.get(_called(node.attributes.get("f", memoryview(b""))))
+            function = self.library.get(called(node.attributes.get("f", memoryview(b""))))
             if function is None:
                 raise UnknownError
             return (self.call(function, given)[0],)
@@ -350,11 +373,12 @@ def _affine(flow: _Flow, scale: list[float], offset: list[float]) -> _Flow:
 
 
 def truth(value: memoryview | None) -> bool:
-    """Return an attribute that is a truth value."""
+    """Say whether an attribute is true."""
     return value is not None and any(protobuf.number(v) for n, v in protobuf.fields(value, _VALUE) if n == 5)
 
 
-def _called(value: memoryview) -> str:
+def called(value: memoryview) -> str:
+    """Return the name of the function that an attribute names."""
     for number, inner in protobuf.fields(value, _VALUE):
         if number == 10:
             for _, text in protobuf.fields(protobuf.message(inner), {1: _TEXT}):
@@ -390,7 +414,7 @@ def activations(checkpoint: Checkpoint) -> frozenset[str]:
     meter = Meter()
     try:
         graphs = messages.parse(memoryview(file.read(0, file.size)), meter)
-        libraries = [_library(graph.nodes, meter) for graph in graphs if graph.nodes is not None]
+        libraries = [library(graph.nodes, meter) for graph in graphs if graph.nodes is not None]
     except (UnknownError, CkpttoolError, RecursionError, struct.error):
         return frozenset()
     nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())

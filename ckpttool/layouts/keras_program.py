@@ -8,6 +8,7 @@ of Keras 2 and 3. A layer of another class is refused: its code is not in the fi
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,7 +72,7 @@ def _chosen(names: Sequence[str], network: str, file: str) -> tuple[str, list[st
             "the model has several outputs, and nothing tells which one is the action",
             file=file,
             found=some(names, 8),
-            hint=f"name it: --network {names[0]}",
+            hint=" or ".join(f"--network {shlex.quote(name)}" for name in names[:8]),
         )
     return found, [name for name in names if name != found]
 
