@@ -17,12 +17,14 @@ from torch import nn
 import ckpttool
 from ckpttool.agents.backends import numpy as reference
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.layouts import keras_program
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluate import enter, evaluate, place_of
 from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.export import export
 from ckpttool.ops.parity import run
 from ckpttool.ops.restore import restore
+from ckpttool.tree import Tree
 from tests import tensorflow_child
 from tests.conftest import in_process
 
@@ -1042,6 +1044,29 @@ def test_a_keras_model_with_another_layer_is_refused_by_its_name(
     with pytest.raises(UnsupportedError) as error:
         played(keras_folder[0] / "softmax.keras")
     assert error.value.found == "Softmax"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layers": []},
+        {"output_layers": [["dense", 7, 0]]},
+        {"output_layers": [["dense", 0, 3]]},
+        {"output_layers": "dense"},
+        {"input_layers": [["none", 0, 0], ["none", 0, 0]]},
+        {"history": ["input", "x", None]},
+        {"history": ["dense", 0, 0]},
+    ],
+)
+def test_a_damaged_configuration_is_refused(change: dict[str, Any]) -> None:
+    history = {"class_name": "__keras_tensor__", "config": {"keras_history": change.get("history")}}
+    node = {"args": [history], "kwargs": {}}
+    dense = {"class_name": "Dense", "config": {"name": "dense"}, "name": "dense", "inbound_nodes": [node]}
+    given = {"class_name": "InputLayer", "config": {"name": "input", "batch_shape": [None, 3]}}
+    settings = {"layers": [given | {"name": "input", "inbound_nodes": []}, dense], "name": "model"}
+    settings |= {"input_layers": [["input", 0, 0]], "output_layers": [["dense", 0, 0]]}
+    with pytest.raises(UnsupportedError):
+        keras_program.of_keras({"class_name": "Functional", "config": settings | change}, Tree({}), "x.keras")
 
 
 @pytest.mark.tensorflow

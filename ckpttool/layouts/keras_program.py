@@ -46,6 +46,13 @@ def of_keras(document: Mapping[str, Any], tree: Tree, file: str, network: str = 
     `network` names one of several outputs. Raise UnsupportedError for a layer that is not computed here, and
     UsageError where several outputs may be the action.
     """
+    try:
+        return _followed(document, tree, file, network)
+    except (TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
+        raise UnsupportedError("the model's configuration is not one that Keras writes", file=file) from error
+
+
+def _followed(document: Mapping[str, Any], tree: Tree, file: str, network: str) -> Followed:
     tensors = {tree.names[path].removesuffix(":0"): path for path, _ in tree.tensors()}
     reader = _Reader(tree=tree, file=file, tensors=tensors)
     shape = reader.observed(document)
@@ -632,9 +639,9 @@ def _flat(value: Any) -> list[float]:
     found: list[float] = []
     waiting = [value]
     while waiting and len(found) <= _NUMBERS:
-        each = waiting.pop(0)
+        each = waiting.pop()
         if isinstance(each, list | tuple):
-            waiting = [*each, *waiting]
+            waiting += reversed(each)
         elif isinstance(each, int | float) and not isinstance(each, bool):
             found.append(float(each))
         else:
