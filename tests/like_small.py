@@ -137,3 +137,11 @@ class ChannelsConvolution(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Halves(Named):
+    """A model of half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.half()
