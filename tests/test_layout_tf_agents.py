@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats import text_proto
+from ckpttool.formats import settings, text_proto
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import td3_torch
 from ckpttool.layouts.recognise import recognise
@@ -120,13 +120,24 @@ def test_an_odd_number_of_logits_is_not_halved(outputs: int) -> None:
 def test_one_projection_is_a_deviation_only_with_evidence() -> None:
     arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, 4))
     value = layers([f"agent/_value_net/_postprocessing_layers/{n}" for n in (1, 2)], (3, 16, 1))
-    assert recognise(tensorflow_tree(arrays | value), "ckpt-3") is None
+    chooses = recognise(tensorflow_tree(arrays | value), "ckpt-3")
+    assert chooses is not None
+    assert chooses.unplaced["actor"]
+    assert not any("_projection_layer" in line for line in chooses.moves.assumed)
     alone = recognise(tensorflow_tree(arrays), "ckpt-3")
     assert alone is not None
     assert any("_projection_layer" in line for line in alone.moves.assumed)
     certain = recognise(tensorflow_tree(sac()), "ckpt-3")
     assert certain is not None
     assert not any("_projection_layer" in line for line in certain.moves.assumed)
+
+
+@pytest.mark.parametrize("beside", ["agent/_train_step_counter", "agent/_optimizer/iter"])
+def test_an_agent_that_is_not_sac_chooses_with_one_projection(beside: str) -> None:
+    arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, 4))
+    binding = recognise(tensorflow_tree(arrays | {beside: np.int64(3).reshape(())}), "ckpt-3")
+    assert binding is not None
+    assert binding.unplaced["actor"]
 
 
 def test_a_deviation_of_its_own_layer_is_a_branch(tmp_path: Path) -> None:
@@ -363,3 +374,19 @@ def test_the_graph_of_an_exported_policy_overrules_the_habit(tmp_path: Path) -> 
         assert agent.binding.layout == "tf_agents"
         assert agent.known.activations == [hidden] * 2
         assert str(agent.known.provenance["activations"]).startswith("read")
+
+
+def test_a_gin_configuration_beside_the_agent_is_named(tmp_path: Path) -> None:
+    path = written(whole(sac()), tmp_path / "ckpt-3")
+    text = "# Parameters:\nActorDistributionNetwork.activation_fn = \\\n    @tf.keras.activations.tanh\n"
+    (tmp_path / "operative_config-0.gin").write_text(text)
+    found = [each for each in restore(str(path)).ledger if each.what == "activation" and each.open]
+    assert [each.where.partition(":")[0] for each in found] == ["operative_config-0.gin"]
+
+
+def test_values_of_a_gin_configuration() -> None:
+    text = (
+        "a/b.C.x = (1, 2)\nC.y = @m.ReLU()\nC.z = %lr\nlr = 3e-4\nC = 2\nno line\nD.s = 'of D'  # a comment\n"
+    )
+    assert settings.gin(text) == {"C": 2, "lr": 3e-4, "D": {"s": "of D"}}
+    assert settings.gin(text.replace("C = 2\n", ""))["C"] == {"x": [1, 2], "y": "ReLU"}

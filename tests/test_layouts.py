@@ -325,9 +325,10 @@ def test_layers_are_ordered_by_their_numbers_not_by_the_file() -> None:
     tree: dict[str, np.ndarray] = {}
     for name, sizes in zip(names, [(4, ACT), (4, 4), (OBS, 4)], strict=True):
         tree |= dense(generator, f"actor/{name}", *sizes)
+    tree |= dense(generator, "critic/l1", OBS + ACT, 1)
     binding = recognise(tensorflow_tree(tree), "ckpt-1")
     assert binding is not None
-    assert networks(binding) == {"actor": ["l1", "l2", "l10"]}
+    assert networks(binding)["actor"] == ["l1", "l2", "l10"]
 
 
 def test_a_head_beside_numbered_layers_does_not_disturb_their_order() -> None:
@@ -374,7 +375,7 @@ def test_layer_norms_have_places_of_their_own() -> None:
     generator = np.random.default_rng(0)
     arrays = dense(generator, "actor/l1", OBS, 4)
     arrays |= {f"actor/l1_norm/{n}": np.ones(4, np.float32) for n in ("gamma", "beta")}
-    arrays |= dense(generator, "actor/l2", 4, ACT)
+    arrays |= dense(generator, "actor/l2", 4, ACT) | dense(generator, "critic/l1", OBS + ACT, 1)
     binding = recognise(tensorflow_tree(arrays), "ckpt-1")
     assert binding is not None
     assert [layer.kind for layer in binding.parts[0].layers] == ["dense", "layer_norm", "dense"]

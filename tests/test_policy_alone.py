@@ -17,12 +17,14 @@ from torch import nn
 import ckpttool
 from ckpttool.agents.backends import numpy as reference
 from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.layouts import keras_program
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluate import enter, evaluate, place_of
 from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.export import export
 from ckpttool.ops.parity import run
 from ckpttool.ops.restore import restore
+from ckpttool.tree import Tree
 from tests import tensorflow_child
 from tests.conftest import in_process
 
@@ -933,7 +935,7 @@ def test_export_without_an_environment_takes_given_bounds(tmp_path: Path) -> Non
 
 
 def modules(tf: Any) -> dict[str, Any]:
-    """Return modules of TensorFlow alone: a chain, and two that are none which a policy here can be."""
+    """Return modules of TensorFlow alone: a chain, two that are none, and one that is not followed."""
 
     class Module(tf.Module):  # type: ignore[misc]
         def __init__(self, kind: str) -> None:
@@ -950,9 +952,11 @@ def modules(tf: Any) -> dict[str, Any]:
                 x = x + first
             if self.kind == "hidden_scale":
                 x = 3.0 * x
+            if self.kind == "sine":
+                x = tf.sin(x)
             return {"action": 0.5 + 1.5 * tf.tanh(tf.matmul(x, self.w[2]) + self.b[2])}["action"]
 
-    return {kind: Module(kind) for kind in ("module", "summed", "hidden_scale")}
+    return {kind: Module(kind) for kind in ("module", "summed", "hidden_scale", "sine")}
 
 
 def keras_files(folder: Path) -> dict[str, Any]:
@@ -991,8 +995,10 @@ def keras_files(folder: Path) -> dict[str, Any]:
         call = tf.function(module, input_signature=[tf.TensorSpec((None, 3))])
         tf.saved_model.save(module, name, signatures={"serving_default": call})
         found[name] = module(observations()).numpy().tolist()
-    skipping.save("skipping.keras")
-    leaky.save("leaky.keras")
+    summed = keras.Model(inputs, layers.Dense(1)(layers.Softmax()(layers.Dense(4)(inputs))))
+    for name, model in (("skipping", skipping), ("leaky", leaky), ("softmax", summed)):
+        model.save(f"{name}.keras")
+        found[f"{name}.keras"] = model(observations()).numpy().tolist()
     return found
 
 
@@ -1024,12 +1030,43 @@ def test_keras_weights_play_with_the_facts(name: str, keras_folder: tuple[Path, 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", ["skipping.keras", "leaky.keras"])
-def test_a_keras_model_that_is_no_such_chain_is_refused(
+def test_a_keras_model_that_is_no_such_chain_is_computed_as_configured(
     name: str, keras_folder: tuple[Path, dict[str, Any]]
 ) -> None:
-    folder, _ = keras_folder
-    with pytest.raises(CkpttoolError):
-        played(folder / name)
+    folder, expected = keras_folder
+    close(played(folder / name)[0], np.asarray(expected[name], np.float32))
+
+
+@pytest.mark.tensorflow
+def test_a_keras_model_with_another_layer_is_refused_by_its_name(
+    keras_folder: tuple[Path, dict[str, Any]],
+) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        played(keras_folder[0] / "softmax.keras")
+    assert error.value.found == "Softmax"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layers": []},
+        {"output_layers": [["dense", 7, 0]]},
+        {"output_layers": [["dense", 0, 3]]},
+        {"output_layers": "dense"},
+        {"input_layers": [["none", 0, 0], ["none", 0, 0]]},
+        {"history": ["input", "x", None]},
+        {"history": ["dense", 0, 0]},
+    ],
+)
+def test_a_damaged_configuration_is_refused(change: dict[str, Any]) -> None:
+    history = {"class_name": "__keras_tensor__", "config": {"keras_history": change.get("history")}}
+    node = {"args": [history], "kwargs": {}}
+    dense = {"class_name": "Dense", "config": {"name": "dense"}, "name": "dense", "inbound_nodes": [node]}
+    given = {"class_name": "InputLayer", "config": {"name": "input", "batch_shape": [None, 3]}}
+    settings = {"layers": [given | {"name": "input", "inbound_nodes": []}, dense], "name": "model"}
+    settings |= {"input_layers": [["input", 0, 0]], "output_layers": [["dense", 0, 0]]}
+    with pytest.raises(UnsupportedError):
+        keras_program.of_keras({"class_name": "Functional", "config": settings | change}, Tree({}), "x.keras")
 
 
 @pytest.mark.tensorflow
@@ -1045,10 +1082,11 @@ def test_a_saved_models_graph_is_followed(name: str, keras_folder: tuple[Path, d
 @pytest.mark.tensorflow
 def test_a_function_of_a_module_is_followed_or_left_alone(keras_folder: tuple[Path, dict[str, Any]]) -> None:
     folder, expected = keras_folder
-    close(played(folder / "module")[0], np.asarray(expected["module"], np.float32))
-    for name in ("summed", "hidden_scale"):
-        with pytest.raises(CkpttoolError):
-            played(folder / name)
+    for name in ("module", "summed", "hidden_scale"):
+        close(played(folder / name)[0], np.asarray(expected[name], np.float32))
+    with pytest.raises(UnsupportedError) as error:
+        played(folder / "sine")
+    assert error.value.found == "Sin"
 
 
 def test_a_folder_is_swept_with_the_facts_and_its_critics_are_passed_over(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from ckpttool.formats.saved_model import join, messages, objects
 from ckpttool.formats.saved_model.messages import Meter
 from ckpttool.layouts.model_steps import Step, Weights
 from ckpttool.leaf import Leaf, Path
-from ckpttool.source import File
 from ckpttool.tree import Tree
 from ckpttool.wire import protobuf
 
@@ -38,11 +37,14 @@ _SAME = frozenset(("Identity", "StopGradient", "ReadVariableOp"))
 _NODES, _DEEP, _NUMBERS = 20_000, 20, 4096
 
 
-class _UnknownError(Exception):
+class UnknownError(Exception):
     """The graph does something that is not followed."""
 
 
-class _Variable(NamedTuple):
+FAILURES = (UnknownError, CkpttoolError, RecursionError, struct.error)
+
+
+class Variable(NamedTuple):
     """A variable, or its value, by the path of its leaf."""
 
     path: Path
@@ -77,50 +79,69 @@ class Function:
     """the arguments' shapes, as far as the graph records them; an extent of -1 is not fixed"""
 
 
+class Serving(NamedTuple):
+    """The function that a SavedModel serves: what it captures, by numbers of objects, and its graph."""
+
+    function: Function
+    captures: tuple[int, ...]
+    variables: Mapping[int, Path]
+    functions: Mapping[str, Function]
+    signature: messages.Signature | None
+    graph: messages.MetaGraph
+
+
+def serving(checkpoint: Checkpoint, meter: Meter) -> Serving | None:
+    """Return what a SavedModel serves of one input, None if the checkpoint serves nothing.
+
+    Raise UnknownError for several functions or inputs.
+    """
+    file = next((f for f in checkpoint.files if f.path.endswith(f"/{saved_model.GRAPH}")), None)
+    if checkpoint.format != saved_model.NAME or file is None:
+        return None
+    if file.size > limits.current().graph_bytes:
+        raise UnknownError
+    graphs = messages.parse(memoryview(file.read(0, file.size)), meter)
+    if len(graphs) != 1 or graphs[0].objects is None or graphs[0].nodes is None:
+        raise UnknownError
+    found = objects.parse(graphs[0].objects, meter)
+    signatures = dict(join.signatures(found))
+    if not signatures:
+        return None
+    name = "serving_default" if "serving_default" in signatures else next(iter(signatures))
+    if len(signatures) > 1 and name != "serving_default":
+        raise UnknownError
+    functions = library(graphs[0].nodes, meter)
+    function, captures = functions.get(signatures[name]), found.captures.get(signatures[name], ())
+    if function is None or len(function.arguments) != len(captures) + 1:
+        raise UnknownError
+    variables = join.by_objects(checkpoint.tree, found).numbers
+    return Serving(function, captures, variables, functions, graphs[0].signatures.get(name), graphs[0])
+
+
 def of_saved_model(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
     """Return the steps of a SavedModel's serving function, None if the checkpoint has none.
 
     Raise UnsupportedError for one that cannot be followed: it may compute anything of its layers.
     """
-    file = next((f for f in checkpoint.files if f.path.endswith(f"/{saved_model.GRAPH}")), None)
-    if checkpoint.format != saved_model.NAME or file is None:
-        return None
     try:
-        return _followed(checkpoint.tree, file)
-    except (_UnknownError, CkpttoolError, RecursionError, struct.error) as error:
-        raise UnsupportedError(
-            "the SavedModel's graph is not one chain of known operations",
-            file=checkpoint.path,
-            found=(str(error) if isinstance(error, _UnknownError) else "") or None,
-            hint="if its layers are one chain all the same: ckpttool convert writes them without the graph, "
-            "--to torch, and eval takes that file with --activation",
-        ) from None
+        served = serving(checkpoint, Meter())
+        if served is None:
+            return None
+        reader = Reader(checkpoint.tree, served.functions)
+        captured = [Variable(served.variables[n]) if n in served.variables else None for n in served.captures]
+        (result,) = reader.call(served.function, [_Flow(), *captured])
+        return _flow(result).steps
+    except FAILURES as error:
+        raise unfollowed(checkpoint, error) from None
 
 
-def _followed(tree: Tree, file: File) -> tuple[Step, ...] | None:
-    if file.size > limits.current().graph_bytes:
-        raise _UnknownError
-    meter = Meter()
-    graphs = messages.parse(memoryview(file.read(0, file.size)), meter)
-    if len(graphs) != 1 or graphs[0].objects is None or graphs[0].nodes is None:
-        raise _UnknownError
-    found = objects.parse(graphs[0].objects, meter)
-    numbers = join.by_objects(tree, found).numbers
-    signatures = dict(join.signatures(found))
-    if not signatures:
-        return None
-    chosen = signatures.get("serving_default") or (next(iter(signatures.values()), None))
-    if chosen is None or (len(signatures) > 1 and "serving_default" not in signatures):
-        raise _UnknownError
-    reader = _Reader(tree, library(graphs[0].nodes, meter))
-    captured = [_Variable(numbers[n]) if n in numbers else None for n in found.captures.get(chosen, ())]
-    function = reader.library.get(chosen)
-    if function is None or len(function.arguments) != len(captured) + 1:
-        raise _UnknownError
-    (result,) = reader.call(function, [_Flow(), *captured])
-    if not isinstance(result, _Flow):
-        raise _UnknownError
-    return result.steps
+def unfollowed(checkpoint: Checkpoint, error: Exception) -> UnsupportedError:
+    """Return the error for a graph that cannot be followed."""
+    return UnsupportedError(
+        "the SavedModel's graph computes something that is not known here",
+        file=checkpoint.path,
+        found=(str(error) if isinstance(error, UnknownError) else "") or None,
+    )
 
 
 def library(graph: memoryview, meter: Meter) -> dict[str, Function]:
@@ -148,7 +169,7 @@ def _function(data: memoryview, meter: Meter) -> tuple[str, Function]:
                         protobuf.text(text) for _, text in meter.fields(protobuf.message(what), {1: _TEXT})
                     ]
         elif number == 3:
-            title, node = _node(inner, meter)
+            title, node = node_of(inner, meter)
             nodes[title] = node
         elif number == 7:
             shapes |= _argument(inner, meter)
@@ -179,7 +200,8 @@ def _pair(data: memoryview, meter: Meter) -> tuple[str, str]:
     return found.get(1, ""), found.get(2, "")
 
 
-def _node(data: memoryview, meter: Meter) -> tuple[str, Node]:
+def node_of(data: memoryview, meter: Meter) -> tuple[str, Node]:
+    """Return a NodeDef's name, and the node."""
     name = op = ""
     inputs: list[str] = []
     attributes: dict[str, memoryview] = {}
@@ -198,7 +220,7 @@ def _node(data: memoryview, meter: Meter) -> tuple[str, Node]:
 
 
 @dataclass
-class _Reader:
+class Reader:
     """Evaluates functions on one unknown input."""
 
     tree: Tree
@@ -208,8 +230,9 @@ class _Reader:
     known: list[dict[str, Any]] = field(default_factory=list)
 
     def call(self, function: Function, given: Sequence[Any]) -> list[Any]:
+        """Return what a function gives of its arguments' values."""
         if len(given) != len(function.arguments) or self.depth > _DEEP or len(function.results) != 1:
-            raise _UnknownError
+            raise UnknownError
         self.depth += 1
         scope = dict(zip(function.arguments, given, strict=True))
         found = [self._value(result, function, scope) for result in function.results]
@@ -219,7 +242,7 @@ class _Reader:
     def _value(self, name: str, function: Function, scope: dict[str, Any]) -> Any:
         node, _, output = name.partition(":")
         if output and not output.endswith(":0"):
-            raise _UnknownError
+            raise UnknownError
         if node in scope:
             return scope[node]
         # In the order of use: a chain of thousands of nodes needs no recursion.
@@ -229,7 +252,7 @@ class _Reader:
             self.visited += 1
             found = function.nodes.get(top)
             if found is None or self.visited > _NODES or len(waiting) > _NODES:
-                raise _UnknownError
+                raise UnknownError
             names = [each.partition(":")[0] for each in found.inputs]
             missing = [each for each in names if each not in scope]
             if top in scope or not missing:
@@ -237,35 +260,46 @@ class _Reader:
                 if top not in scope:
                     outputs = [each.partition(":")[2] for each in found.inputs]
                     if any(o and not o.endswith(":0") for o in outputs):
-                        raise _UnknownError
+                        raise UnknownError
                     scope[top] = self._node(found, [scope[each] for each in names])
             else:
                 waiting += missing
         return scope[node]
 
-    def _node(self, node: Node, given: list[Any]) -> Any:
+    def common(self, node: Node, given: list[Any]) -> tuple[Any] | None:
+        """Return the value of a node that computes nothing itself, None for another one."""
         # Of several outputs only the first is ever taken.
         if (node.op in _SAME and len(given) == 1) or node.op == "IdentityN":
-            return given[0]
+            return (given[0],)
         if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
             function = self.library.get(called(node.attributes.get("f", memoryview(b""))))
             if function is None:
-                raise _UnknownError
-            return self.call(function, given)[0]
+                raise UnknownError
+            return (self.call(function, given)[0],)
         if node.op == "Const":
-            return _constant(node.attributes.get("value", memoryview(b"")))
+            return (self.constant(node.attributes.get("value", memoryview(b""))),)
+        return None
+
+    def constant(self, value: memoryview) -> Any:
+        """Return the constant of a node's attribute."""
+        return _constant(value)
+
+    def _node(self, node: Node, given: list[Any]) -> Any:
+        common = self.common(node, given)
+        if common is not None:
+            return common[0]
         if node.op in _ACTIVATIONS and len(given) == 1:
             return _flow(given[0]).then("activation", _ACTIVATIONS[node.op])
         if node.op == "MatMul":
             return self._product(node, given)
         if node.op in ("BiasAdd", "Add", "AddV2", "Sub", "Mul", "RealDiv") and len(given) == 2:
             return self._arithmetic(node.op, *given)
-        raise _UnknownError(node.op)
+        raise UnknownError(node.op)
 
     def _product(self, node: Node, given: list[Any]) -> _Flow:
         turned = any(truth(node.attributes.get(f"transpose_{side}")) for side in "ab")
-        if turned or len(given) != 2 or not isinstance(given[1], _Variable):
-            raise _UnknownError
+        if turned or len(given) != 2 or not isinstance(given[1], Variable):
+            raise UnknownError
         return _flow(given[0]).then("dense", Weights(given[1].path, None))
 
     def _arithmetic(self, op: str, one: Any, two: Any) -> _Flow:
@@ -275,10 +309,10 @@ class _Reader:
         if isinstance(two, _Flow):
             return _swish(op, flow, two)
         last = flow.steps[-1] if flow.steps else None
-        if op in ("BiasAdd", "Add", "AddV2") and isinstance(two, _Variable):
+        if op in ("BiasAdd", "Add", "AddV2") and isinstance(two, Variable):
             bare = last is not None and isinstance(last.value, Weights) and last.value.bias is None
             if last is None or not bare or not self._is_bias(last.value.weight, two.path):
-                raise _UnknownError
+                raise UnknownError
             return _Flow(flow.steps[:-1]).then("dense", last.value._replace(bias=two.path))
         numbers = self._numbers(two)
         if op == "Mul":
@@ -287,7 +321,7 @@ class _Reader:
             return _affine(flow, [1 / each for each in numbers], [0.0])
         if op in ("BiasAdd", "Add", "AddV2", "Sub"):
             return _affine(flow, [1.0], [-each if op == "Sub" else each for each in numbers])
-        raise _UnknownError
+        raise UnknownError
 
     def _is_bias(self, weight: Path, bias: Path) -> bool:
         one, two = self.tree.get(weight), self.tree.get(bias)
@@ -298,15 +332,15 @@ class _Reader:
     def _numbers(self, value: Any) -> list[float]:
         if isinstance(value, list):
             return value
-        leaf = self.tree.get(value.path) if isinstance(value, _Variable) else None
+        leaf = self.tree.get(value.path) if isinstance(value, Variable) else None
         if not isinstance(leaf, Leaf) or len(leaf.shape) > 1 or sum(leaf.shape) > _NUMBERS:
-            raise _UnknownError
+            raise UnknownError
         return [float(number) for number in leaf.array().astype("float64").reshape(-1)]
 
 
 def _flow(value: Any) -> _Flow:
     if not isinstance(value, _Flow):
-        raise _UnknownError
+        raise UnknownError
     return value
 
 
@@ -316,7 +350,7 @@ def _swish(op: str, one: _Flow, two: _Flow) -> _Flow:
         sigmoid = before.then("activation", "sigmoid")
         if op == "Mul" and after.steps == sigmoid.steps:
             return before.then("activation", "silu")
-    raise _UnknownError
+    raise UnknownError
 
 
 def _affine(flow: _Flow, scale: list[float], offset: list[float]) -> _Flow:
@@ -326,7 +360,7 @@ def _affine(flow: _Flow, scale: list[float], offset: list[float]) -> _Flow:
         before, shift = steps[-1].value
         size = max(map(len, (before, shift, scale, offset)))
         if any(len(each) not in (1, size) for each in (before, shift, scale, offset)):
-            raise _UnknownError
+            raise UnknownError
         before, shift, scale, offset = (
             list(each) * (size // len(each)) for each in (before, shift, scale, offset)
         )
@@ -356,7 +390,7 @@ def _constant(value: memoryview) -> list[float]:
     """Return the numbers of a small constant tensor of float32 or int32."""
     tensor = next((protobuf.message(v) for n, v in protobuf.fields(value, _VALUE) if n == 8), None)
     if tensor is None or len(tensor) > 8 * _NUMBERS:
-        raise _UnknownError
+        raise UnknownError
     dtype, found = 0, list[float]()
     for number, part in protobuf.fields(tensor, _TENSOR):
         if number == 1:
@@ -368,7 +402,7 @@ def _constant(value: memoryview) -> list[float]:
             form = "i" if number == 4 and dtype == _INT32 else "f"
             found += struct.unpack(f"<{len(data) // 4}{form}", data)
     if dtype not in (_FLOAT, _INT32) or not found:
-        raise _UnknownError
+        raise UnknownError
     return found
 
 
@@ -381,7 +415,7 @@ def activations(checkpoint: Checkpoint) -> frozenset[str]:
     try:
         graphs = messages.parse(memoryview(file.read(0, file.size)), meter)
         libraries = [library(graph.nodes, meter) for graph in graphs if graph.nodes is not None]
-    except (_UnknownError, CkpttoolError, RecursionError, struct.error):
+    except (UnknownError, CkpttoolError, RecursionError, struct.error):
         return frozenset()
     nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())
     return frozenset(_ACTIVATIONS[node.op] for node in nodes if node.op in _ACTIVATIONS)

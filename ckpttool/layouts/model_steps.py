@@ -179,9 +179,40 @@ _SKIPPED = frozenset(
     ("InputLayer", "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "Identity")
 )
 _LAYERS = {"ReLU": "relu", "ELU": "elu"}
-_MODELS = frozenset(("Sequential", "Functional", "Model"))
+MODELS = frozenset(("Sequential", "Functional", "Model"))
 # Where the classes of those names come from; a program's own class may have the same name.
 _KERAS_MODULES = ("keras", "tf_keras", "tensorflow.keras", "tensorflow.python.keras")
+
+
+def is_described(document: Mapping[str, Any]) -> bool:
+    """Return whether a Keras model is of Keras's own class: its configuration lists what it computes."""
+    config = config_of(dict(document))
+    return (
+        config.cls in MODELS and isinstance(config.settings.get("layers"), list) and not is_foreign(document)
+    )
+
+
+def own_class(document: Mapping[str, Any]) -> str | None:
+    """Return the class of a Keras model whose code is the program's own, None for Keras's classes."""
+    cls = config_of(dict(document)).cls
+    return cls if cls is not None and not is_described(document) else None
+
+
+def precisions(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the types in which a Keras model's layers compute, float32 and float64 left out."""
+    found: dict[str, None] = {}
+    waiting: list[Any] = [document]
+    while waiting and len(found) < _MOST_TYPES:
+        config = config_of(waiting.pop())
+        kind = config.settings.get("dtype")
+        kind = config_of(kind).name if isinstance(kind, dict) else kind
+        if isinstance(kind, str) and kind not in ("float32", "float64") and config.cls != "InputLayer":
+            found[kind] = None
+        waiting += reversed([each for each in config.settings.get("layers") or () if isinstance(each, dict)])
+    return tuple(found)
+
+
+_MOST_TYPES = 8
 
 
 def of_keras(document: Mapping[str, Any]) -> tuple[Step, ...] | None:
@@ -190,8 +221,7 @@ def of_keras(document: Mapping[str, Any]) -> tuple[Step, ...] | None:
     `document` is that of `model.save`: `class_name`, `config`. A functional model is followed from its output
     to its input; one that is no chain has an unknown step.
     """
-    config = config_of(dict(document))
-    if config.cls not in _MODELS or not isinstance(config.settings.get("layers"), list):
+    if not is_described(document):
         return None
     found = list(_model_steps(document, ()))
     return tuple(found) if any(step.kind == "dense" for step in found) else None
@@ -209,16 +239,16 @@ def _model_steps(document: Mapping[str, Any], above: Name) -> Iterator[Step]:
     for layer in layers:
         inner = config_of(layer)
         name = (*above, str(inner.name or layer.get("name") or "?"))
-        if _is_foreign(layer):
+        if is_foreign(layer):
             yield Step("unknown", name, f"{inner.cls}, a class of another package")
-        elif inner.cls in _MODELS:
+        elif inner.cls in MODELS:
             yield from _model_steps(layer, name)
         else:
             yield from _keras_layer(str(inner.cls), name, inner.facts())
 
 
-def _is_foreign(layer: Mapping[str, Any]) -> bool:
-    """Return whether the layer's class is the program's own, whatever it is called."""
+def is_foreign(layer: Mapping[str, Any]) -> bool:
+    """Return whether a layer's or a model's class is the program's own, whatever it is called."""
     module, registered = layer.get("module"), layer.get("registered_name")
     own = isinstance(module, str) and not module.startswith(_KERAS_MODULES)
     return own or ">" in str(layer.get("class_name")) or (isinstance(registered, str) and ">" in registered)

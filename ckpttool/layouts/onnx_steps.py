@@ -45,10 +45,10 @@ _OLDEST = 7  # before it, Add and others broadcast by attributes, and Dropout ac
 # Names of outputs, the better ones first, and of those that are no action.
 _ACTS = (
     re.compile(r"deterministic_continuous_actions?"),
-    re.compile(r"(continuous_)?actions?(_?mean|_?mu)?|acts?|mean(_?actions?)?|mu|policy|pi|a"),
+    re.compile(r"(continuous_)?actions?(_?mean|_?mu)?|acts?|actor|mean(_?actions?)?|mu|policy|pi|a"),
 )
 _ACTS_NOT = re.compile(
-    r"val|std|sigma|log|prob|entropy|hidden|cell|state|version|memory|shape|^(v|h|c)$|[hc]_?out|q\d*$"
+    r"val|critic|std|sigma|log|prob|entropy|hidden|cell|state|version|memory|shape|^(v|h|c)$|[hc]_?out|q\d*$"
 )
 
 
@@ -109,6 +109,16 @@ def flattened(checkpoint: Checkpoint) -> Iterator[tuple[Path, tuple[int, ...]]]:
             if len(shape) == 3 and channels in (0, 2):
                 image = (*shape[1:], shape[0]) if channels == 0 else ()
                 yield operation.value["source"][0], image
+
+
+def acting(names: Sequence[str]) -> str | None:
+    """Return the name of the output that is the action among several, None where the names do not decide."""
+    likely = [name for name in names if not _ACTS_NOT.search(name.lower())]
+    for pattern in _ACTS:
+        found = [name for name in likely if pattern.fullmatch(name.lower())]
+        if len(found) == 1:
+            return found[0]
+    return likely[0] if len(likely) == 1 and len(names) > 1 else None
 
 
 @dataclass
@@ -226,18 +236,15 @@ class _Reader(Recorder):
             )
         if len(others) == 1:
             return others[0], []
-        acting = [name for name in others if not _ACTS_NOT.search(name.lower())]
-        for pattern in _ACTS:
-            found = [name for name in acting if pattern.fullmatch(name.lower())]
-            if len(found) == 1:
-                return found[0], [name for name in others if name != found[0]]
-        if len(acting) == 1 and len(others) > 1:
-            return acting[0], [name for name in others if name != acting[0]]
+        best = acting(others)
+        if best is not None:
+            return best, [name for name in others if name != best]
+        likely = [name for name in others if not _ACTS_NOT.search(name.lower())]
         raise UsageError(
             "the model has several outputs, and nothing tells which one is the action",
             file=self.checkpoint.path,
             found=some(names, 8),
-            hint=" or ".join(f"--network {shlex.quote(name)}" for name in (acting or names)[:8]),
+            hint=" or ".join(f"--network {shlex.quote(name)}" for name in (likely or names)[:8]),
         )
 
     def _refused(self, what: Unknown) -> CkpttoolError:

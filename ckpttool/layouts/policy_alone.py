@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
@@ -24,7 +24,9 @@ from ckpttool.formats import keras_tree
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import (
     canonical,
+    graph_program,
     graph_steps,
+    keras_program,
     memory,
     model_steps,
     onnx_steps,
@@ -134,8 +136,8 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
         return _of_followed(followed, tree, checkpoint.path, "torch", "the TorchScript code")
     if (model := onnx_steps.of_onnx(checkpoint, network)) is not None:
         return _of_onnx(model, checkpoint)
-    if (followed := graph_steps.of_saved_model(checkpoint)) is not None:
-        return _of_followed(followed, tree, checkpoint.path, "tensorflow", "the SavedModel's graph")
+    if (saved := _of_saved_model(checkpoint)) is not None:
+        return saved
     module = whole(tree)
     if module is not None:
         if model_steps.is_hooked(module):
@@ -156,6 +158,71 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
 
 
 def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | None = None) -> Binding | None:
+    """Return the policy of a Keras model by its configuration, of other tensors by their names and sizes."""
+    document = keras_tree.config_document(checkpoint.format, checkpoint.path)
+    if document is None or not model_steps.is_described(document):
+        binding = _by_names(tree, checkpoint, network, module)
+        own = model_steps.own_class(document) if document is not None else None
+        if binding is None or own is None:
+            return binding
+        said = f"the model's own class {own} computes nothing but its layers, one after another"
+        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    steps = model_steps.of_keras(document)
+    binding = None
+    # A chain has layers that other frameworks have, too; a program is computed as it is.
+    with contextlib.suppress(UnsupportedError, UsageError):
+        binding = None if steps is None else _by_names(tree, checkpoint, network, module, steps)
+    if binding is None:
+        binding = _of_keras(document, tree, checkpoint.path, network)
+    kinds = model_steps.precisions(document)
+    if kinds:
+        said = f"computed in float32: the model's own types are {some([*kinds], 3)}"
+        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    return binding
+
+
+def _of_saved_model(checkpoint: Checkpoint) -> Binding | None:
+    """Return the policy that a SavedModel serves: a chain of its layers, else a program."""
+    tree, origin = checkpoint.tree, "the SavedModel's graph"
+    with contextlib.suppress(UnsupportedError, UsageError):
+        followed = graph_steps.of_saved_model(checkpoint)
+        if followed is None:
+            return None
+        return _of_followed(followed, tree, checkpoint.path, "tensorflow", origin)
+    program, used = graph_program.of_saved_model(checkpoint)
+    return _of_program(program, used, tree, origin)
+
+
+def _of_keras(document: Mapping[str, Any], tree: Tree, file: str, network: str) -> Binding:
+    found = keras_program.of_keras(document, tree, file, network)
+    return _of_program(found.program, found.used, tree, "the model's configuration").noted(*found.notes)
+
+
+def _of_program(program: Program, used: Sequence[Path], tree: Tree, origin: str) -> Binding:
+    """Return the binding of a policy that computes a program of a model's own."""
+    program, head = _without_tanh(program)
+    moves = tuple(Move(path, (attr("actor"), attr("graph"), attr(tree.names[path])), KEEP) for path in used)
+    return Binding(
+        layout=NO_LAYOUT,
+        moves=Moves(moves, (), ()),
+        parts=(Part("actor", None, (), program=program),),
+        facts=Facts(
+            head=head,
+            hidden="",
+            epsilon=_EPSILON["torch"],
+            said=dict.fromkeys(("head", "activations"), origin),
+        ),
+        evidence=f"a program of {origin}",
+    )
+
+
+def _by_names(
+    tree: Tree,
+    checkpoint: Checkpoint,
+    network: str,
+    module: Whole | None,
+    steps: Sequence[Step] | None = None,
+) -> Binding | None:
     file = checkpoint.path
     framework = _framework(checkpoint.format, tree)
     normalisers = statistics.found(tree)
@@ -172,10 +239,8 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
     inside = {group.name for each in networks for group in each.groups}
     beside = tuple(group for group in found if group.name not in inside)
     network_ = network_._replace(groups=(*network_.groups, *beside))
-    steps = model_steps.of_whole(module, network_.name) if module is not None else None
-    document = keras_tree.config_document(checkpoint.format, checkpoint.path)
-    if document is not None:
-        steps = model_steps.of_keras(document)
+    if module is not None:
+        steps = model_steps.of_whole(module, network_.name)
     surroundings = _Surroundings.of(network_, tree, module, within)
     layers, action_map, notes = _parts(network_, file, surroundings)
     where = (file, surroundings.hint(file))
@@ -439,6 +504,12 @@ def _chosen(found: list[_Network], wanted: str, file: str) -> tuple[_Network, tu
             found=names[0],
             hint=f"--network {names[0]} takes it for the policy" if found[0].name else None,
         )
+    if all(_is_critic(n.name) for n in found):
+        raise UsageError(
+            "the checkpoint has no policy: its networks are critics, by their names",
+            file=file,
+            found=some(names, 8),
+        )
     raise UsageError(
         "several networks, and nothing tells which one is the policy",
         file=file,
@@ -655,7 +726,8 @@ def _ordered(layers: Sequence[Module], file: str) -> _Chain:
         chain, why = by_number[0], "the order of their names and numbers"
     order = ", ".join("/".join(module.name) for module in chain)
     # That nothing else stands between them (a sum, a product) is in no file of weights.
-    assumed = (f"the layers follow one another in {why}: {order}",) if len(chain) > 1 else ()
+    said = f"the layers follow one another in {why}, with nothing but one activation between: {order}"
+    assumed = (said,) if len(chain) > 1 else ()
     norms = [module for module in layers if not _is_dense(module)]
     placed, more = _with_norms(list(chain), norms, file)
     return _Chain(placed, (*assumed, *more))
@@ -884,17 +956,7 @@ def _of_onnx(found: onnx_steps.Followed, checkpoint: Checkpoint) -> Binding:
                 facts = facts.read(origin, norm=norm)
             consumed = binding.consumed | frozenset(found.used)
             return replace(binding, facts=facts, consumed=consumed).noted(*found.notes)
-    program, head = _without_tanh(found.program)
-    names = checkpoint.tree.names
-    moves = tuple(Move(path, (attr("actor"), attr("graph"), attr(names[path])), KEEP) for path in found.used)
-    said = dict.fromkeys(("head", "activations"), origin)
-    return Binding(
-        layout=NO_LAYOUT,
-        moves=Moves(moves, (), found.notes),
-        parts=(Part("actor", None, (), program=program),),
-        facts=Facts(head=head, hidden="", epsilon=_EPSILON["torch"], said=said),
-        evidence="the graph of an ONNX model",
-    )
+    return _of_program(found.program, found.used, checkpoint.tree, origin).noted(*found.notes)
 
 
 def _without_tanh(program: Program) -> tuple[Program, str]:

@@ -63,7 +63,17 @@ def recognise(tree: Tree, name: str) -> Binding | None:
     binding = bind(tree, TABLE)
     if binding is None or not is_all(binding, tree):
         return None
-    return remembered(binding, tree, TABLE.framework)
+    found = remembered(binding, tree, TABLE.framework)
+    return found if _is_agent(found, tree) else None
+
+
+def _is_agent(binding: Binding, tree: Tree) -> bool:
+    """Return whether the checkpoint holds more than a chain of layers that anyone may call `actor`."""
+    return (
+        bool(binding.fronts)
+        or any(not part.acts for part in binding.parts)
+        or any(path[0] == ROOT for path in tree)
+    )
 
 
 def companions(location: str) -> Sequence[str]:

@@ -47,6 +47,8 @@ _JOINED = "_projection_layer"
 # and what agents of discrete actions have.
 _OF_SAC = frozenset(("_log_alpha", "_critic_network_1", "_critic_network_2"))
 _NOT_SAC = frozenset(("_value_net", "_value_network", "_q_network", "_target_q_network"))
+_OF_AGENTS = frozenset(("_train_step_counter", "_optimizer"))
+_CHOICE = "the choice among discrete actions"
 # Critics that are no chain. A Sequential of the examples flattens a dict: the action comes first.
 _CANNOT = {
     "_action_layers": "layers of the action's own",
@@ -56,7 +58,8 @@ _CANNOT = {
 _KERAS = frozenset(map(attr, ("keras_api", "variables", "trainable_variables", "regularization_losses")))
 _ASSETS, _REF, _ACTOR = (attr("_all_assets"),), (attr("ref"),), (attr("_actor_network"),)
 _ONLY_POLICIES = frozenset(map(attr, ("_mlp_layers", "_sequential_layers", "_projection_networks")))
-_ATTRIBUTES = frozenset(map(attr, ("_actor_network", "_wrapped_policy")))
+_WRAPPED = attr("_wrapped_policy")
+_ATTRIBUTES = frozenset((attr("_actor_network"), _WRAPPED))
 
 
 def _chains() -> dict[str, str]:
@@ -113,14 +116,18 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # a pre
     if not any({"_actor_network", "_actor_net"} & set(each[1:3]) for each in segments):
         return None
     joined = [path for each, path in names.items() if each.split("/")[-2:-1] == [_JOINED]]
-    halved = bool(joined)
     agent = {step for each in segments for step in each}
     certain = not _OF_SAC.isdisjoint(agent)
-    if halved and not (_is_even(tree, joined) and (certain or _NOT_SAC.isdisjoint(agent))):
+    # An agent that is not SAC's has one projection layer for discrete actions alone.
+    chooses = bool(joined) and not certain and not (_NOT_SAC | _OF_AGENTS).isdisjoint(agent)
+    halved = bool(joined) and not chooses
+    if halved and not _is_even(tree, joined):
         return None
     binding = bind(tree, replace(TABLE, joined=halved))
     if binding is None:
         return None
+    if chooses:
+        binding = binding.refused("actor", _CHOICE)
     for segment, left in _CANNOT.items():
         if any(segment in each[2:-2] for each in segments if set(_CRITICS) & set(each[:2])):
             found = (*binding.unplaced.get("critic", ()), left)
@@ -154,7 +161,10 @@ def _plainly(tree: Tree) -> Tree:
 
     def named(path: Path) -> Path:
         kept = listed.get(path[1]) if path[:1] == _ASSETS and path[2:3] == _REF else None
-        return path if kept is None else (*_ASSETS, *kept, *path[3:])
+        path = path if kept is None else (*_ASSETS, *kept, *path[3:])
+        # The policy of a PPO agent is greedy already: one who saves its greedy policy wraps it twice.
+        wraps = [n for n, step in enumerate(path) if step == _WRAPPED]
+        return tuple(step for n, step in enumerate(path) if n not in wraps[1:])
 
     plain = {
         path: tuple(Alias(named(alias.path), alias.key) for alias in aliases if not _KERAS & set(alias.path))
@@ -194,7 +204,9 @@ def companions(location: str) -> Sequence[str]:
 
 
 def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
-    """Return the binding with the bounds of the action that the specs tell."""
+    """Return the binding with the bounds of the action that the specs hold; discrete actions are refused."""
+    if tf_agents_specs.chooses(tree):
+        return binding.refused("actor", _CHOICE)
     return tf_agents_specs.told_by(binding, file, tree)
 
 

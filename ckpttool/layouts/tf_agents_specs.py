@@ -76,6 +76,12 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
     return replace(binding, facts=facts.read(name, action_low=low, action_high=high))
 
 
+def chooses(tree: Tree) -> bool:
+    """Return whether the specs' action is an integer, one of several."""
+    kinds = [tree.get((*place, *_steps("dtype"))) for place in _actions(tree)]
+    return any(isinstance(leaf, ValueLeaf) and str(leaf.value).startswith("DT_INT") for leaf in kinds)
+
+
 def _actions(tree: Tree) -> Iterator[Path]:
     """Go through the specs of what is called `action`."""
     for path, leaf in tree.items():

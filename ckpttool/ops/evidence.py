@@ -98,7 +98,7 @@ _STATISTICS_FILE = re.compile(r"(.+)\.(pkl|pickle|pt|pth|npz|npy|json|h5|hdf5|sa
 _SETTINGS_WORDS = re.compile(
     r"config(uration)?|conf|cfg|params?|args|flags|options?|opts|hparams|hyper|hyperparam(eter)?s?|settings|agent"
 )
-_SETTINGS_FILE = re.compile(r"(.+)\.(ya?ml|json|toml|txt)", re.IGNORECASE)
+_SETTINGS_FILE = re.compile(r"(.+)\.(ya?ml|json|toml|txt|gin)", re.IGNORECASE)
 _NAMESPACE = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[^,()\[\]]+)""")
 _WORDS = re.compile(r"[^._\-\s]+")
 # Other names of the functions of agents.network.ActivationName.
@@ -863,6 +863,9 @@ def _settings_file(file: str, name: str, facts: _Used | _Written) -> Iterator[En
 
             with open(file, "rb") as source:
                 tree = settings.tree(tomllib.load(source), "the file")
+        elif name.lower().endswith(".gin"):
+            with open(file, encoding="utf-8") as text:
+                tree = settings.tree(settings.gin(text.read()), "the file")
         elif name.lower().endswith(".txt") and (found := _namespace(file)) is not None:
             tree = settings.tree(found, "the file")
         else:

@@ -93,6 +93,8 @@ class Agent:
             front = self.front(title)
             if front is not None and front.covers.issuperset(left):
                 reason = "has more than layers (an encoder, memory, norms): it is played, and nothing else"
+            elif any("discrete" in each for each in left):
+                reason = "chooses among discrete actions, which cannot be run yet"
             else:
                 reason = "holds a layer of a kind that cannot be run yet"
             raise UnsupportedError(f"{title} {reason}", file=self.checkpoint.path, found=some(left, 3))

@@ -28,6 +28,7 @@ MODULES = {
     "skrl": "skrl",
     "programs": "torch",
     "variants": "torch",
+    "keras": "keras",
 }
 """By library, what must be importable."""
 
@@ -36,7 +37,8 @@ class Agent(NamedTuple):
     """One agent: what writes it to a path without suffix, and what its trainer knows.
 
     `write` returns the file, and the actions for the observations (or the return of an episode).
-    `known` are options of the command line that state the truth (activation, head).
+    `known` are options of the command line that state the truth (activation, head). `open` is a word for what
+    the file does not hold and no option states: whatever is wrong must be named with it.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Agent(NamedTuple):
     high: float = 2.0
     known: Mapping[str, str] = {}
     env: str | None = None
+    open: str = ""
 
 
 def observations() -> np.ndarray:
@@ -555,7 +558,7 @@ def programs() -> Iterator[Agent]:
 
 def generators() -> dict[str, tuple[str, Callable[[], Iterator[Agent]]]]:
     """Return by library what must be importable, and what yields its agents."""
-    from tests.agent_truth import libraries, variants
+    from tests.agent_truth import libraries, tf_actors, variants
 
     own: dict[str, Callable[[], Iterator[Agent]]] = {
         "stable_baselines3": stable_baselines3,
@@ -567,6 +570,7 @@ def generators() -> dict[str, tuple[str, Callable[[], Iterator[Agent]]]]:
         "skrl": skrl,
         "programs": programs,
         "variants": variants.variants,
+        "keras": tf_actors.keras_actors,
     }
     found = {name: (MODULES[name], each) for name, each in own.items()}
     return found | {name: (libraries.MODULES[name], each) for name, each in libraries.LIBRARIES.items()}
@@ -594,7 +598,7 @@ def write(folder: Path, library: str, names: Sequence[str] = ()) -> None:
         if agent.env is None:
             np.save(folder / f"{agent.name}.npy", np.asarray(truth, np.float32))
         document = {"library": library, "file": file, "low": agent.low, "high": agent.high}
-        document |= {"known": list(agent.known.items()), "env": agent.env}
+        document |= {"known": list(agent.known.items()), "env": agent.env, "open": agent.open}
         document |= {"return": truth if agent.env is not None else None}
         (folder / f"{agent.name}.json").write_text(json.dumps(document))
 

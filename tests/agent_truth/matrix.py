@@ -58,7 +58,7 @@ def make(folder: Path, libraries: Iterable[str], names: Iterable[str] = ()) -> l
     absent: list[str] = []
     for library in libraries:
         command = [sys.executable, "-m", "tests.agent_truth.agents", str(folder), library, *names]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        subprocess.run(command, check=True, capture_output=True, timeout=600)
         absent += json.loads((folder / "absent.json").read_text())
     return absent
 
@@ -94,7 +94,9 @@ def _wrong(case: dict[str, Any], file: Path, assumed: tuple[str, ...], named: tu
     it is that very fact that was assumed.
     """
     words = {"activation": "activations", "head": "action map"}
-    told = all(any(words.get(each, each) in line for line in assumed) for each in case["known"])
+    told = all(any(words.get(each, each) in line for line in (*assumed, *named)) for each in case["known"])
+    if case.get("open") and _names(case, (*assumed, *named)):
+        return NAMED if named else WRONG_ASSUMED
     if case["known"] and told:
         try:
             difference, _, _ = _played(case, file, case["known"])
@@ -107,6 +109,11 @@ def _wrong(case: dict[str, Any], file: Path, assumed: tuple[str, ...], named: tu
     return NAMED if named else WRONG_ASSUMED
 
 
+def _names(case: dict[str, Any], lines: Iterable[str]) -> bool:
+    """Return whether a line names what the file leaves open and no option states."""
+    return any(case["open"] in line for line in lines)
+
+
 def _followed(case: dict[str, Any], file: Path, error: CkpttoolError) -> Verdict:
     """Return the verdict of a refusal: whether the hint, followed with what the trainer knows, is right."""
     name, library = file.stem, str(case["library"])
@@ -115,10 +122,14 @@ def _followed(case: dict[str, Any], file: Path, error: CkpttoolError) -> Verdict
     if not case["known"] or missing:
         return Verdict(name, library, REFUSED, words)
     try:
-        difference, _, _ = _played(case, file, case["known"])
+        difference, assumed, named = _played(case, file, case["known"])
     except CkpttoolError as again:
+        if case.get("open") and _names(case, [again.message]):
+            return Verdict(name, library, REFUSED, f"{words}; then: {again.message}")
         return Verdict(name, library, WRONG_HINT, f"{words}; then: {again.message}")
     state = REFUSED if difference <= TOLERANCE else WRONG_HINT
+    if state == WRONG_HINT and case.get("open") and _names(case, (*assumed, *named)):
+        state = WRONG_ASSUMED
     return Verdict(name, library, state, f"{words}; followed: differs by {difference:.2g}")
 
 
@@ -126,7 +137,8 @@ def _played(
     case: dict[str, Any], file: Path, known: dict[str, str]
 ) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
     """Return the relative difference from the library, what was assumed, and what exit status 1 names."""
-    facts = AgentFacts(activations=known.get("activation"), head=known.get("head")) if known else NO_FACTS
+    names = known["activation"].split(",") if "activation" in known else None
+    facts = AgentFacts(activations=names, head=known.get("head")) if known else NO_FACTS
     if case["env"] is not None:
         wrappers = (known["wrapper"],) if "wrapper" in known else None
         found = evaluate(case["file"], protocol=Protocol(1, wrappers=wrappers), facts=facts)
@@ -140,13 +152,18 @@ def _played(
         part = agent.playable("actor")
         if part is None:
             raise CkpttoolError("no policy")
-        wiring, assumptions = wire(agent, Bounds([case["low"]] * 2, [case["high"]] * 2, "the environment"))
+        wiring, assumptions = wire(agent, Bounds(_row(case["low"]), _row(case["high"]), "the environment"))
         network = policy_network(agent.tree, part, wiring, agent.front(part.title))
         played, _ = backend.build(network, "cpu").step(_observed(obs, agent.front(part.title)), ())
         difference = float(np.abs(played - truth).max() / max(1.0, np.abs(truth).max()))
         entries = (*agent.ledger, *assumptions)
     assumed = tuple(dict.fromkeys(each.sentence for each in entries if each.use == "assumed"))
     return difference, assumed, tuple(each.sentence for each in entries if each.open)
+
+
+def _row(bound: float | list[float]) -> list[float]:
+    """Return a bound of every action, of a document that may hold one number for all."""
+    return bound if isinstance(bound, list) else [bound] * 2
 
 
 def _observed(obs: np.ndarray, front: Front | None) -> np.ndarray | dict[str, np.ndarray]:
@@ -182,10 +199,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.agent_truth")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="agents whose name matches")
     parser.add_argument("--libraries", default=",".join(generators()), metavar="NAME,...")
+    parser.add_argument(
+        "--folder", metavar="FOLDER", help="judge agents that are there already (tf_libraries)"
+    )
     parser.add_argument("--record", action="store_true", help="write the results into results.tsv")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        absent = make(Path(folder), asked.libraries.split(","))
+    with tempfile.TemporaryDirectory() as made:
+        folder = asked.folder or made
+        absent = [] if asked.folder else make(Path(folder), asked.libraries.split(","))
         verdicts = [each for each in judged(Path(folder)) if fnmatch.fnmatchcase(each.agent, asked.only)]
     for each in verdicts:
         say(f"{each.agent:32} {each.state:32} {each.words[:100]}")
