@@ -299,6 +299,8 @@ def test_a_line_goes_from_corner_to_corner() -> None:
     assert lines[4].startswith("1.5 ┤")
     assert lines[8].startswith("  0 ┤")
     assert lines[-1].split(maxsplit=1) == ["1,000", "4,000 training steps"]
+    counted = terminal_plots.learning(points(0, 1, 2, 3), 60, "updates", braille=True)
+    assert counted[-1].split(maxsplit=1) == ["1,000", "4,000 updates"]
 
 
 def test_intervals_are_drawn_for_one_run_and_not_for_two() -> None:

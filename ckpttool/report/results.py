@@ -10,6 +10,7 @@ from typing import Any
 
 from ckpttool import documents
 from ckpttool.errors import FormatError
+from ckpttool.ops.training_step import ANY_UNIT, UNITS
 from ckpttool.shown import clean, shortened
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -49,11 +50,14 @@ class Results:
     results: tuple[Result, ...]
     curves: tuple[Curve, ...]
     notes: tuple[str, ...]
+    unit: str = ANY_UNIT
+    """what the steps of the curves count"""
 
 
 def read(files: Sequence[str]) -> Results:
     """Return what the files hold; raise FormatError for one that is no document of `eval`."""
     results, curves, notes = [], [], []
+    sources = set()
     for file in files:
         whole = documents.load(file, "the evaluation")
         played = whole.get("evaluations", [whole])
@@ -63,8 +67,12 @@ def read(files: Sequence[str]) -> Results:
             )
         results += [_result(each) for each in played]
         curves += [*_means(whole.get("curve")), *_logged(whole.get("training_curves"))]
+        # No file says what the steps of a log are.
+        sources |= {str(whole.get("step_from"))} if whole.get("curve") else set()
+        sources |= {"logged"} if whole.get("training_curves") else set()
         notes += _sentences(whole.get("notes")) if "evaluations" in whole else []
-    return Results(tuple(results), tuple(curves), tuple(notes))
+    unit = UNITS.get(sources.pop(), ANY_UNIT) if len(sources) == 1 else ANY_UNIT
+    return Results(tuple(results), tuple(curves), tuple(notes), unit)
 
 
 def _is_evaluation(value: object) -> bool:
