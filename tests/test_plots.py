@@ -234,7 +234,8 @@ def test_the_command_plots_a_run_and_charts_it(tmp_path: Path) -> None:
     assert ran.out.endswith(f"wrote {target}\n")
     said = texts(ElementTree.parse(target).getroot())
     assert "Pendulum-v1, 2 episodes each" in said
-    assert "training steps" in said
+    # Its steps are those that the checkpoints count.
+    assert "updates" in said
     assert "mean return" in ran.out.splitlines()
     assert sum("┤" in line for line in ran.out.splitlines()) == 9
     refusal = in_process("eval", TORCH_SAMPLE, "--episodes", 10**8, "--plot", target)
