@@ -62,6 +62,13 @@ UNKNOWN = Order((), ())
 NO_IMAGE = Order(((1, 1),), (0,))
 
 
+class Features(NamedTuple):
+    """The orders of the features that a layer takes and makes, None where nothing records one."""
+
+    takes: Optional[Order] = None  # noqa: UP045
+    makes: Optional[Order] = None  # noqa: UP045
+
+
 def from_document(document: Any) -> Optional[Order]:  # noqa: UP045
     """Return the order of a document; None for what is none."""
     try:

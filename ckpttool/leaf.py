@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttool import dtypes
+from ckpttool.activations import Features
 from ckpttool.source import Buffer, Shape, Source, as_array, require_length
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Leaf:
 
     `key` is the name that the owning framework lists. A slot variable names its parameter by `of` and
     its kind by `slot` ("m", "v", ...). `name` is a second name that the format keeps (a variable's name).
+    `features` are the orders of what its layer takes and makes, where the file's own computation records them
+    (layouts/recorded_orders.py).
     """
 
     dtype: str
@@ -81,6 +84,7 @@ class Leaf:
     slot: str | None = None
     trainable: bool | None = None
     name: str | None = None
+    features: Features | None = field(default=None, compare=False, repr=False)
 
     @property
     def size(self) -> int:

@@ -25,6 +25,10 @@ Topic = Literal[
     "custom code",
     "environment",
     "weights",
+    "averaged weights",
+    "low-rank weights",
+    "quantisation scales",
+    "running statistics",
     "optimizer",
     "setting",
 ]
@@ -58,8 +62,12 @@ class Entry:
         """What people read of it, without the label."""
         if self.use in ("assumed", "cannot be known"):
             return f"{self.value}: {self.origin}" if self.origin else self.value
-        source = self.where or self.origin
-        return f"{self.what} {self.value}" + (f" ({source})" if source else "")
+        return f"{self.what} {self.value}" + (f" ({self.source})" if self.source else "")
+
+    @property
+    def source(self) -> str:
+        """Where it is from: the file, and what that file claims of its origin."""
+        return ": ".join(filter(None, (self.where, self.origin)))
 
     @property
     def open(self) -> bool:
@@ -72,6 +80,19 @@ class Entry:
 
 
 Entries = tuple[Entry, ...]
+
+
+def unknown(what: Topic, value: str, *, decides: bool = False, hint: str | None = None) -> Entry:
+    """Return the entry of a fact that no file holds; one that `decides` was certainly part of training."""
+    return Entry("cannot be known", what, value, decides=decides, hint=hint)
+
+
+# Facts that no file of several libraries holds. An environment or the command line gives the bounds.
+NO_BOUNDS = unknown("action bounds", "the action bounds")
+NO_ENVIRONMENT = unknown("environment", "the environment")
+# What the users of a library choose: its default is one of several choices.
+NO_ACTIVATIONS = unknown("activation", "the activations", decides=True)
+NO_STATISTICS = unknown("observation statistics", "the observation statistics", decides=True)
 
 
 def assumed(what: Topic, sentences: Iterable[str]) -> Entries:
@@ -87,6 +108,13 @@ def assumptions(entries: Iterable[Entry]) -> tuple[str, ...]:
 def merged(*lists: Iterable[Entry]) -> Entries:
     """Return all entries in their order, each once."""
     return tuple(dict.fromkeys(entry for entries in lists for entry in entries))
+
+
+def settled(entries: Iterable[Entry]) -> Entries:
+    """Return the entries without unknown action bounds, where those of an environment are used."""
+    entries = tuple(entries)
+    given = any(entry.what == "action bounds" and entry.use in ("used", "assumed") for entry in entries)
+    return tuple(entry for entry in entries if not (given and entry == NO_BOUNDS))
 
 
 def decides(entries: Iterable[Entry]) -> bool:
@@ -114,7 +142,7 @@ def lines(entries: Iterable[Entry]) -> list[str]:
     sources: dict[str, dict[str, None]] = {}
     for entry in entries:
         if entry.use == "used":
-            sources.setdefault(entry.where or entry.origin, {})[f"{entry.what} {entry.value}"] = None
+            sources.setdefault(entry.source, {})[f"{entry.what} {entry.value}"] = None
     used = [", ".join(facts) + (f" ({source})" if source else "") for source, facts in sources.items()]
     found = [f"used: {'; '.join(used)}"] if used else []
     for use in ("not used", "cannot be known"):

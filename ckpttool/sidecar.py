@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from ckpttool.writing import names
 SUFFIX = ".ckpttool.json"
 SCHEMA = 1
 _LARGEST = 3.4e38
+# How the provenance of a fact begins; else it is "given ...".
+_READ, _ASSUMED = "read from", "assumed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,19 @@ class Sidecar:
     provenance: Mapping[str, str] = field(default_factory=dict)
     residue: Sequence[Mapping[str, Any]] = ()
     undo: Mapping[str, str | None] | None = None
+
+    def is_assumed(self, name: str) -> bool:
+        """Say whether a fact is a default of a library or framework."""
+        return str(self.provenance.get(name, "")).startswith(_ASSUMED)
+
+    def is_read(self, name: str) -> bool:
+        """Say whether a fact was read from a file."""
+        return str(self.provenance.get(name, "")).startswith(_READ)
+
+    def origin(self, name: str) -> str:
+        """Return who or what states a fact: the file, the default; empty if the sidecar records none."""
+        text = str(self.provenance.get(name, ""))
+        return text.removeprefix(f"{_READ} ").removeprefix(f"{_ASSUMED}: ").removeprefix("the ")
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document, in the order of docs/sidecar.md."""
@@ -172,7 +188,7 @@ def _is_env(value: object) -> bool:
     if not isinstance(value, dict):
         return False
     return all(
-        _is_plain_mapping(each)
+        are_arguments(each)
         if name == "arguments"
         else _is_wrappers(each)
         if name == "wrappers"
@@ -188,6 +204,44 @@ def _is_wrappers(value: object) -> bool:
         and _is_plain_mapping(each.get("arguments", {}))
         for each in value
     )
+
+
+# What an environment may be made with that a file names: numbers, and lists of them.
+_MOST_ARGUMENTS, _MOST_NUMBERS, _DEEPEST = 32, 1_000, 4
+_LARGEST_INTEGER = 1_000_000
+_ARGUMENT = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
+
+
+def is_argument(value: object) -> bool:
+    """Say whether a file may give this argument to an environment: None, numbers, nested lists of a few.
+
+    A text may name a file, and a large whole number may be a count of steps or bytes.
+    """
+    numbers = _plain_numbers(value)
+    return numbers is not None and numbers <= _MOST_NUMBERS
+
+
+def are_arguments(value: object) -> bool:
+    """Say whether a file may name these arguments of an environment."""
+    return (
+        isinstance(value, dict)
+        and len(value) <= _MOST_ARGUMENTS
+        and all(isinstance(name, str) and _ARGUMENT.fullmatch(name) for name in value)
+        and all(map(is_argument, value.values()))
+    )
+
+
+def _plain_numbers(value: object, depth: int = 0) -> int | None:
+    """Return how many plain values there are, None for any other value among them."""
+    if isinstance(value, list | tuple):
+        if depth == _DEEPEST or len(value) > _MOST_NUMBERS:
+            return None
+        counts = [_plain_numbers(each, depth + 1) for each in value]
+        return None if None in counts else 1 + sum(count for count in counts if count is not None)
+    if value is None or isinstance(value, bool):
+        return 1
+    whole = isinstance(value, int) and abs(value) <= _LARGEST_INTEGER
+    return 1 if whole or isinstance(value, float) else None
 
 
 def _is_plain_mapping(value: object) -> bool:

@@ -100,6 +100,31 @@ def test_checkpoints_of_one_run_are_not_taken_for_several_in_silence() -> None:
     assert "run has runs that are at different steps" in found.notes[0]
 
 
+def curves(*runs: dict[int, float]) -> tuple[algorithms.CurvePoint, ...]:
+    """Return the curve of runs with a score at each step."""
+    names = {
+        f"{number}/{step}": (step, score) for number, run in enumerate(runs) for step, score in run.items()
+    }
+    scored = [played(name, [score], step) for name, (step, score) in names.items()]
+    paths = [Asked(str(n), tuple(f"{n}/{step}" for step in run)) for n, run in enumerate(runs)]
+    found = algorithm(paths, scored, len(runs[0]))
+    assert found is not None
+    return algorithms.over_steps(found)
+
+
+def test_runs_are_averaged_at_equal_steps() -> None:
+    found = curves({100: 0.0, 200: 10.0, 400: 30.0}, {150: 100.0, 200: 200.0, 300: 300.0})
+    assert [(point.step, point.score.value) for point in found] == [
+        (150, (5 + 100) / 2),
+        (200, (10 + 200) / 2),
+        (300, (20 + 300) / 2),
+    ]
+    assert all(point.score.ci95 is not None for point in found)
+    # One curve that lies above the other at every step does so in the mean, wherever the checkpoints are.
+    assert curves({100: 1.0, 200: 2.0}, {300: 3.0, 400: 4.0}) == ()
+    assert [point.step for point in curves({100: 1.0, 200: 2.0})] == [100, 200]
+
+
 def test_two_runs_are_compared_by_their_episodes() -> None:
     found = both({"a": [4, 5, 9]}, {"b": [1, 5, 2]})
     assert found.over == "episodes"

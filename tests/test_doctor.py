@@ -115,7 +115,7 @@ def test_a_module_that_a_sidecar_names_is_found_and_not_imported(tmp_path: Path)
 def test_a_sidecar_of_other_weights_is_found(tmp_path: Path) -> None:
     found = diagnose(copied(tmp_path, target_sha256="0" * 64))
     assert any("written for other weights" in each.sentence for each in found.findings)
-    assert any("nothing names the environment" in note for note in found.notes)
+    assert any("--env" in note for note in found.notes)
 
 
 def test_facts_that_nothing_tells_are_found(tmp_path: Path) -> None:

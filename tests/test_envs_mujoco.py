@@ -41,7 +41,7 @@ IDS = [f"{name}-v{version}" for name in NAMES for version in (4, 5) if (name, ve
 def both(env_id: str, num_envs: int, threads: int | None = None, **kwargs: Any) -> list[VectorEnv]:
     """Return the engine's environments and Gymnasium's, of equal arguments."""
     return [
-        envs.make(env_id, num_envs, engine=engine, threads=threads, trusted=True, kwargs=kwargs)
+        envs.make(env_id, num_envs, engine=engine, threads=threads, trusted_arguments=True, kwargs=kwargs)
         for engine in ("mujoco", "gymnasium")
     ]
 

@@ -45,8 +45,10 @@ def test_every_number_is_gymnasiums(kwargs: dict[str, float]) -> None:
     random = np.random.default_rng(0)
     rows = np.arange(len(SEEDS))
     with (
-        envs.make("Pendulum-v1", 4, trusted=True, kwargs=kwargs, engine="gymnasium") as theirs,
-        envs.make("Pendulum-v1", 4, trusted=True, kwargs=kwargs, engine=pendulum_batch.ENGINE) as ours,
+        envs.make("Pendulum-v1", 4, trusted_arguments=True, kwargs=kwargs, engine="gymnasium") as theirs,
+        envs.make(
+            "Pendulum-v1", 4, trusted_arguments=True, kwargs=kwargs, engine=pendulum_batch.ENGINE
+        ) as ours,
     ):
         assert ours.spec.observation == theirs.spec.observation
         assert ours.spec.versions == theirs.spec.versions

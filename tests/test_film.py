@@ -190,8 +190,8 @@ def test_the_filmed_episode_is_the_scored_one() -> None:
     short = {"max_episode_steps": 40}
     shown: list[np.ndarray] = []
     with (
-        envs.make("Pendulum-v1", 2, trusted=True, kwargs=short) as fast,
-        envs.make("Pendulum-v1", 2, trusted=True, kwargs=short, pictures=True) as drawn,
+        envs.make("Pendulum-v1", 2, trusted_arguments=True, kwargs=short) as fast,
+        envs.make("Pendulum-v1", 2, trusted_arguments=True, kwargs=short, pictures=True) as drawn,
     ):
         alone = rollouts(PENDULUM, fast, Play(5, seed=3))[0]
         camera = Camera(drawn, 3, "episode 3", shown.append)
@@ -227,7 +227,7 @@ def test_mujoco_draws_without_a_display(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(2):  # the OpenGL of the first one is gone when the second one begins
         shown: list[np.ndarray] = []
         with envs.make(
-            "InvertedPendulum-v5", 2, trusted=True, kwargs=small, engine="gymnasium", pictures=True
+            "InvertedPendulum-v5", 2, trusted_arguments=True, kwargs=small, engine="gymnasium", pictures=True
         ) as vector:
             camera = Camera(vector, 1, "episode 1", shown.append)
             with pytest.raises(CutError):
@@ -245,7 +245,7 @@ def test_the_camera_goes_along() -> None:
     if all(pictures._failure(name) for name in ("egl", "osmesa")):
         pytest.skip("neither EGL nor OSMesa works here")
     small = {"width": 120, "height": 100}
-    with envs.make("HalfCheetah-v5", 1, trusted=True, kwargs=small, pictures=True) as vector:
+    with envs.make("HalfCheetah-v5", 1, trusted_arguments=True, kwargs=small, pictures=True) as vector:
         assert isinstance(vector, GymVector)
         vector.reset(np.arange(1), np.zeros(1, np.int64))
         inner = vector._envs[0].unwrapped

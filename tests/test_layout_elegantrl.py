@@ -13,6 +13,7 @@ from ckpttool.errors import UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, attr, display
+from ckpttool.ledger import NO_BOUNDS
 from ckpttool.ops.restore import canonical_tree, restore
 from tests.pickles import importable
 from tests.torch_agents import actions, close, mlp, observations, saved, seen
@@ -85,7 +86,7 @@ def test_an_actor_is_normalised_and_squashed(kind: type[nn.Module], tmp_path: Pa
     for path in (whole(tmp_path, actor), saved(tmp_path, "sd.pth", actor.state_dict())):
         close(actions(path, obs), actor(seen(obs)))
         assert restore(path).binding.layout == "elegantrl"
-        assert restore(path).binding.facts.lacks == ("the action bounds",)
+        assert restore(path).binding.facts.lacks == (NO_BOUNDS,)
 
 
 def test_the_module_says_its_activations(tmp_path: Path) -> None:

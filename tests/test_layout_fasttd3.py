@@ -15,6 +15,7 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import td3_torch
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import display
+from ckpttool.ledger import NO_BOUNDS
 from ckpttool.mapping.plan import build
 from ckpttool.ops.restore import canonical_tree, restore
 from ckpttool.ops.verify import verify
@@ -117,7 +118,7 @@ def test_in_isaac_lab_an_action_is_scaled(tmp_path: Path) -> None:
 def test_without_arguments_the_bounds_are_asked_for(tmp_path: Path) -> None:
     file, _, _ = agent()
     del file["args"]
-    assert restore(saved(tmp_path, "x.pt", file)).binding.facts.lacks == ("the action bounds",)
+    assert restore(saved(tmp_path, "x.pt", file)).binding.facts.lacks == (NO_BOUNDS,)
 
 
 def test_a_distribution_is_no_value_and_is_kept(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ckpttool.layouts.recognise import recognise
+from ckpttool.ledger import NO_BOUNDS, NO_ENVIRONMENT, unknown
 from ckpttool.tree import Tree
 from tests.restored import bound, played
 from tests.test_layouts import LayoutContract
@@ -181,7 +182,9 @@ def test_the_filters_statistics_are_used(obs: np.ndarray, count: int) -> None:
 
 
 def test_a_filter_that_saw_nothing_is_said() -> None:
-    assert bound(with_filter(sac(), 0)).facts.lacks == ("statistics of observations: the filter saw none",)
+    assert bound(with_filter(sac(), 0)).facts.lacks == (
+        unknown("observation statistics", "statistics of observations: the filter saw none"),
+    )
 
 
 def test_what_the_config_says() -> None:
@@ -193,7 +196,7 @@ def test_what_the_config_says() -> None:
         "relu",
     )
     assert facts.said["hidden"] == "algorithm_state/config"
-    assert "the environment" in bound(sac(env="evil:Env-v0")).facts.lacks
+    assert NO_ENVIRONMENT in bound(sac(env="evil:Env-v0")).facts.lacks
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,7 @@ def test_bounds_that_are_no_array_are_not_known(text: str) -> None:
     broken = Tree({**tree.leaves, place: torch_tree({"x": text})[next(iter(torch_tree({"x": text})))]})
     facts = bound(broken).facts
     assert facts.action_low is None
-    assert "the action bounds" in facts.lacks
+    assert NO_BOUNDS in facts.lacks
 
 
 def test_two_policies_are_no_single_agent() -> None:

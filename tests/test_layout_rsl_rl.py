@@ -14,6 +14,7 @@ from ckpttool.errors import UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import display
+from ckpttool.ledger import NO_ACTIVATIONS
 from ckpttool.ops.restore import restore
 from tests.torch_agents import actions, adam, close, mlp, observations, opened, saved, seen, values
 
@@ -80,7 +81,7 @@ def test_every_version_acts_by_its_mean(version: int, norm: bool, tmp_path: Path
     close(actions(path, obs), actor(normalised(obs) if norm else seen(obs)))
     agent = restore(path)
     assert (agent.binding.layout, agent.known.head) == ("rsl_rl", "identity")
-    assert agent.binding.facts.lacks == ("the activations",)
+    assert agent.binding.facts.lacks == (NO_ACTIVATIONS,)
 
 
 @pytest.mark.parametrize("version", [2, 5])
@@ -129,7 +130,7 @@ def test_the_settings_of_a_training_say_the_activation(settings: str, tmp_path: 
     with pytest.raises(UnsupportedError, match="selu activations"):
         restore(path).runnable("actor")
     (tmp_path / "params" / "agent.yaml").write_text("seed: 42\n")
-    assert restore(path).binding.facts.lacks == ("the activations",)
+    assert restore(path).binding.facts.lacks == (NO_ACTIVATIONS,)
 
 
 def test_a_deviation_that_depends_on_the_observation_is_not_played(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ckpttool.errors import UnsupportedError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import spinningup
 from ckpttool.leaf import display
+from ckpttool.ledger import NO_BOUNDS
 from ckpttool.ops.convert import convert
 from ckpttool.ops.restore import canonical_tree, restore
 from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way
@@ -233,7 +234,7 @@ def test_a_state_dict_alone_has_the_habits_of_core(
     torch.save(agent.state_dict(), tmp_path / "a.pt")
     binding = recognised(tmp_path / "a.pt")
     assert (binding.layout, binding.facts.head, binding.facts.hidden) == ("spinningup", head, hidden)
-    assert binding.facts.lacks == ("the action bounds",)
+    assert binding.facts.lacks == (NO_BOUNDS,)
     assert not binding.unplaced
     assert not without_a_way(tmp_path / "a.pt")
 

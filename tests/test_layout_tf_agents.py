@@ -13,6 +13,7 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import td3_torch
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, display
+from ckpttool.ledger import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
 from ckpttool.mapping.plan import build
 from ckpttool.ops.restore import canonical_tree, restore
 from ckpttool.tree import Alias, Tree
@@ -89,7 +90,7 @@ def test_actions_and_values_are_its_networks(tmp_path: Path) -> None:
     for number, name in enumerate(Q_FUNCTIONS[:2], start=1):
         same(q_values(path, f"critic/q{number}"), run(arrays, joint(name), seen))
     assert without_a_way(path) == []
-    assert recognised(path).facts.lacks == ("the action bounds",)
+    assert recognised(path).facts.lacks == (NO_BOUNDS,)
 
 
 def test_the_mean_is_the_first_half(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_ppo_sees_normalised_observations(tmp_path: Path) -> None:
     same(actions(path), scaled(np.tanh(run(arrays, names, seen))))
     binding = recognised(path)
     assert {part.title: len(part.layers) for part in binding.parts} == {"actor": 3, "value": 2}
-    assert "the activations" in binding.facts.lacks
+    assert NO_ACTIVATIONS in binding.facts.lacks
 
 
 def test_moving_averages_are_statistics_too_and_others_are_missed(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_moving_averages_are_statistics_too_and_others_are_missed(tmp_path: Path
     same(actions(path), scaled(np.tanh(run(td3(), LAYERS, seen))))
     binding = recognise(tensorflow_tree(td3() | {f"{top}/_scale/0": np.ones(3, "f4")}), "ckpt-3")
     assert binding is not None
-    assert "the observation statistics" in binding.facts.lacks
+    assert NO_STATISTICS in binding.facts.lacks
 
 
 SPECS = r"""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-from collections.abc import Mapping
+import pickle
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import ckpttool
 from ckpttool import ledger
 from ckpttool.agents.backends import numpy as backend
 from ckpttool.errors import CkpttoolError, TargetExistsError, UnsupportedError, UsageError
+from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.formats.stable_baselines3 import write
 from ckpttool.ledger import Entry
 from ckpttool.ops import evidence
@@ -26,7 +30,7 @@ from ckpttool.ops.restore import restore
 from ckpttool.ops.wiring import Bounds, wire
 from ckpttool.sidecar import Sidecar
 from tests import restored, sb3_files, schemas, warm_sb3
-from tests.conftest import TORCH_SAMPLE, in_process
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -668,3 +672,227 @@ def test_real_agents_have_no_false_evidence(corpus: Path) -> None:
             found[file] = [entry for entry in entries if entry.use == "not used"]
     assert len(found) > 10
     assert not {file: entries for file, entries in found.items() if entries}
+
+
+# --- Conversions of models -----------------------------------------------------------------------------
+
+
+def classifier() -> dict[str, Any]:
+    """Return the state_dict of a model whose layers no policy has."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    return dict(model.state_dict())
+
+
+def archive(**arrays: Any) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+ADAPTED = {"0.lora_A.weight": torch.ones(4, 6), "0.lora_B.weight": torch.ones(16, 4)}
+RAW = {"mean": torch.ones(6), "var": torch.full((6,), 2.0)}
+# What lies in the file or beside it, how it is converted, and what the ledger names with its weight.
+MODELS: dict[str, tuple[dict[str, Any], dict[str, bytes], dict[str, Any], list[tuple[str, bool]]]] = {
+    "nothing": (classifier(), {}, {}, []),
+    "statistics beside it": (
+        classifier(),
+        {"obs_rms.npz": archive(mean=np.zeros(6), var=np.ones(6))},
+        {},
+        [("observation statistics", True)],
+    ),
+    "statistics of another size": (
+        classifier(),
+        {"obs_rms.npz": archive(mean=np.zeros(5), var=np.ones(5))},
+        {},
+        [("observation statistics", False)],
+    ),
+    "a scaler in JSON": (
+        classifier(),
+        {"scaler.json": json.dumps({"mean": [1.0] * 6, "scale": [2.0] * 6}).encode()},
+        {},
+        [("observation statistics", True)],
+    ),
+    "a pickled scaler": (
+        classifier(),
+        {"scaler.pkl": pickle.dumps({"mean_": np.ones(6), "scale_": np.ones(6)})},
+        {},
+        [("observation statistics", True)],
+    ),
+    "a setting": (
+        classifier(),
+        {"config.yaml": b"normalize_observations: true\nlayer_norm: false\n"},
+        {},
+        [("observation statistics", True)],
+    ),
+    "another setting": (
+        classifier(),
+        {"config.json": b'{"hidden_act": "gelu", "layer_norm_eps": 1e-5}'},
+        {},
+        [],
+    ),
+    "statistics outside of the part": (
+        {"model": classifier(), "obs_rms": RAW},
+        {},
+        {"part": "model"},
+        [("observation statistics", True)],
+    ),
+    "statistics that are written": ({"model": classifier(), "obs_rms": RAW}, {}, {}, []),
+    "an average outside of the part": (
+        {"model": classifier(), "ema": {name: value + 1 for name, value in classifier().items()}},
+        {},
+        {"part": "model"},
+        [("averaged weights", False)],
+    ),
+    "low-rank weights": (
+        {**classifier(), **ADAPTED},
+        {},
+        {"allow_missing": True},
+        [("low-rank weights", True)],
+    ),
+    "low-rank weights of another part": (
+        {"model": classifier(), "other": {**classifier(), **ADAPTED}},
+        {},
+        {"part": "model"},
+        [("low-rank weights", False)],
+    ),
+    "scales of another part": (
+        {"model": classifier(), "other": {"0.weight": torch.ones(3, 2), "0.weight_scale": torch.ones(3)}},
+        {},
+        {"part": "model"},
+        [("quantisation scales", False)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_what_a_model_depends_on_and_is_not_written_is_named(case: str, tmp_path: Path) -> None:
+    content, beside, how, named = MODELS[case]
+    for name, data in beside.items():
+        (tmp_path / name).write_bytes(data)
+    path = saved(tmp_path / "model.pt", content)
+    done = convert(path, str(tmp_path / "out"), to="keras", **how)
+    assert done.written
+    assert [(entry.what, entry.decides) for entry in done.ledger if entry.use == "not used"] == named
+
+
+def test_a_model_of_ones_own_is_filled_with_the_same_ledger(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model.pt", {"model": classifier(), "obs_rms": RAW})
+    (tmp_path / "scaler.json").write_text(json.dumps({"mean": [1.0] * 6, "scale": [2.0] * 6}))
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    done = ckpttool.load_into(model, path, part="model")
+    assert done.decides
+    assert [entry.where for entry in done.ledger] == ["obs_rms/mean", "scaler.json"]
+    schemas_of = ledger.read(done.document()["ledger"])
+    assert schemas_of == done.ledger
+    converted = convert(path, str(tmp_path / "out"), to="keras", part="model")
+    assert converted.ledger == done.ledger
+
+
+def test_a_norm_that_is_written_without_its_running_statistics_decides(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(saved(tmp_path / "model.pt", classifier()))
+    names = {name for name in checkpoint.tree.names.values() if "running" not in name}
+    found = evidence.left_by_model(checkpoint, names)
+    assert [(entry.what, entry.where, entry.decides) for entry in found] == [
+        ("running statistics", "1/running_mean", True)
+    ]
+
+
+def test_kinds_of_layers_are_stated_to_load_into(tmp_path: Path) -> None:
+    embedding = nn.Embedding(7, 4)
+    path = saved(tmp_path / "model.pt", {"table.weight": embedding.weight.detach().clone()})
+    model = nn.ModuleDict({"table": nn.Embedding(7, 4)})
+    done = ckpttool.load_into(model, path, kinds={"table": "embedding"})
+    assert done.matched[0].kind == "embedding"
+    with pytest.raises(UsageError):
+        ckpttool.load_into(model, path, kinds={"table": "nothing"})
+
+
+def test_a_command_that_leaves_statistics_behind_exits_1(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model.pt", {"model": classifier(), "obs_rms": RAW})
+    ran = in_process("convert", path, str(tmp_path / "out"), "--to", "keras", "--part", "model", "--json")
+    assert ran.status == 1
+    assert ledger.decides(ledger.read(ran.json()["ledger"]))
+    assert in_process("convert", path, str(tmp_path / "all"), "--to", "keras").status == 0
+
+
+# --- One ledger in all commands ------------------------------------------------------------------------
+
+
+def ledgers_of(path: str, folder: Path) -> dict[str, set[Entry]]:
+    """Return the ledger of each command that reads the checkpoint alone."""
+    found = {"doctor": set(diagnose(path).ledger)}
+    runs: dict[str, Callable[[], ledger.Entries]] = {
+        "restore": lambda: restore(path).ledger,
+        "convert to torch": lambda: convert(path, str(folder / "a"), to="torch", dry_run=True).ledger,
+        "convert to keras": lambda: convert(path, str(folder / "a"), to="keras", dry_run=True).ledger,
+        "export": lambda: export(path, str(folder / "a.onnx"), dry_run=True).ledger,
+    }
+    for name, run in runs.items():
+        with contextlib.suppress(CkpttoolError):  # one that cannot be done has no ledger
+            found[name] = set(run())
+    return found
+
+
+def require_one_ledger(path: str, folder: Path) -> set[Entry]:
+    found = ledgers_of(path, folder)
+    base = found.get("restore", found["doctor"])
+    for name, entries in found.items():
+        # An environment gives bounds; a target's own defaults are assumed.
+        assert base - entries <= {ledger.NO_BOUNDS}, (path, name)
+        assert {entry.use for entry in entries - base} <= {"assumed"}, (path, name)
+    return base
+
+
+@pytest.mark.parametrize("sample", [TORCH_SAMPLE, TF_SAMPLE])
+def test_all_commands_have_one_ledger(sample: Path, tmp_path: Path) -> None:
+    base = require_one_ledger(str(sample), tmp_path)
+    assert {entry.what for entry in base} == {"activation", "action map", "action bounds", "environment"}
+
+
+@pytest.mark.parametrize("case", ["a limit beside them", "beside a lone policy", "in the module"])
+def test_all_commands_have_one_ledger_of_statistics(case: str, tmp_path: Path) -> None:
+    content, _ = STATISTICS[case]
+    base = require_one_ledger(saved(tmp_path / "agent.pt", content), tmp_path)
+    assert ("used", "observation statistics") in {(entry.use, entry.what) for entry in base}
+
+
+def test_verify_and_eval_have_the_ledger_of_the_others(tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", {**named_layers(), "config": {"obs_high": 5.0}})
+    base = set(restore(path).ledger)
+    assert {entry.use for entry in base} >= {"not used", "assumed", "cannot be known"}
+    played = in_process("eval", path, "--env", "Pendulum-v1", "--episodes", "1", "--json").json()
+    compared = in_process("verify", path, path, "--json").json()
+    for document in (played, compared):
+        entries = set(ledger.read(document["ledger"]))
+        assert base - entries <= {ledger.NO_BOUNDS}
+        assert {entry.use for entry in entries - base} <= {"assumed"}
+
+
+@pytest.mark.corpus
+def test_all_commands_have_one_ledger_of_real_checkpoints(corpus: Path, tmp_path: Path) -> None:
+    zips = sorted((corpus / "torch" / "sb3_zoo").rglob("*.zip"))[::6]
+    others = [
+        *(corpus / "torch").rglob("*.pth"),
+        *(corpus / "tf").rglob("*.keras"),
+        *(corpus / "tf").rglob("*.h5"),
+    ]
+    checked = 0
+    for file in (*zips, *sorted(others)[::4]):
+        with contextlib.suppress(CkpttoolError):
+            require_one_ledger(str(file), tmp_path)
+            checked += 1
+    assert checked > 8
+
+
+@pytest.mark.corpus
+def test_conversions_of_real_models_have_no_false_evidence(corpus: Path, tmp_path: Path) -> None:
+    """A slice of the corpus: nothing that is written lacks statistics, low-rank parts or averages."""
+    found = {}
+    for file in sorted(corpus.rglob("*"))[::2]:
+        if file.suffix in (".zip", ".pth", ".pt", ".h5", ".keras", ".safetensors", ".bin"):
+            with contextlib.suppress(CkpttoolError):
+                done = convert(str(file), str(tmp_path / "a"), to="torch", dry_run=True)
+                found[file] = [entry for entry in done.ledger if entry.open]
+    assert len(found) > 20
+    assert not {file: entries for file, entries in found.items() if entries and file.suffix != ".pth"}

@@ -151,7 +151,7 @@ def test_two_vectors_without_a_class_are_a_norm_by_assumption(tmp_path: Path) ->
         folder.mkdir()
         model = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 4), name: torch.nn.LayerNorm(4)})
         done = load_into(model, written(folder, module, "npz"))
-        assert any(sentence.startswith(f"{name}:") for sentence in done.report.assumed) == assumed
+        assert any(sentence.startswith(f"{name}: two") for sentence in done.report.assumed) == assumed
 
 
 # Arrays that only numbers name.

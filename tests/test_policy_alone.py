@@ -743,6 +743,8 @@ def followed(*words: object, most: int = 4) -> tuple[str, ...]:
             return command
         assert ran.status == 2, ran.err
         hint = ran.err.split("hint: ", 1)[1].strip()
+        # One of several options is as good as another.
+        hint = hint.partition(" or --")[0]
         whole = hint.startswith("ckpttool ")
         more = tuple(shlex.split(hint.removeprefix("ckpttool ") if whole else hint[hint.index("--") :]))
         assert whole or more[0] == "--network", hint

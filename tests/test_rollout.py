@@ -371,15 +371,27 @@ class TestMake:
             assert sys.modules.pop("stranger_env").imported
 
     def test_arguments_need_trust(self) -> None:
-        with pytest.raises(UsageError, match="run code"):
-            envs.make("Pendulum-v1", kwargs={"screen": "file.xml"})
-        with pytest.raises(UsageError, match="run code"):
-            envs.make("Pendulum-v1", kwargs={"g": 9.81, "names": ["file.xml"]})
+        deep: Any = 1.0
+        for _ in range(9):
+            deep = [deep]
+        refused: tuple[Any, ...] = ("file.xml", ["file.xml"], print, 10**9, [0.0] * 2_000, deep, {"a": 1})
+        for value in refused:
+            # A person who types the id has not typed the arguments.
+            with pytest.raises(UsageError):
+                envs.make("Pendulum-v1", trusted=True, kwargs={"g": value})
         # Numbers name no file: those that a checkpoint's settings hold are used.
         with envs.make("Pendulum-v1", kwargs={"g": 9.81}) as vector:
             assert vector.spec.obs_dim == 3
         with pytest.raises(UsageError, match="with these arguments"):
-            envs.make("Pendulum-v1", trusted=True, kwargs={"colour": "red"})
+            envs.make("Pendulum-v1", trusted_arguments=True, kwargs={"colour": "red"})
+
+    @pytest.mark.parametrize(
+        "name", ["colour", "max_episode_steps", "render_mode", "vectorization_mode", "self"]
+    )
+    def test_a_file_names_arguments_of_the_signature_alone(self, name: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            envs.make("Pendulum-v1", kwargs={name: 1})
+        assert name in caught.value.message
 
     def test_without_gymnasium_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)

@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from ckpttool.cli import output
 from ckpttool.shown import clean, shortened
@@ -44,9 +44,12 @@ def columns() -> int:
     return max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns)
 
 
-def wrapped(sentence: str) -> str:
-    """Return a labelled sentence, on a terminal in lines of its width; a path in it is never broken."""
-    if not sys.stdout.isatty():
+def wrapped(sentence: str, stream: TextIO | None = None) -> str:
+    """Return a labelled sentence, on a terminal in lines of its width; a path in it is never broken.
+
+    `stream` is where it goes, stdout by default.
+    """
+    if not (stream or sys.stdout).isatty():
         return sentence
     return textwrap.fill(
         sentence, columns(), subsequent_indent=_HANGING, break_long_words=False, break_on_hyphens=False

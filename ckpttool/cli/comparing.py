@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.agents.statistics import Estimate
-from ckpttool.cli.tables import listed
+from ckpttool.cli.tables import listed, with_joined_defaults
 from ckpttool.ops import algorithms, score_files
 from ckpttool.shown import clean
 
@@ -107,7 +107,7 @@ def _described(title: str, one: Algorithm) -> list[str]:
     ]
     if count > 1:
         lines += [f"         {run.score:>10.2f}  {clean(run.path)}" for run in one.runs]
-    return lines + listed("note", one.notes)
+    return lines + listed("note", with_joined_defaults(one.notes))
 
 
 def _compared(found: Comparison) -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool import ledger
 from ckpttool.cli.columns import beside, columns, wrapped
+from ckpttool.cli.tables import with_joined_defaults
 from ckpttool.errors import some
 from ckpttool.leaf import Leaf, Record, ValueLeaf
 from ckpttool.shown import clean, count, shortened
@@ -93,7 +94,8 @@ def diff(found: Diff, *, whole: bool, quiet: bool) -> str:
             lines.append(f"only {word}: and {len(names) - len(some):,} more")
     if not quiet:
         lines += _declared(found, whole=whole)
-        lines += [*(wrapped(f"note: {clean(note)}") for note in found.notes), _verdict(found)]
+        notes = with_joined_defaults(found.notes)
+        lines += [*(wrapped(f"note: {clean(note)}") for note in notes), _verdict(found)]
     return "\n".join(lines)
 
 
@@ -173,6 +175,7 @@ def diagnosis(found: Diagnosis, *, quiet: bool) -> str:
     lines += [wrapped(f"note: {clean(note)}") for note in found.notes]
     used = [entry for entry in found.ledger if entry.use == "used"]
     lines += [wrapped(clean(line)) for line in ledger.lines(used)]
+    lines += [wrapped(f"assumed: {clean(each)}") for each in ledger.assumptions(found.ledger)]
     what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
     verdict = count(len(found.findings), "finding") if found.findings else "nothing found"
     return "\n".join([*lines, wrapped(f"{what}: {verdict}")])

@@ -192,10 +192,18 @@ def fail(error: CkpttoolError, *, as_json: bool) -> None:
         facts = {"kind": error.kind, "message": sentence(error), "file": error.file, "hint": error.hint}
         write(document({"error": facts}))
         return
-    lines = [f"ckpttool: {sentence(error)}"]
+    lines = [_wrapped(f"ckpttool: {sentence(error)}")]
     if error.hint:
-        lines.append(f"hint: {fitting(clean(error.hint))}")
+        hint = f"hint: {fitting(clean(error.hint))}"
+        # What is to be pasted is not broken.
+        lines.append(hint if re.match(r"hint: (ckpttool |-)", hint) else _wrapped(hint))
     _say(lines)
+
+
+def _wrapped(line: str) -> str:
+    from ckpttool.cli.columns import wrapped
+
+    return wrapped(line, sys.stderr) if sys.stderr is not None and not sys.stderr.closed else line
 
 
 def ended(how: str) -> None:

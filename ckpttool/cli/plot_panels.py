@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckpttool.agents import comparison
 from ckpttool.cli.terminal_plots import FEWEST, bins
+from ckpttool.ops.algorithms import over_steps
 from ckpttool.ops.evaluation import Evaluation
 from ckpttool.ops.ranking import Point
 from ckpttool.ops.training_curve import TrainingCurve
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
 
-    from ckpttool.ops.algorithms import Algorithm, Comparison
+    from ckpttool.ops.algorithms import Algorithm, Comparison, CurvePoint
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color), without its yellow and its black.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
@@ -112,9 +112,7 @@ def algorithms(
 
     Intervals are those of the bootstrap over training runs (agents/comparison.py), as rliable draws them.
     """
-    several = any(each.last > 1 for each in found) and all(
-        one.step is not None for each in found for run in each.runs for one in run.scored
-    )
+    curves = [over_steps(each) for each in found]
     inner = place.subgridspec(1, 3, width_ratios=[1, 1, 1.5])
     names = algorithm_names(found)
     first = figure.add_subplot(inner[0, 0])
@@ -126,8 +124,8 @@ def algorithms(
         else:
             axes.tick_params(labelleft=False)
     last = figure.add_subplot(inner[0, 2])
-    if several:
-        _run_curves(last, found, names, unit)
+    if all(len(points) > 1 for points in curves):
+        _run_curves(last, curves, names, unit)
     else:
         _run_scores(last, found, names)
     env = clean(found[0].runs[0].scored[0].evaluation.env)
@@ -183,23 +181,15 @@ def _run_scores(axes: Axes, found: Sequence[Algorithm], names: Sequence[str]) ->
     _few_ticks(axes)
 
 
-def _run_curves(axes: Axes, found: Sequence[Algorithm], names: Sequence[str], unit: str) -> None:
-    """Draw each algorithm's mean over its runs, checkpoint by checkpoint, with the interval over runs."""
-    for row, each in enumerate(found):
+def _run_curves(axes: Axes, found: Sequence[Sequence[CurvePoint]], names: Sequence[str], unit: str) -> None:
+    """Draw each algorithm's mean over its runs, step by step, with the interval over runs."""
+    for row, points in enumerate(found):
         colour, mark = COLOURS[row % len(COLOURS)], MARKS[row % len(MARKS)]
-        steps, means, lows, highs = [], [], [], []
-        for at in range(each.last):
-            points = [run.scored[at] for run in each.runs]
-            scores = [point.evaluation.statistics.mean for point in points]
-            estimate = comparison.over_runs(scores, "mean")
-            low, high = estimate.ci95 or (estimate.value, estimate.value)
-            steps.append(float(np.mean([point.step or 0 for point in points])))
-            means.append(estimate.value)
-            lows.append(low)
-            highs.append(high)
-        axes.fill_between(steps, lows, highs, color=colour, alpha=0.2, linewidth=0)
+        steps, means = [point.step for point in points], [point.score.value for point in points]
+        low, high = zip(*(point.score.ci95 or (point.score.value,) * 2 for point in points), strict=True)
+        axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(steps, means, marker=mark, markersize=4, color=colour, label=names[row].replace("\n", " "))
-    axes.set_title("mean over runs, 95 % CI")
+    axes.set_title("mean over runs at equal steps, 95 % CI")
     axes.set_ylabel("return")
     _count_steps(axes, unit)
     axes.legend(loc="best")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ckpttool import ledger, urls
 from ckpttool.agents.reference_scores import reference
@@ -29,11 +29,18 @@ def sweep(found: Sweep, *, quiet: bool) -> str:
     every = found.evaluations
     if len(every) == 1:
         said = [*_said(every[0]), *listed("note", found.notes)]
-        return "\n".join([*_report(every[0]), *([] if quiet else map(wrapped, said))])
+        trained = _trained(training_step.columns(found.scored[0].counts))
+        return "\n".join([*_report(every[0]), *trained, *([] if quiet else map(wrapped, said))])
     lines = _table(found) if every else []
     if found.best is not None:
         lines += map(wrapped, _verdict(found, found.best))
     return "\n".join([*lines, *([] if quiet else _remarks(found))])
+
+
+def _trained(counts: Mapping[str, int | None]) -> list[str]:
+    """Return a line with what the checkpoint counts, each count by its name; none if it counts nothing."""
+    shown = [f"{training_step.TITLES[name]} {n:,}" for name, n in counts.items() if n is not None]
+    return [f"trained  {', '.join(shown)}"] if shown else []
 
 
 def _table(found: Sweep) -> list[str]:
@@ -169,10 +176,12 @@ def _said(one: Evaluation) -> list[str]:
 
 
 def _options(one: Evaluation) -> list[str]:
-    """Return a line with the options that replace assumptions which no file can confirm."""
+    """Return lines with the options that use what is not used, or replace what no file can confirm."""
+    lines = list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
     options = dict.fromkeys(entry.hint for entry in one.ledger if entry.use == "assumed" and entry.hint)
     named = ", ".join(each for each in options if each)
-    return [f"hint: library defaults are not stored in the file; override with {named}"] if named else []
+    stated = f"hint: library defaults are not stored in the file; override with {named}"
+    return [*lines, *([stated] if named else [])]
 
 
 def _number(value: float | None) -> str:

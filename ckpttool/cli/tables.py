@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,10 +54,41 @@ def listed(label: str, names: Sequence[str]) -> list[str]:
     return shown + ([f"{label}: and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])
 
 
+# A default that an optimizer got (layouts/optimizers/known.py).
+_DEFAULT = re.compile(
+    r"(?P<lead>.*: )?(?P<optimizer>\S+) (?P<setting>\S+ = \S+) "
+    r"\(default of (?P<whose>[^;()]+); the checkpoint does not hold it\)"
+)
+
+
+def with_joined_defaults(said: Sequence[str]) -> list[str]:
+    """Return sentences with the defaults of optimizers in one for all that got the same."""
+    found = {text: match for text in said if (match := _DEFAULT.fullmatch(text))}
+    settings: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for match in found.values():
+        own = settings.setdefault((match["lead"] or "", match["optimizer"]), {})
+        own.setdefault(match["whose"], []).append(match["setting"])
+    groups: dict[tuple[str, str], list[str]] = {}
+    for (lead, optimizer), own in settings.items():
+        shown = "; ".join(f"{', '.join(each)} (default of {whose})" for whose, each in own.items())
+        groups.setdefault((lead, shown), []).append(optimizer)
+    joined = {
+        (lead, optimizer): f"{lead}{' and '.join(optimizers)}: {shown}; the checkpoint does not hold them"
+        for (lead, shown), optimizers in groups.items()
+        for optimizer in optimizers
+    }
+    return list(
+        dict.fromkeys(
+            joined[found[text]["lead"] or "", found[text]["optimizer"]] if text in found else text
+            for text in said
+        )
+    )
+
+
 def sentences(assumed: Sequence[str], notes: Sequence[str], entries: Iterable[Entry] = ()) -> list[str]:
     """Return the ledger, what was assumed and what there is to know, one line each in a pipe."""
-    said = [*map(clean, ledger.lines(entries)), *listed("assumed", assumed)]
-    said += [f"note: {clean(note)}" for note in notes]
+    said = [*map(clean, ledger.lines(entries)), *listed("assumed", with_joined_defaults(assumed))]
+    said += [f"note: {clean(note)}" for note in with_joined_defaults(notes)]
     return [wrapped(line) for line in said]
 
 
@@ -88,7 +120,7 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
     lines += listed("unmapped", report.unused) + listed("missing", report.missing)
     if not quiet:
         lines += [
-            *sentences(report.assumed, report.notes, done.ledger),
+            *sentences(_assumptions(done), report.notes, done.ledger),
             _counted(report),
             *_compared(done.parity),
         ]
@@ -104,6 +136,11 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
     elif not quiet:
         lines.append("nothing was written: this was a dry run")
     return "\n".join(lines)
+
+
+def _assumptions(done: Conversion) -> tuple[str, ...]:
+    """Return what the mapping assumes, then what is assumed of the agent."""
+    return tuple(dict.fromkeys((*done.report.assumed, *ledger.assumptions(done.ledger))))
 
 
 def _counted(report: Report) -> str:

@@ -24,10 +24,11 @@ from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import Names, Network, Writing
 from ckpttool.layouts.writing_graph import SONNET, edge, graph, place
 from ckpttool.leaf import Path
+from ckpttool.ledger import NO_BOUNDS, unknown
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
-_MAP = "what the policy makes of its last layer"
+_MAP = unknown("action map", "what the policy makes of its last layer", decides=True)
 
 TABLE = Table(
     name="acme",
@@ -41,7 +42,7 @@ TABLE = Table(
     },
     optimizers={"policy_optimizer": "actor_optimizer", "critic_optimizer": "critic_optimizer"},
     counters={"num_steps": "total_it", "save_counter": "save_counter"},
-    facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=("the action bounds", _MAP)),
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS, _MAP)),
     optimizer=optimizers.from_keras,
     rooted=True,
     seen="DDPG, D4PG, DMPO networks saved by acme 0.4.0's Checkpointer and Snapshotter, Sonnet 2.0.2",

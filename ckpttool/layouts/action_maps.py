@@ -57,7 +57,7 @@ def told_bounds(facts: Facts, agent: Tree, whose: str) -> tuple[Sequence[float],
     known = action_bounds(agent)
     if known is None:
         raise UsageError(
-            f"nothing says the action bounds, and {whose} must",
-            hint="a sidecar's action_low and action_high would (docs/sidecar.md)",
+            f"unknown action bounds, which {whose} holds",
+            hint="--bounds LOW HIGH",
         )
     return known

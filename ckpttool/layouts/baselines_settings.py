@@ -14,6 +14,7 @@ from typing import Any
 from ckpttool.layouts import activations, small_arrays
 from ckpttool.layouts.canonical import Facts
 from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf, attr, index, key
+from ckpttool.ledger import unknown
 from ckpttool.tree import Tree
 
 _DATA = attr("data")
@@ -43,7 +44,7 @@ def facts(known: Facts, tree: Tree) -> Facts:
         known = known.read("data/policy_kwargs", hidden=name)
     kind = _space(tree, "observation_space")
     if kind.endswith(".Dict"):
-        known = known.lacking("how the parts of a Dict observation are joined")
+        known = known.lacking(unknown("architecture", "how the parts of a Dict observation are joined"))
     return known
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.layouts.fronts import Front
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, index
-from ckpttool.ledger import Entry
+from ckpttool.ledger import Entry, Topic
 from ckpttool.mapping.report import Move, Moves
 from ckpttool.tree import Tree
 
@@ -159,7 +159,8 @@ class Norm(NamedTuple):
     """Statistics of the observations: `mean` and `var` [obs_dim], unread, or `std` instead of `var`.
 
     An observation becomes `(x - mean) / sqrt(var + epsilon)`, or with `outside` (epsilon outside the root)
-    `(x - mean) / (sqrt(var) + epsilon)`, and is then limited to `[-clip, clip]`.
+    `(x - mean) / (sqrt(var) + epsilon)`, and is then limited to `[-clip, clip]`. `assumed` says that no file
+    holds `epsilon` or `clip`.
     """
 
     mean: Leaf
@@ -168,6 +169,7 @@ class Norm(NamedTuple):
     epsilon: float = 0.0
     clip: float | None = None
     outside: bool = False
+    assumed: bool = False
 
 
 class Facts(NamedTuple):
@@ -178,8 +180,8 @@ class Facts(NamedTuple):
     norms. Bounds are per action; `env` is an environment's id, `env_arguments` what it was made with, and
     `wrappers` the names and arguments of what training wrapped it in, the first one innermost. `stacked` is
     the number of normalised observations that the policy takes at once. `said` names, for every fact that a
-    file tells, where: "data/action_space"; the others are habits. `lacks` says in a few words each what no
-    file tells and an evaluation must be given ("the action bounds").
+    file tells, where: "data/action_space"; the others are habits. `lacks` has an entry of the ledger
+    (`ledger.unknown`) for each fact that no file holds.
     """
 
     head: str
@@ -194,16 +196,20 @@ class Facts(NamedTuple):
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     stacked: int = 1
     said: Mapping[str, str] = MappingProxyType({})
-    lacks: tuple[str, ...] = ()
+    lacks: tuple[Entry, ...] = ()
 
     def read(self, where: str, **facts: Any) -> Facts:
         """Return the facts with those that the file says at `where`."""
         names = dict.fromkeys(facts, where)
         return self._replace(**facts, said=MappingProxyType({**self.said, **names}))
 
-    def lacking(self, what: str) -> Facts:
-        """Return the facts with one thing more that no file tells."""
-        return self._replace(lacks=(*self.lacks, what))
+    def lacking(self, entry: Entry) -> Facts:
+        """Return the facts with one more that no file holds."""
+        return self._replace(lacks=(*self.lacks, entry))
+
+    def without_lack(self, what: Topic) -> Facts:
+        """Return the facts of which none about `what` is missing."""
+        return self._replace(lacks=tuple(each for each in self.lacks if each.what != what))
 
     def bounded(self, where: str, low: Sequence[float], high: Sequence[float]) -> Facts | None:
         """Return the facts with the action's bounds that the file says at `where`, None if it says none."""

@@ -16,6 +16,7 @@ from ckpttool.layouts.canonical import Binding, Facts
 from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import Lone, Names, Network, Writing, critics, gaussian, written
 from ckpttool.leaf import attr, index, key
+from ckpttool.ledger import NO_BOUNDS, unknown
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Container, Tree
 
@@ -40,7 +41,12 @@ _PPO = replace(
         head="clip",
         hidden="tanh",
         epsilon=1e-5,
-        lacks=("the action bounds", "the observation statistics of NormalizeObservation"),
+        lacks=(
+            NO_BOUNDS,
+            unknown(
+                "observation statistics", "the observation statistics of NormalizeObservation", decides=True
+            ),
+        ),
     ),
     branches={},
     tensors={"actor_logstd": "actor/log_std"},
@@ -78,12 +84,10 @@ def plan(binding: Binding, agent: Tree, told: Settings) -> Plan:
         depth=3,
         needs=("actor", "critic"),
         containers={(): Container("tuple")},
-        notes=()
-        if known
-        else ("nothing says the action bounds: a sidecar's action_low and action_high would",),
+        notes=() if known else ("unknown action bounds: --bounds LOW HIGH",),
     )
     return written(writing, binding, agent, told)
 
 
 _Q = Names("fc{n}", "fc{n}")
-_UNKNOWN = "nothing says the action bounds: a sidecar's action_low and action_high would"
+_UNKNOWN = "unknown action bounds: --bounds LOW HIGH"

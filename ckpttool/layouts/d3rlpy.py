@@ -20,11 +20,15 @@ from ckpttool.layouts.d3rlpy_plan import plan, plan_d3
 from ckpttool.layouts.distributions import distributions
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, Path, ValueLeaf
+from ckpttool.ledger import unknown
 from ckpttool.tree import Tree
 
 __all__ = ["TABLE", "companions", "plan", "plan_d3", "recognise", "told_by"]
 
-_LACKS = ("the action scaler", "the observation scaler")
+_LACKS = (
+    unknown("action map", "the action scaler", decides=True),
+    unknown("observation statistics", "the observation scaler", decides=True),
+)
 
 TABLE = Table(
     name="d3rlpy",

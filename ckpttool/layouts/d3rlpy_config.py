@@ -84,8 +84,8 @@ def _actions(agent: Tree) -> Mapping[str, Any]:
     bounds = action_bounds(agent)
     if bounds is None:
         raise UsageError(
-            "nothing says the action bounds, and a file of d3rlpy must",
-            hint="a sidecar's would (docs/sidecar.md); --to d3rlpy_model needs none",
+            "unknown action bounds, which a file of d3rlpy holds",
+            hint="--bounds LOW HIGH; --to d3rlpy_model needs none",
         )
     low, high = bounds
     if set(low) == {-1.0} and set(high) == {1.0}:

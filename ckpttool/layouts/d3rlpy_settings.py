@@ -12,6 +12,7 @@ from dataclasses import replace
 from ckpttool.layouts.canonical import Binding, Facts, Norm, Part
 from ckpttool.layouts.small_arrays import tensor
 from ckpttool.leaf import ValueLeaf
+from ckpttool.ledger import NO_ACTIVATIONS, unknown
 from ckpttool.tree import Tree
 
 Said = Mapping[str, object]
@@ -46,7 +47,7 @@ def _bounds(facts: Facts, said: Said, size: object, where: str) -> Facts:
         return facts.read(where, action_low=(-1.0,) * size, action_high=(1.0,) * size)
     low, high = (_numbers(said, f"action_scaler/params/{name}") for name in ("minimum", "maximum"))
     if kind != "min_max" or not low or len(low) != len(high):
-        return facts.lacking(f"the action scaler ({kind})")
+        return facts.lacking(unknown("action map", f"the action scaler ({kind})", decides=True))
     return facts.read(where, action_low=low, action_high=high)
 
 
@@ -70,7 +71,9 @@ def _norm(facts: Facts, said: Said, size: object, where: str) -> Facts:
     elif kind == "pixel" and isinstance(size, int) and 0 < size < 1 << 16:
         norm = Norm(tensor([0.0] * size, "0"), std=tensor([255.0] * size, "255"))
     if norm is None:
-        return facts.lacking(f"the observation scaler ({kind})")
+        return facts.lacking(
+            unknown("observation statistics", f"the observation scaler ({kind})", decides=True)
+        )
     return facts.read(where, norm=norm)
 
 
@@ -79,7 +82,7 @@ def _activated(binding: Binding, said: Said, where: str) -> Binding:
     parts = sorted(binding.parts, key=lambda part: not part.acts)
     names = _activations(said, parts[0])
     facts, unplaced = binding.facts, dict(binding.unplaced)
-    facts = facts.lacking("the activations") if names is None else facts.read(where, activations=names)
+    facts = facts.lacking(NO_ACTIVATIONS) if names is None else facts.read(where, activations=names)
     for part in parts[1:]:
         others = _activations(said, part)
         # The last one repeats: only where all are one may the numbers of layers differ.

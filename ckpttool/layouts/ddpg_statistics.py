@@ -14,6 +14,7 @@ from ckpttool.layouts import zoo
 from ckpttool.layouts.canonical import Binding, Facts, Norm
 from ckpttool.layouts.small_arrays import numbers, tensor
 from ckpttool.leaf import Path, ValueLeaf, attr, index, key
+from ckpttool.ledger import unknown
 from ckpttool.tree import Tree
 
 _RANGE = (attr("data"), key("observation_range"))
@@ -34,7 +35,9 @@ def facts(known: Facts, tree: Tree, obs_dim: int) -> Facts:
     ends = [tree.get((*_RANGE, index(n))) for n in range(2)]
     low, high = (leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in ends)
     if not isinstance(low, int | float) or not isinstance(high, int | float) or low != -high:
-        return known.lacking("the limits of observations (observation_range)")
+        return known.lacking(
+            unknown("observation statistics", "the limits of observations (observation_range)")
+        )
     told = tree.get((attr("data"), key("normalize_observations")))
     if not isinstance(told, ValueLeaf) or told.value is not True:
         if math.isinf(high):
@@ -43,7 +46,13 @@ def facts(known: Facts, tree: Tree, obs_dim: int) -> Facts:
         return known.read(LIMITED, norm=norm)
     sums, squares, count = (numbers(tree.get(path)) for path in _SUMS)
     if len(sums) != obs_dim or len(squares) != obs_dim or len(count) != 1 or not count[0] > 0:
-        return known.lacking("the mean and std that DDPG normalised observations with")
+        return known.lacking(
+            unknown(
+                "observation statistics",
+                "the mean and std that DDPG normalised observations with",
+                decides=True,
+            )
+        )
     mean = [each / count[0] for each in sums]
     var = [max(s / count[0] - m * m, _LEAST) for s, m in zip(squares, mean, strict=True)]
     return known.read(COUNTED, norm=Norm(tensor(mean), tensor(var), clip=float(high)))

@@ -17,6 +17,7 @@ from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.whole_module import Whole, whole
 from ckpttool.layouts.writing import Lone, Names, Network, Writing, gaussian, written
 from ckpttool.leaf import Leaf, attr, key
+from ckpttool.ledger import NO_BOUNDS
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
@@ -27,7 +28,7 @@ TABLE = Table(
     components={"actor": "actor", "critic": "critic/q1", "value": "value"},
     optimizers={},
     counters={},
-    facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=("the action bounds",)),
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS,)),
     optimizer=optimizers.from_torch,
     tensors={
         **{

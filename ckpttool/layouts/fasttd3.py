@@ -19,6 +19,7 @@ from ckpttool.layouts.normalizers import Statistics
 from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import DICT, Lone, Names, Network, Writing, critics, gaussian, written
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, key
+from ckpttool.ledger import NO_BOUNDS
 from ckpttool.mapping.parts import filled
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
@@ -39,7 +40,7 @@ TABLE = Table(
     },
     optimizers={},
     counters={"global_step": "global_step"},
-    facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=("the action bounds",)),
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS,)),
     optimizer=optimizers.from_torch,
     branches=canonical.LOG_STD,
     tensors={

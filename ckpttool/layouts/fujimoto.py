@@ -17,6 +17,7 @@ from ckpttool.layouts.canonical import Binding, Facts
 from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import Names, Network, Writing, written
 from ckpttool.leaf import attr, key
+from ckpttool.ledger import NO_BOUNDS, unknown
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
@@ -41,7 +42,7 @@ TABLE = Table(
         **{f"{theirs}_optimizer": f"critic_optimizer/{q}" for theirs, q in _SPLIT.items()},
     },
     counters={},
-    facts=Facts(head="tanh", hidden="relu", epsilon=1e-5, lacks=("the action bounds",)),
+    facts=Facts(head="tanh", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS,)),
     optimizer=optimizers.from_torch,
     late=True,
     seen="TD3 on HalfCheetah, two seeds of a public run; split critics on BipedalWalker and LunarLander",
@@ -54,7 +55,9 @@ _MORE = frozenset(
     ("total_it", "actor_target", "critic_target", "value", "value_target", "normalizer", "log_alpha")
 )
 _MEMBER = re.compile(r"actor|cri?tic")
-_STATISTICS = "the mean and std of the dataset that observations were normalised with"
+_STATISTICS = unknown(
+    "observation statistics", "the mean and std of the dataset that observations were normalised with"
+)
 
 
 def recognise(tree: Tree, name: str) -> Binding | None:

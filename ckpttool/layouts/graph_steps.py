@@ -24,9 +24,10 @@ from ckpttool.tree import Tree
 from ckpttool.wire import protobuf
 
 _TEXT = protobuf.DELIMITED
-# FunctionDef: signature, node_def, ret. OpDef: name, input_arg. NodeDef: name, op, input, attr.
-_FUNCTION = {1: _TEXT, 3: _TEXT, 4: _TEXT}
-_SIGNATURE, _NODE = {1: _TEXT, 2: _TEXT}, {1: _TEXT, 2: _TEXT, 3: _TEXT, 5: _TEXT}
+# FunctionDef: signature, node_def, ret, arg_attr. OpDef: name, input_arg, output_arg. NodeDef: name, op,
+# input, attr.
+_FUNCTION = {1: _TEXT, 3: _TEXT, 4: _TEXT, 7: _TEXT}
+_SIGNATURE, _NODE = {1: _TEXT, 2: _TEXT, 3: _TEXT}, {1: _TEXT, 2: _TEXT, 3: _TEXT, 5: _TEXT}
 # AttrValue: f, b, tensor, func.
 _VALUE = {4: protobuf.WORD, 5: protobuf.NUMBER, 8: _TEXT, 10: _TEXT}
 # TensorProto: dtype, tensor_content, float_val, int_val.
@@ -47,7 +48,7 @@ class _Variable(NamedTuple):
     path: Path
 
 
-class _Node(NamedTuple):
+class Node(NamedTuple):
     """One operation: its inputs' names and its attributes, not decoded."""
 
     op: str
@@ -66,12 +67,14 @@ class _Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Function:
+class Function:
     """A function of the graph's library."""
 
     arguments: tuple[str, ...]
-    nodes: Mapping[str, _Node]
+    nodes: Mapping[str, Node]
     results: tuple[str, ...]
+    shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """the arguments' shapes, as far as the graph records them; an extent of -1 is not fixed"""
 
 
 def of_saved_model(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
@@ -109,7 +112,7 @@ def _followed(tree: Tree, file: File) -> tuple[Step, ...] | None:
     chosen = signatures.get("serving_default") or (next(iter(signatures.values()), None))
     if chosen is None or (len(signatures) > 1 and "serving_default" not in signatures):
         raise _UnknownError
-    reader = _Reader(tree, _library(graphs[0].nodes, meter))
+    reader = _Reader(tree, library(graphs[0].nodes, meter))
     captured = [_Variable(numbers[n]) if n in numbers else None for n in found.captures.get(chosen, ())]
     function = reader.library.get(chosen)
     if function is None or len(function.arguments) != len(captured) + 1:
@@ -120,18 +123,19 @@ def _followed(tree: Tree, file: File) -> tuple[Step, ...] | None:
     return result.steps
 
 
-def _library(graph: memoryview, meter: Meter) -> dict[str, _Function]:
+def library(graph: memoryview, meter: Meter) -> dict[str, Function]:
     """Return the graph's functions by name: GraphDef.library (2), FunctionDefLibrary.function (1)."""
     found = {}
-    for library in messages.of_number(2, graph, meter):
-        for function in messages.of_number(1, library, meter):
+    for held in messages.of_number(2, graph, meter):
+        for function in messages.of_number(1, held, meter):
             name, made = _function(function, meter)
             found[name] = made
     return found
 
 
-def _function(data: memoryview, meter: Meter) -> tuple[str, _Function]:
-    name, arguments, nodes, results = "", [], {}, {}
+def _function(data: memoryview, meter: Meter) -> tuple[str, Function]:
+    name, arguments, outputs, nodes, results = "", list[str](), list[str](), {}, {}
+    shapes: dict[int, tuple[int, ...]] = {}
     for number, value in meter.fields(data, _FUNCTION):
         inner = protobuf.message(value)
         if number == 1:
@@ -139,16 +143,35 @@ def _function(data: memoryview, meter: Meter) -> tuple[str, _Function]:
                 if part == 1:
                     name = protobuf.text(what)
                 else:
-                    arguments += [
+                    listed = arguments if part == 2 else outputs
+                    listed += [
                         protobuf.text(text) for _, text in meter.fields(protobuf.message(what), {1: _TEXT})
                     ]
         elif number == 3:
-            called, node = _node(inner, meter)
-            nodes[called] = node
+            title, node = _node(inner, meter)
+            nodes[title] = node
+        elif number == 7:
+            shapes |= _argument(inner, meter)
         else:
             key, text = _pair(inner, meter)
             results[key] = text
-    return name, _Function(tuple(arguments), nodes, tuple(results.values()))
+    order = [results[key] for key in outputs] if results.keys() == set(outputs) else [*results.values()]
+    return name, Function(tuple(arguments), nodes, tuple(order), shapes)
+
+
+def _argument(data: memoryview, meter: Meter) -> dict[int, tuple[int, ...]]:
+    """Return an argument's shape by its number: its attribute `_output_shapes`, a list of one."""
+    place, found = 0, list[tuple[int, ...] | None]()
+    for number, value in meter.fields(data, {1: protobuf.NUMBER, 2: _TEXT}):
+        if number == 1:
+            place = protobuf.int32(value)
+            continue
+        for _, each in meter.fields(protobuf.message(value), {1: _TEXT}):
+            name, inner = messages.entry(each, meter)
+            for _, listed in meter.fields(inner, {1: _TEXT}) if name == "_output_shapes" else ():
+                shapes = meter.fields(protobuf.message(listed), {7: _TEXT})
+                found += [messages.partial_shape(protobuf.message(each), meter) for _, each in shapes]
+    return {place: found[0]} if len(found) == 1 and found[0] is not None else {}
 
 
 def _pair(data: memoryview, meter: Meter) -> tuple[str, str]:
@@ -156,7 +179,7 @@ def _pair(data: memoryview, meter: Meter) -> tuple[str, str]:
     return found.get(1, ""), found.get(2, "")
 
 
-def _node(data: memoryview, meter: Meter) -> tuple[str, _Node]:
+def _node(data: memoryview, meter: Meter) -> tuple[str, Node]:
     name = op = ""
     inputs: list[str] = []
     attributes: dict[str, memoryview] = {}
@@ -171,7 +194,7 @@ def _node(data: memoryview, meter: Meter) -> tuple[str, _Node]:
         else:
             inputs.append(protobuf.text(value))
     data_inputs = tuple(each for each in inputs if not each.startswith("^"))
-    return name, _Node(op, data_inputs, attributes)
+    return name, Node(op, data_inputs, attributes)
 
 
 @dataclass
@@ -179,12 +202,12 @@ class _Reader:
     """Evaluates functions on one unknown input."""
 
     tree: Tree
-    library: Mapping[str, _Function]
+    library: Mapping[str, Function]
     depth: int = 0
     visited: int = 0
     known: list[dict[str, Any]] = field(default_factory=list)
 
-    def call(self, function: _Function, given: Sequence[Any]) -> list[Any]:
+    def call(self, function: Function, given: Sequence[Any]) -> list[Any]:
         if len(given) != len(function.arguments) or self.depth > _DEEP or len(function.results) != 1:
             raise _UnknownError
         self.depth += 1
@@ -193,7 +216,7 @@ class _Reader:
         self.depth -= 1
         return found
 
-    def _value(self, name: str, function: _Function, scope: dict[str, Any]) -> Any:
+    def _value(self, name: str, function: Function, scope: dict[str, Any]) -> Any:
         node, _, output = name.partition(":")
         if output and not output.endswith(":0"):
             raise _UnknownError
@@ -220,12 +243,12 @@ class _Reader:
                 waiting += missing
         return scope[node]
 
-    def _node(self, node: _Node, given: list[Any]) -> Any:
+    def _node(self, node: Node, given: list[Any]) -> Any:
         # Of several outputs only the first is ever taken.
         if (node.op in _SAME and len(given) == 1) or node.op == "IdentityN":
             return given[0]
         if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
-            function = self.library.get(_called(node.attributes.get("f", memoryview(b""))))
+            function = self.library.get(called(node.attributes.get("f", memoryview(b""))))
             if function is None:
                 raise _UnknownError
             return self.call(function, given)[0]
@@ -239,8 +262,8 @@ class _Reader:
             return self._arithmetic(node.op, *given)
         raise _UnknownError(node.op)
 
-    def _product(self, node: _Node, given: list[Any]) -> _Flow:
-        turned = any(_truth(node.attributes.get(f"transpose_{side}")) for side in "ab")
+    def _product(self, node: Node, given: list[Any]) -> _Flow:
+        turned = any(truth(node.attributes.get(f"transpose_{side}")) for side in "ab")
         if turned or len(given) != 2 or not isinstance(given[1], _Variable):
             raise _UnknownError
         return _flow(given[0]).then("dense", Weights(given[1].path, None))
@@ -315,11 +338,13 @@ def _affine(flow: _Flow, scale: list[float], offset: list[float]) -> _Flow:
     return _Flow(steps).then("affine", (scale, offset))
 
 
-def _truth(value: memoryview | None) -> bool:
+def truth(value: memoryview | None) -> bool:
+    """Say whether an attribute is true."""
     return value is not None and any(protobuf.number(v) for n, v in protobuf.fields(value, _VALUE) if n == 5)
 
 
-def _called(value: memoryview) -> str:
+def called(value: memoryview) -> str:
+    """Return the name of the function that an attribute names."""
     for number, inner in protobuf.fields(value, _VALUE):
         if number == 10:
             for _, text in protobuf.fields(protobuf.message(inner), {1: _TEXT}):
@@ -355,7 +380,7 @@ def activations(checkpoint: Checkpoint) -> frozenset[str]:
     meter = Meter()
     try:
         graphs = messages.parse(memoryview(file.read(0, file.size)), meter)
-        libraries = [_library(graph.nodes, meter) for graph in graphs if graph.nodes is not None]
+        libraries = [library(graph.nodes, meter) for graph in graphs if graph.nodes is not None]
     except (_UnknownError, CkpttoolError, RecursionError, struct.error):
         return frozenset()
     nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())

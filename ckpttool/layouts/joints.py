@@ -15,7 +15,7 @@ from typing import Any
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, some
+from ckpttool.errors import NotFoundError, UnsupportedError, some
 from ckpttool.formats import keras_tree
 from ckpttool.layouts import graph_steps
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding, Part, PartLayer
@@ -138,7 +138,7 @@ def recorded(binding: Binding, checkpoint: Checkpoint) -> Binding:
     hidden = found - {"tanh"} - _OF_DEVIATIONS or found & {"tanh"}
     if len(hidden) != 1:
         return binding
-    facts = binding.facts._replace(lacks=tuple(w for w in binding.facts.lacks if w != "the activations"))
+    facts = binding.facts.without_lack("activation")
     return replace(binding, facts=facts.read("the SavedModel's graph", hidden=next(iter(hidden))))
 
 
@@ -147,7 +147,7 @@ def _configured(binding: Binding, checkpoint: Checkpoint) -> tuple[str, ...] | N
     part = next((part for part in binding.parts if part.acts), None)
     try:
         document = keras_tree.config_document(checkpoint.format, checkpoint.path)
-    except CkpttoolError:
+    except (UnsupportedError, NotFoundError):  # a file that is being written has another name
         return None
     if part is None or document is None:
         return None

@@ -18,6 +18,7 @@ from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import Names, Network, Writing, written
 from ckpttool.layouts.writing_graph import KERAS, edge
 from ckpttool.leaf import Path, key
+from ckpttool.ledger import NO_ACTIVATIONS, unknown
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.mapping.report import Move
 from ckpttool.tree import Tree
@@ -33,7 +34,7 @@ TABLE = Table(
         head="identity",
         hidden="relu",
         epsilon=1e-3,
-        lacks=("the activations", "what the model makes of its last layer"),
+        lacks=(NO_ACTIVATIONS, unknown("action map", "what the model makes of its last layer", decides=True)),
     ),
     optimizer=optimizers.from_keras,
     seen="DDPG on Pendulum of a public run; DDPG saved by keras-rl2 1.0.5 under TensorFlow 2.12",

@@ -47,7 +47,7 @@ def require(writing: Writing, binding: Binding, agent: Tree) -> None:
             f"{writing.whose} makes actions otherwise than this agent: {MAPS[writing.head]}",
             expected=writing.head,
             found=binding.facts.head,
-            hint="a sidecar's action bounds would tell (docs/sidecar.md)" if fits is None else None,
+            hint="--bounds LOW HIGH shows whether the two are equal" if fits is None else None,
         )
 
 
@@ -113,7 +113,7 @@ def notes(writing: Writing, binding: Binding, agent: Tree) -> tuple[str, ...]:
     if writing.alike and len(sizes) > 1:
         found.append(f"{writing.whose} has one list of hidden sizes for all networks, this agent has several")
     if writing.head and acts_as(binding.facts, agent, writing.head) is None:
-        found.append(f"nothing says the action bounds; {writing.whose} has {MAPS[writing.head]}")
+        found.append(f"unknown action bounds (--bounds LOW HIGH); {writing.whose} has {MAPS[writing.head]}")
     slow = {part.component for part in binding.parts if part.component.endswith("_target")}
     if slow and not any(place.partition("/")[0] in slow for place in held):
         found.append(f"{writing.whose} saves no targets")

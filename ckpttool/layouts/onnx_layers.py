@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, MappingError, some
+from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.onnx import listing
 from ckpttool.formats.onnx.model import Model, Node
 from ckpttool.layouts import onnx_steps
+from ckpttool.layouts.recorded_orders import with_orders
 from ckpttool.leaf import Leaf, Path, ValueLeaf, key
 from ckpttool.mapping.kinds import Told
 from ckpttool.mapping.layers import Choice
@@ -132,7 +133,13 @@ def as_state_dict(checkpoint: Checkpoint) -> Checkpoint:
     """Return the state_dict that a model's layers are, as the checkpoint of a model."""
     plan = to_state_dict(checkpoint).plan
     notes = (*checkpoint.notes, *plan.assumed, *plan.notes)
-    return replace(checkpoint, format="pytorch", tree=build(checkpoint.tree, plan), notes=notes)
+    tree = with_orders(build(checkpoint.tree, plan), checkpoint, sources=sources(plan))
+    return replace(checkpoint, format="pytorch", tree=tree, notes=notes)
+
+
+def sources(plan: Plan) -> dict[Path, Path]:
+    """Return the constant of each weight that is one of them, as a whole."""
+    return {move.target: move.source for move in plan.moves}
 
 
 def _choice(layer: _Layer, name: tuple[str, ...], flattened: Mapping[Path, tuple[int, ...]]) -> Choice:
@@ -468,5 +475,5 @@ def _flattened(checkpoint: Checkpoint) -> Iterator[tuple[Path, tuple[int, ...]]]
 
     A layer whose image has the channels last needs no change: its shape is ().
     """
-    with contextlib.suppress(CkpttoolError):
+    with contextlib.suppress(MappingError, UnsupportedError, UsageError):
         yield from onnx_steps.flattened(checkpoint)

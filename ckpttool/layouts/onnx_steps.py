@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -236,7 +237,7 @@ class _Reader(Recorder):
             "the model has several outputs, and nothing tells which one is the action",
             file=self.checkpoint.path,
             found=some(names, 8),
-            hint=f"name it: --network {(acting or names)[0]}",
+            hint=" or ".join(f"--network {shlex.quote(name)}" for name in (acting or names)[:8]),
         )
 
     def _refused(self, what: Unknown) -> CkpttoolError:

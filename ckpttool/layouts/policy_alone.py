@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError, some
+from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats import keras_tree
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import (
@@ -59,6 +59,7 @@ _POLICY = re.compile(r"(^|_)(actor|policy|pi|mu|actor_mean|policy_net|policy_net
 _CRITIC = re.compile(
     r"(^|_)(critics?|q|q?vf?\d*|qf?\d*|value|values|val|baseline|advantage|quantile)(_|\d*$)"
 )
+_MOST_NAMED = 8
 _SLOW = re.compile(r"target|(^|_)(ema|old|slow)(_|$)")
 _DEVIATION = re.compile(r"log_?(std|sigma|scale|var)|(^|_)(std|sigma|logstd)(_|$|\d)")
 _LIMIT = re.compile(r"max_actions?|action_(max|limit|bound|scale|bias|low|high)|act_limit|action_?bounds")
@@ -164,6 +165,7 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
     if len(found) > _MOST:
         raise UsageError("the checkpoint holds more layers than a policy", file=file, found=str(len(found)))
     networks = _networks(tuple(found))
+    _require_policy(networks, network, checkpoint)
     network_, assumed = _chosen(networks, network, file)
     # What stands beside all networks (a head, a normaliser of observations) may be the policy's.
     inside = {group.name for each in networks for group in each.groups}
@@ -356,6 +358,39 @@ def _is_dense(module: _Group | Module) -> bool:
     return module.kind is not None and module.kind.name == "dense"
 
 
+# Names of networks that give a value for each of several actions: of classes, files and modules.
+_VALUES_OF_ACTIONS = re.compile(
+    r"(^|[\W_])((dueling|double|noisy|quantile|target)?_?q_?(net|network|function)|d?dqn|qr_?dqn|c51|rainbow)([\W_\d]|$)"
+)
+
+
+def _require_policy(found: Sequence[_Network], wanted: str, checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedError if all networks are Q-networks of discrete actions, by their names."""
+    if any(wanted in (n.title, *n.name[-1:]) or _acts(n) for n in found):
+        return
+    root = checkpoint.tree.containers.get(())
+    cls = (root.name or "").rpartition(".")[2] if root is not None else ""
+    around = (_snake(cls), os.path.basename(checkpoint.path).lower().partition(".")[0])
+    for network in found:
+        if len(found) > 1 and _SLOW.search("_".join(network.name).lower()):
+            continue
+        words = [_snake(word) for word in network.name] or [*around]
+        if not any(map(_VALUES_OF_ACTIONS.search, words)) and not (
+            network.name and any(map(_VALUES_OF_ACTIONS.search, around))
+        ):
+            return
+    names = [n.title for n in found if n.name] or [cls or os.path.basename(checkpoint.path)]
+    raise UnsupportedError(
+        "Q-networks have a value for each discrete action; eval plays policies of continuous actions",
+        file=checkpoint.path,
+        found=some(names, 4),
+    )
+
+
+def _snake(word: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", word).lower()
+
+
 def _chosen(found: list[_Network], wanted: str, file: str) -> tuple[_Network, tuple[str, ...]]:
     """Return the one network that is the policy, by the name that was asked for or by its own name."""
     asked = [n for n in found if wanted in (n.title, *n.name[-1:])]
@@ -383,7 +418,7 @@ def _chosen(found: list[_Network], wanted: str, file: str) -> tuple[_Network, tu
         "several networks, and nothing tells which one is the policy",
         file=file,
         found=some(names, 8),
-        hint=f"name it: --network {names[0]}",
+        hint=" or ".join(f"--network {shlex.quote(name)}" for name in names[:_MOST_NAMED]),
     )
 
 
@@ -816,7 +851,7 @@ def _of_onnx(found: onnx_steps.Followed, checkpoint: Checkpoint) -> Binding:
     """Return the binding of an ONNX model: a chain of layers, else a policy that computes a program."""
     origin = "the ONNX graph"
     if found.steps is not None:
-        with contextlib.suppress(CkpttoolError):
+        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
             binding = _of_followed(found.steps, checkpoint.tree, checkpoint.path, "torch", origin)
             facts = binding.facts
             if found.mean is not None:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from ckpttool.layouts import optimizers
 from ckpttool.layouts.canonical import Binding, Facts
 from ckpttool.layouts.table import Table, bind
+from ckpttool.ledger import NO_ACTIVATIONS, NO_BOUNDS
 from ckpttool.mapping.report import Move
 from ckpttool.tree import Tree
 
@@ -30,7 +31,7 @@ TABLE = Table(
     components={},
     optimizers={},
     counters={"global-timestep": "num_timesteps", "global-training-timestep": "total_it"},
-    facts=Facts(head="affine", hidden="relu", epsilon=1e-3, lacks=("the action bounds", "the activations")),
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-3, lacks=(NO_BOUNDS, NO_ACTIVATIONS)),
     optimizer=optimizers.from_keras,
     seen="SAC built and saved by 0.5.5 under TensorFlow 1.14",
     tensors={"log_alpha": "temperature/log_alpha"},

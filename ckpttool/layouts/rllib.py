@@ -26,7 +26,7 @@ from ckpttool.layouts.rllib_policy import mean_std
 from ckpttool.layouts.small_arrays import numbers
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, ValueLeaf
-from ckpttool.ledger import Entry
+from ckpttool.ledger import NO_ENVIRONMENT, NO_STATISTICS, Entry
 from ckpttool.tree import Tree
 
 __all__ = ["TABLE", "companions", "plan", "recognise", "told_by"]
@@ -35,7 +35,7 @@ _MODULES = "learner_group/learner/rl_module"
 _ARGUMENTS = "class_and_ctor_args.pkl"
 # With which a module's own folder begins: SAC's, PPO's.
 _ENCODERS = ("pi_encoder", "encoder")
-_LACKS = ("the environment",)
+_LACKS = (NO_ENVIRONMENT,)
 
 TABLE = Table(
     name="rllib",
@@ -94,7 +94,7 @@ def _filtered(facts: Facts, tree: Tree) -> Facts:
     pushes = said.get(f"{agent}/running_stats/0/num_pushes")
     alone = isinstance(pushes, ValueLeaf) and pushes.value == 1  # its variance differs among versions
     if norm is None or alone or not whole or not isinstance(limit, int | float | None):
-        return facts.lacking("the observation statistics")
+        return facts.lacking(NO_STATISTICS)
     where = f"{agent.rpartition('/')[0] or agent}/state.pkl"
     return facts.read(where, norm=norm._replace(clip=float(limit) if limit else None))
 
@@ -195,7 +195,7 @@ def _connected(binding: Binding, name: str) -> Binding:
     if _NEUTRAL.fullmatch(name) or (name == _FILTER and binding.facts.norm is not None):
         return binding
     if name == _FILTER:
-        return replace(binding, facts=binding.facts.lacking("the observation statistics"))
+        return replace(binding, facts=binding.facts.lacking(NO_STATISTICS))
     where = f"{_CONNECTORS}/{name}"
     return binding.entered(Entry("not used", "wrapper", f"connector {name}", where, decides=True))
 

@@ -20,6 +20,7 @@ from ckpttool.layouts.canonical import Binding, Facts, Norm, settings_stay
 from ckpttool.layouts.small_arrays import numbers, tensor, unpacked
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, ValueLeaf
+from ckpttool.ledger import NO_BOUNDS, NO_ENVIRONMENT, NO_STATISTICS, unknown
 from ckpttool.tree import Tree
 
 TABLE = Table(
@@ -108,7 +109,7 @@ def _settings(facts: Facts, said: Said, policy: str) -> Facts:
         activation = activation or _text(said, f"{config}/actor_hidden_activation")
         if activation is not None and "hidden" not in facts.said:
             facts = facts.read(config, hidden=activation)
-    return facts if facts.env is not None else facts.lacking("the environment")
+    return facts if facts.env is not None else facts.lacking(NO_ENVIRONMENT)
 
 
 def _text(said: Said, name: str) -> str | None:
@@ -121,7 +122,7 @@ def _bounds(facts: Facts, said: Said, policy: str) -> Facts:
     low, high = (
         _array(_text(said, f"{space}/{end}"), _text(said, f"{space}/dtype")) for end in ("low", "high")
     )
-    return facts.bounded(space, low, high) or facts.lacking("the action bounds")
+    return facts.bounded(space, low, high) or facts.lacking(NO_BOUNDS)
 
 
 def _array(text: str | None, dtype: str | None) -> tuple[float, ...]:
@@ -148,9 +149,11 @@ def _statistics(facts: Facts, said: Said, policy: str) -> Facts:
         return facts
     pushes = said.get(f"{place}/num_pushes")
     if not isinstance(pushes, ValueLeaf) or not pushes.value:
-        return facts.lacking("statistics of observations: the filter saw none")
+        return facts.lacking(
+            unknown("observation statistics", "statistics of observations: the filter saw none")
+        )
     norm = mean_std(said, place)
-    return facts.lacking("statistics of observations") if norm is None else facts.read(place, norm=norm)
+    return facts.lacking(NO_STATISTICS) if norm is None else facts.read(place, norm=norm)
 
 
 def mean_std(said: Said, place: str) -> Norm | None:

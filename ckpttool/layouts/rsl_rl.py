@@ -21,6 +21,7 @@ from ckpttool.layouts.normalizers import Statistics
 from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import Lone, Names, Network, Writing, written
 from ckpttool.leaf import Key, ValueLeaf, attr, key
+from ckpttool.ledger import NO_ACTIVATIONS
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
@@ -39,7 +40,7 @@ TABLE = Table(
     },
     optimizers={"optimizer_state_dict": canonical.JOINT},
     counters={"iter": "iter"},
-    facts=Facts(head="identity", hidden="elu", epsilon=1e-5, lacks=("the activations",)),
+    facts=Facts(head="identity", hidden="elu", epsilon=1e-5, lacks=(NO_ACTIVATIONS,)),
     optimizer=optimizers.from_torch,
     tensors={
         f"{_MODEL}/std": "actor/std",

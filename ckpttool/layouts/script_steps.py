@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CkpttoolError, UnsupportedError
-from ckpttool.formats.torch_pickle import names, script
+from ckpttool.formats.torch_pickle import archive, names, script
 from ckpttool.layouts.model_steps import Cell, Step, Weights
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr
-from ckpttool.source import File
+from ckpttool.source import File, Shape
 from ckpttool.tree import Tree
 from ckpttool.wire import zip as archives
 
@@ -31,17 +31,17 @@ _CELL_KINDS = frozenset(("lstm", "gru"))
 _CELLS = frozenset(("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"))
 
 
-class _UnknownError(Exception):
+class UnknownError(Exception):
     """The code does something that is not followed."""
 
 
-class _Module(NamedTuple):
+class Module(NamedTuple):
     """An object of the archive: a module, by its path."""
 
     path: Path
 
 
-class _Tensor(NamedTuple):
+class Tensor(NamedTuple):
     """A parameter, a buffer or a constant, by its path."""
 
     path: Path
@@ -76,21 +76,13 @@ def of_script(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
 
     Raise UnsupportedError for code that cannot be followed: it may compute anything of its layers.
     """
-    root = checkpoint.tree.containers.get(())
-    if root is None or not (root.name or "").startswith(f"{_TOP}.") or len(checkpoint.files) != 1:
+    texts = code(checkpoint)
+    if texts is None:
         return None
     try:
-        archive = archives.read(File.stamp(checkpoint.files[0].path))
-        top = names.top(archive.members, archive.file.path)
-        if not script.is_script(archive.members, top):
-            return None
-        texts = script.texts(archive.members, top, archive.source)
-    except CkpttoolError:
-        return None
-    try:
-        return _Reader(checkpoint.tree, texts).forward()
+        return Reader(checkpoint.tree, texts).forward()
     except (
-        _UnknownError,
+        UnknownError,
         CkpttoolError,
         SyntaxError,
         ValueError,
@@ -98,7 +90,7 @@ def of_script(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
         MemoryError,
         OverflowError,
     ) as error:
-        word = str(error) if isinstance(error, _UnknownError) else ""
+        word = str(error) if isinstance(error, UnknownError) else ""
         cells = {_short(held.name) for held in checkpoint.tree.containers.values() if held.name} & _CELLS
         raise UnsupportedError(
             "the TorchScript code is not one chain of known operations",
@@ -111,12 +103,36 @@ def of_script(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
         ) from None
 
 
+def code(checkpoint: Checkpoint) -> dict[str, str] | None:
+    """Return a TorchScript archive's code by module, None if the checkpoint is no such archive."""
+    root = checkpoint.tree.containers.get(())
+    if root is None or not (root.name or "").startswith(f"{_TOP}.") or len(checkpoint.files) != 1:
+        return None
+    try:
+        opened = archives.read(File.stamp(checkpoint.files[0].path))
+        top = names.top(opened.members, opened.file.path)
+        if not script.is_script(opened.members, top):
+            return None
+        return script.texts(opened.members, top, opened.source)
+    except CkpttoolError:
+        return None
+
+
+def traced_inputs(checkpoint: Checkpoint) -> tuple[Shape, ...]:
+    """Return the shapes of the inputs with which the archive's forward was traced, () if it was not."""
+    try:
+        opened = archives.read(File.stamp(checkpoint.files[0].path))
+        return archive.traced_inputs(opened, names.top(opened.members, opened.file.path))
+    except CkpttoolError:
+        return ()
+
+
 def _short(name: str) -> str:
     return name.rpartition(".")[2]
 
 
 @dataclass
-class _Reader:
+class Reader:
     """Evaluates the code on one unknown input."""
 
     tree: Tree
@@ -128,12 +144,13 @@ class _Reader:
     carried: set[Path] = field(default_factory=set)
 
     def forward(self) -> tuple[Step, ...]:
+        """Return the steps of the archive's forward."""
         found = self._method((), "forward", [_Flow()])
         if not isinstance(found, _Flow):
-            raise _UnknownError
+            raise UnknownError
         cells = [step.value for step in found.steps if step.kind in _CELL_KINDS]
         if {path for cell in cells for path in cell.states} != self.carried:
-            raise _UnknownError("a state that is not kept")
+            raise UnknownError("a state that is not kept")
         return found.steps
 
     def _method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
@@ -141,12 +158,18 @@ class _Reader:
         where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
         if where.startswith(_RECURRENT) and cls.lower() in _CELL_KINDS and name.startswith("forward"):
             return self._cell(module, cls.lower(), given)
+        return self._called(module, name, given)
+
+    def _called(self, module: Path, name: str, given: Sequence[Any]) -> Any:
+        """Return what the code of a module's method gives."""
+        container = self.tree.containers.get(module)
+        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
         for node in self._module(where).body:
             if isinstance(node, ast.ClassDef) and node.name == cls:
                 for part in node.body:
                     if isinstance(part, ast.FunctionDef) and part.name == name:
-                        return self._run(part, [_Module(module), *given])
-        raise _UnknownError
+                        return self._run(part, [Module(module), *given])
+        raise UnknownError
 
     def _cell(self, module: Path, kind: str, given: Sequence[Any]) -> Any:
         """Return what PyTorch's own recurrent layer gives, whose states are buffers that begin at zero."""
@@ -156,15 +179,15 @@ class _Reader:
         plain = settings["num_layers"] == 1 and settings["bidirectional"] is False
         plain = plain and self._of(module, "proj_size") == 0
         lead = 1 if settings["batch_first"] else 0
-        if not isinstance(flow, _Flow) or not all(isinstance(buffer, _Tensor) for buffer in buffers):
-            raise _UnknownError(kind.upper())
+        if not isinstance(flow, _Flow) or not all(isinstance(buffer, Tensor) for buffer in buffers):
+            raise UnknownError(kind.upper())
         if not plain or flow.lead != lead or len(buffers) != (2 if kind == "lstm" else 1):
-            raise _UnknownError(kind.upper())
-        paths = [buffer.path for buffer in buffers if isinstance(buffer, _Tensor)]
+            raise UnknownError(kind.upper())
+        paths = [buffer.path for buffer in buffers if isinstance(buffer, Tensor)]
         for path in paths:
             leaf = self.tree.get(path)
             if not isinstance(leaf, Leaf) or math.prod(leaf.shape) > _ELEMENTS or leaf.array().any():
-                raise _UnknownError(f"{kind.upper()} from a state that is not zero")
+                raise UnknownError(f"{kind.upper()} from a state that is not zero")
         after = [_State(path) for path in paths]
         cell = Cell(module, tuple(paths))
         return [flow.then(kind, cell), after if isinstance(states, list) else after[0]]
@@ -174,31 +197,31 @@ class _Reader:
         for node in self._module(where).body:
             if isinstance(node, ast.FunctionDef) and node.name == last:
                 return self._run(node, given)
-        raise _UnknownError
+        raise UnknownError
 
     def _module(self, name: str) -> ast.Module:
         if name not in self.parsed:
             text = self.texts.get(name)
             if text is None:
-                raise _UnknownError
+                raise UnknownError
             self.parsed[name] = ast.parse(text)
         return self.parsed[name]
 
     def _run(self, function: ast.FunctionDef, given: Sequence[Any]) -> Any:
         self.calls += 1
         if self.calls > _CALLS or self.depth > _DEEP:
-            raise _UnknownError
+            raise UnknownError
         named = [each.arg for each in function.args.args]
         known = [self._value(each, {}) for each in function.args.defaults]
         if len(given) < len(named):
             given = [*given, *known[len(known) - (len(named) - len(given)) :]]
         if len(given) != len(named):
-            raise _UnknownError
+            raise UnknownError
         self.depth += 1
         done, value = self._block(function.body, dict(zip(named, given, strict=True)))
         self.depth -= 1
         if not done:
-            raise _UnknownError
+            raise UnknownError
         return value
 
     def _block(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> tuple[bool, Any]:
@@ -211,12 +234,12 @@ class _Reader:
             elif isinstance(node, ast.If):
                 test = self._value(node.test, scope)
                 if not isinstance(test, bool):
-                    raise _UnknownError
+                    raise UnknownError
                 done, value = self._block(node.body if test else node.orelse, scope)
                 if done:
                     return True, value
             elif not isinstance(node, ast.Pass):
-                raise _UnknownError
+                raise UnknownError
         return False, None
 
     def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
@@ -226,7 +249,7 @@ class _Reader:
             for each, part in zip(target.elts, value, strict=True):
                 self._assign(each, part, scope)
         else:
-            raise _UnknownError
+            raise UnknownError
 
     def _value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Constant):
@@ -234,19 +257,19 @@ class _Reader:
         if isinstance(node, ast.Name):
             if node.id in scope and not any(scope[node.id] is each for each in self.overwritten):
                 return scope[node.id]
-            raise _UnknownError
+            raise UnknownError
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             value = self._value(node.operand, scope)
             if _is_number(value):
                 return -value
-            raise _UnknownError
+            raise UnknownError
         if isinstance(node, ast.List | ast.Tuple):
             return [self._value(each, scope) for each in node.elts]
         if isinstance(node, ast.Attribute):
             return self._attribute(node, scope)
         if isinstance(node, ast.Call) and not node.keywords:
             return self._call(node, scope)
-        raise _UnknownError
+        raise UnknownError
 
     def _attribute(self, node: ast.Attribute, scope: Mapping[str, Any]) -> Any:
         if isinstance(node.value, ast.Name) and node.value.id == "CONSTANTS":
@@ -254,9 +277,9 @@ class _Reader:
         if (name := _dotted(node)) is not None and name.startswith(f"{_TOP}."):
             return _Function(name)
         owner = self._value(node.value, scope)
-        if isinstance(owner, _Module):
+        if isinstance(owner, Module):
             return self._of(owner.path, node.attr)
-        raise _UnknownError
+        raise UnknownError
 
     def _of(self, module: Path, name: str) -> Any:
         """Return an attribute of a module; `training` is that of evaluation."""
@@ -265,14 +288,14 @@ class _Reader:
         path = (*module, attr(name))
         leaf = self.tree.get(path)
         if isinstance(leaf, Leaf):
-            return _Tensor(path)
+            return Tensor(path)
         if isinstance(leaf, ValueLeaf):
             return leaf.value
         for first, others in self.tree.aliases.items():
             if any(alias.path == path for alias in others):
-                return _Tensor(first)
+                return Tensor(first)
         if path in self.tree.containers:
-            return _Module(path)
+            return Module(path)
         return self._final(module, name)
 
     def _final(self, module: Path, name: str) -> Any:
@@ -285,7 +308,7 @@ class _Reader:
                     continue
                 if part.value is not None and part.target.id == name:
                     return self._value(part.value, {})
-        raise _UnknownError
+        raise UnknownError
 
     def _call(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
         called = _dotted(node.func)
@@ -296,16 +319,16 @@ class _Reader:
             if isinstance(function, _Function):
                 return self._function(function.name, [self._value(a, scope) for a in node.args])
             if not isinstance(node.func, ast.Attribute):
-                raise _UnknownError
+                raise UnknownError
             owner = self._value(node.func.value, scope)
-            if not isinstance(owner, _Module):
-                raise _UnknownError
+            if not isinstance(owner, Module):
+                raise UnknownError
             return self._method(owner.path, node.func.attr, [self._value(a, scope) for a in node.args])
         return self._applied(called, [self._value(each, scope) for each in node.args])
 
     def _applied(self, called: str, given: list[Any]) -> Any:
         """Return what a function or an operation gives."""
-        if called == "getattr" and len(given) == 2 and isinstance(given[0], _Module):
+        if called == "getattr" and len(given) == 2 and isinstance(given[0], Module):
             return self._of(given[0].path, str(given[1]))
         if called == "unchecked_cast" and len(given) == 2:
             return given[1]
@@ -313,29 +336,29 @@ class _Reader:
             return self._function(called, given)
         operation = _OPERATIONS.get(called.removesuffix("_"))
         if operation is None:
-            raise _UnknownError(called)
+            raise UnknownError(called)
         if called.endswith("_"):
             # It overwrites its input, under whichever names that has.
             self.overwritten += [each for each in given if isinstance(each, _Flow)]
         self.calls += 1
         if self.calls > _CALLS:
-            raise _UnknownError
+            raise UnknownError
         try:
             return operation(self, given)
-        except (_UnknownError, ValueError) as error:
-            raise _UnknownError(
-                str(error) if isinstance(error, _UnknownError) and str(error) else called
+        except (UnknownError, ValueError) as error:
+            raise UnknownError(
+                str(error) if isinstance(error, UnknownError) and str(error) else called
             ) from None
 
     def numbers(self, value: Any) -> list[float]:
         """Return a number, or a small tensor's numbers."""
         if _is_number(value):
             return [float(value)]
-        leaf = self.tree.get(value.path) if isinstance(value, _Tensor) else None
+        leaf = self.tree.get(value.path) if isinstance(value, Tensor) else None
         if not isinstance(leaf, Leaf) or math.prod(leaf.shape) > _ELEMENTS or len(leaf.shape) > 2:
-            raise _UnknownError
+            raise UnknownError
         if len(leaf.shape) == 2 and leaf.shape[0] != 1:
-            raise _UnknownError
+            raise UnknownError
         return [float(number) for number in leaf.array().astype("float64").reshape(-1)]
 
 
@@ -353,38 +376,38 @@ def _is_number(value: Any) -> bool:
 
 def _flow(value: Any) -> _Flow:
     if not isinstance(value, _Flow):
-        raise _UnknownError
+        raise UnknownError
     return value
 
 
-def _linear(_: _Reader, given: Sequence[Any]) -> _Flow:
+def _linear(_: Reader, given: Sequence[Any]) -> _Flow:
     flow, weight, bias = given if len(given) > 2 else (*given, None)
-    if not isinstance(weight, _Tensor) or not (bias is None or isinstance(bias, _Tensor)):
-        raise _UnknownError
+    if not isinstance(weight, Tensor) or not (bias is None or isinstance(bias, Tensor)):
+        raise UnknownError
     return _flow(flow).then("dense", Weights(weight.path, None if bias is None else bias.path))
 
 
-def _layer_norm(_: _Reader, given: Sequence[Any]) -> _Flow:
+def _layer_norm(_: Reader, given: Sequence[Any]) -> _Flow:
     flow, shape, weight, bias, epsilon = given[:5]
-    ready = isinstance(weight, _Tensor) and isinstance(bias, _Tensor) and _is_number(epsilon)
+    ready = isinstance(weight, Tensor) and isinstance(bias, Tensor) and _is_number(epsilon)
     if not ready or not isinstance(shape, list) or len(shape) != 1:
-        raise _UnknownError
+        raise UnknownError
     return _flow(flow).then("layer_norm", Weights(weight.path, bias.path, float(epsilon)))
 
 
-def _activation(name: str, *allowed: object) -> Callable[[_Reader, Sequence[Any]], _Flow]:
+def _activation(name: str, *allowed: object) -> Callable[[Reader, Sequence[Any]], _Flow]:
     """Return the reading of an activation whose further arguments must be these, as far as they are given."""
 
-    def read(_: _Reader, given: Sequence[Any]) -> _Flow:
+    def read(_: Reader, given: Sequence[Any]) -> _Flow:
         flow, *rest = given
         if len(rest) > len(allowed) or any(a != b for a, b in zip(rest, allowed, strict=False)):
-            raise _UnknownError
+            raise UnknownError
         return _flow(flow).then("activation", name)
 
     return read
 
 
-def _same(_: _Reader, given: Sequence[Any]) -> _Flow:
+def _same(_: Reader, given: Sequence[Any]) -> _Flow:
     return _flow(given[0])
 
 
@@ -403,70 +426,70 @@ def _affine(flow: _Flow, scale: list[float], offset: list[float]) -> _Flow:
 
 def _wide(values: Sequence[float], size: int) -> list[float]:
     if len(values) not in (1, size):
-        raise _UnknownError
+        raise UnknownError
     return [*values] * (size if len(values) == 1 else 1)
 
 
-def _flatten(_: _Reader, given: Sequence[Any]) -> _Flow:
+def _flatten(_: Reader, given: Sequence[Any]) -> _Flow:
     # A policy that begins with a dense layer takes rows: flattening one from its second axis on changes none.
     flow, *axes = given
     if axes not in ([1], [1, -1]):
-        raise _UnknownError("torch.flatten")
+        raise UnknownError("torch.flatten")
     return _flow(flow)
 
 
-def _unsqueeze(_: _Reader, given: Sequence[Any]) -> _Flow:
+def _unsqueeze(_: Reader, given: Sequence[Any]) -> _Flow:
     flow, axis = _flow(given[0]), given[1]
     if flow.lead is not None or axis not in (0, 1):
-        raise _UnknownError
+        raise UnknownError
     return replace(flow, lead=axis)
 
 
-def _squeeze(_: _Reader, given: Sequence[Any]) -> _Flow:
+def _squeeze(_: Reader, given: Sequence[Any]) -> _Flow:
     flow, axis = _flow(given[0]), given[1]
     if flow.lead is None or axis != flow.lead:
-        raise _UnknownError
+        raise UnknownError
     return replace(flow, lead=None)
 
 
-def _whole_slice(_: _Reader, given: Sequence[Any]) -> Any:
+def _whole_slice(_: Reader, given: Sequence[Any]) -> Any:
     # `buffer[:] = value` is a slice of all of it, and a copy into that.
-    if len(given) != 1 or not isinstance(given[0], _Tensor):
-        raise _UnknownError
+    if len(given) != 1 or not isinstance(given[0], Tensor):
+        raise UnknownError
     return given[0]
 
 
-def _copy(reader: _Reader, given: Sequence[Any]) -> Any:
+def _copy(reader: Reader, given: Sequence[Any]) -> Any:
     buffer, value = given[:2]
-    same = isinstance(buffer, _Tensor) and isinstance(value, _State) and buffer.path == value.path
+    same = isinstance(buffer, Tensor) and isinstance(value, _State) and buffer.path == value.path
     if not same or len(given) != 2:
-        raise _UnknownError("torch.copy_")
+        raise UnknownError("torch.copy_")
     reader.carried.add(value.path)
     return buffer
 
 
-def _scaled(sign: int) -> Callable[[_Reader, Sequence[Any]], _Flow]:
-    def read(reader: _Reader, given: Sequence[Any]) -> _Flow:
+def _scaled(sign: int) -> Callable[[Reader, Sequence[Any]], _Flow]:
+    def read(reader: Reader, given: Sequence[Any]) -> _Flow:
         one, two = given[:2]
         if len(given) != 2:
-            raise _UnknownError
+            raise UnknownError
         if isinstance(two, _Flow) and sign > 0:
             one, two = two, one
         numbers = reader.numbers(two)
         if sign < 0:
             if 0.0 in numbers:
-                raise _UnknownError
+                raise UnknownError
             numbers = [1 / number for number in numbers]
         return _affine(_flow(one), numbers, [0.0])
 
     return read
 
 
-def _shifted(sign: int) -> Callable[[_Reader, Sequence[Any]], _Flow]:
-    def read(reader: _Reader, given: Sequence[Any]) -> _Flow:
+def _shifted(sign: int) -> Callable[[Reader, Sequence[Any]], _Flow]:
+    def read(reader: Reader, given: Sequence[Any]) -> _Flow:
         one, two, *alpha = given
         if alpha not in ([], [1]):
-            raise _UnknownError
+            raise UnknownError
         if isinstance(two, _Flow) and sign > 0:
             one, two = two, one
         return _affine(_flow(one), [1.0], [sign * number for number in reader.numbers(two)])
@@ -474,18 +497,18 @@ def _shifted(sign: int) -> Callable[[_Reader, Sequence[Any]], _Flow]:
     return read
 
 
-def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[_Reader, Sequence[Any]], bool]:
+def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[Reader, Sequence[Any]], bool]:
     """Return the reading of a comparison of two numbers, such as the check of a probability."""
 
-    def read(_: _Reader, given: Sequence[Any]) -> bool:
+    def read(_: Reader, given: Sequence[Any]) -> bool:
         if len(given) != 2 or not all(map(_is_number, given)):
-            raise _UnknownError
+            raise UnknownError
         return compare(*given)
 
     return read
 
 
-_OPERATIONS: dict[str, Callable[[_Reader, Sequence[Any]], Any]] = {
+_OPERATIONS: dict[str, Callable[[Reader, Sequence[Any]], Any]] = {
     "torch.linear": _linear,
     "torch.layer_norm": _layer_norm,
     **{f"torch.{name}": _activation(name) for name in ("relu", "tanh", "sigmoid", "silu")},

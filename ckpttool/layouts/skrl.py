@@ -22,6 +22,7 @@ from ckpttool.layouts.normalizers import Statistics
 from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import Lone, Names, Network, Writing, critics, gaussian, valued, written
 from ckpttool.leaf import Leaf, attr, key
+from ckpttool.ledger import NO_ACTIVATIONS, NO_BOUNDS, unknown
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
@@ -50,7 +51,11 @@ TABLE = Table(
         head="tanh",
         hidden="relu",
         epsilon=1e-5,
-        lacks=("the activations", "what the model makes of its last layer", "the action bounds"),
+        lacks=(
+            NO_ACTIVATIONS,
+            unknown("action map", "what the model makes of its last layer", decides=True),
+            NO_BOUNDS,
+        ),
     ),
     optimizer=optimizers.from_torch,
     branches=canonical.LOG_STD,

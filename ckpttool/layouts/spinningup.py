@@ -17,6 +17,7 @@ from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.whole_module import Whole, whole
 from ckpttool.layouts.writing import Lone, Names, Network, Writing, critics, gaussian, valued, written
 from ckpttool.leaf import Leaf, key
+from ckpttool.ledger import NO_BOUNDS
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
@@ -46,7 +47,7 @@ _TF1 = replace(
         "target/v": "value_target",
     },
     optimizer=optimizers.from_keras,
-    facts=TABLE.facts._replace(lacks=("the action bounds",)),
+    facts=TABLE.facts._replace(lacks=(NO_BOUNDS,)),
     tensors={},
 )
 _LARGEST = 1e30  # as large as no action is
@@ -84,7 +85,7 @@ def _state_dict(tree: Tree) -> Binding | None:
     if binding is None:
         return None
     head = _HIDDEN[hidden]
-    facts = binding.facts._replace(head=head, hidden=_DEFAULTS[head], lacks=("the action bounds",))
+    facts = binding.facts._replace(head=head, hidden=_DEFAULTS[head], lacks=(NO_BOUNDS,))
     unplaced = dict(binding.unplaced)
     if hidden == _DISCRETE:
         unplaced["actor"] = (*unplaced.get("actor", ()), "the choice among discrete actions")
@@ -114,7 +115,7 @@ def _told(binding: Binding, module: Whole, hidden: str) -> Binding:
         bounds = (float(limit),) * _actions(binding, module.tree)
         facts = facts.read("act_limit", action_low=tuple(-bound for bound in bounds), action_high=bounds)
     else:
-        facts = facts._replace(lacks=("the action bounds",))
+        facts = facts._replace(lacks=(NO_BOUNDS,))
         strange = (*strange, "an act_limit that is no number") if module.has("pi", "act_limit") else strange
     unplaced = dict(binding.unplaced)
     if strange:

@@ -17,6 +17,7 @@ from ckpttool.layouts.canonical import Binding, Facts, settings_stay
 from ckpttool.layouts.stable_baselines2_plan import plan
 from ckpttool.layouts.table import Optimizer, OptimizerMoves, Table, bind
 from ckpttool.leaf import Leaf, Path, Record, ValueLeaf, attr, index, key
+from ckpttool.ledger import unknown
 from ckpttool.tree import Tree
 
 __all__ = ["TABLE", "companions", "plan", "recognise", "told_by"]
@@ -140,7 +141,7 @@ def _numbered(step: str) -> str:
 def _facts(tree: Tree, binding: Binding, ours: Mapping[Path, Path]) -> Facts:
     facts = baselines_settings.facts(TABLE.facts, tree)
     if (_DATA, key("her_obs_space")) in tree.containers:
-        facts = facts._replace(lacks=(*facts.lacks, "how HER joins the parts of an observation"))
+        facts = facts.lacking(unknown("architecture", "how HER joins the parts of an observation"))
     first = (attr("actor"), index(0), attr("kernel"))
     kernels = [tree[move.source] for move in binding.moves.moves if move.target == first]
     ddpg = any(str(path[1].value) == "qf_output" for path in ours if len(path) > 1)

@@ -31,6 +31,10 @@ __all__ = ["TABLE", "companions", "plan", "recognise", "statistics_beside", "tol
 _TITLE = "Stable-Baselines3 agent (TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS)"
 _SEEN = "agents of rl-trained-agents; every algorithm as the library 2.9.2 and its contrib save it"
 
+# What the library compares with an environment's: a file of its own goes on with it.
+OBSERVATION_SPACE: tuple[Path, ...] = tuple(
+    (attr("data"), key("observation_space"), attr(end)) for end in ("low", "high")
+)
 TABLE = Table(
     name="stable_baselines3",
     title=_TITLE,

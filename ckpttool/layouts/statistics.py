@@ -21,11 +21,14 @@ from typing import NamedTuple
 from ckpttool.layouts import small_arrays
 from ckpttool.layouts.canonical import NORMALIZER, Binding, Norm
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr
+from ckpttool.ledger import unknown
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP, Reshape
 from ckpttool.tree import Tree
 
-DICT_UNKNOWN = "how the parts of a Dict observation are normalised"
+DICT_UNKNOWN = unknown(
+    "observation statistics", "how the parts of a Dict observation are normalised", decides=True
+)
 """What an agent lacks whose file holds statistics of several parts of an observation."""
 
 _STATISTIC = {
@@ -160,8 +163,7 @@ def applied(binding: Binding, tree: Tree, size: int) -> Binding:
 
 def with_statistics(binding: Binding, chosen: Statistics) -> Binding:
     """Return the binding of an agent that normalises its observations with these statistics."""
-    lacks = tuple(what for what in binding.facts.lacks if not re.search("statistics|normalised", what))
-    facts = binding.facts._replace(lacks=lacks).read(chosen.where, norm=chosen.norm)
+    facts = binding.facts.without_lack("observation statistics").read(chosen.where, norm=chosen.norm)
     kept = (move for move in binding.moves.moves if move.source not in chosen.paths)
     assumed = (*binding.moves.assumed, *([] if chosen.assumed is None else [chosen.assumed]))
     moves = replace(binding.moves, moves=(*kept, *chosen.moves), assumed=assumed)
@@ -299,6 +301,7 @@ def _statistics(group: _Group) -> Statistics:
         moves.append(Move(paths[0], (attr(NORMALIZER), attr(name)), rule))
         consumed.discard(paths[0])
     assumed = None if epsilon is not None and clip is not None else _assumption(group, norm, formula)
+    norm = norm._replace(assumed=assumed is not None)
     return Statistics(group.where, size, norm, assumed, tuple(moves), frozenset(consumed))
 
 

@@ -19,6 +19,7 @@ from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import Lone, Names, Network, Writing, critics, gaussian
 from ckpttool.layouts.writing_graph import KERAS, edge, graph, place
 from ckpttool.leaf import attr
+from ckpttool.ledger import NO_BOUNDS
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Tree
 
@@ -43,7 +44,7 @@ TABLE = Table(
         "alpha_optimizer": "temperature_optimizer",
     },
     counters={"save_counter": "save_counter"},
-    facts=Facts(head="tanh", hidden="relu", epsilon=1e-3, lacks=("the action bounds",)),
+    facts=Facts(head="tanh", hidden="relu", epsilon=1e-3, lacks=(NO_BOUNDS,)),
     optimizer=optimizers.from_keras,
     rooted=True,
     seen="SAC trained and saved by 0.2.0, 1.0.0 and 1.1.5 under TensorFlow 2.21 with Keras 2",

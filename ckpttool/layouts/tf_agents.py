@@ -29,6 +29,7 @@ from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import Lone, Names, Network, Writing, critics, gaussian
 from ckpttool.layouts.writing_graph import KERAS, edge, graph, number, place
 from ckpttool.leaf import Key, Leaf, Path, attr, display
+from ckpttool.ledger import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.tree import Alias, Tree
 
@@ -86,7 +87,7 @@ TABLE = Table(
         "_alpha_optimizer": "temperature_optimizer",
     },
     counters={"_train_step_counter": "total_it", "train_step": "total_it", "save_counter": "save_counter"},
-    facts=Facts(head="affine", hidden="relu", epsilon=1e-3, lacks=("the action bounds",)),
+    facts=Facts(head="affine", hidden="relu", epsilon=1e-3, lacks=(NO_BOUNDS,)),
     optimizer=optimizers.from_keras,
     rooted=True,
     seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO saved by the library: checkpoints and exported policies",
@@ -128,9 +129,7 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # a pre
         said = f"the last layer of the policy ({_JOINED}) holds means and deviations, as SAC's does"
         binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
     if any("_value_net" in each[1:2] for each in segments):
-        binding = replace(
-            binding, facts=binding.facts._replace(lacks=(*binding.facts.lacks, "the activations"))
-        )
+        binding = replace(binding, facts=binding.facts.lacking(NO_ACTIVATIONS))
     return _normalised(binding, names, tree)
 
 
@@ -185,8 +184,7 @@ def _normalised(binding: Binding, names: Mapping[str, Path], tree: Tree) -> Bind
     }
     norm = tf_agents_specs.statistics(found)
     if norm is None:
-        lacks = (*binding.facts.lacks, "the observation statistics")
-        return replace(binding, facts=binding.facts._replace(lacks=lacks))
+        return replace(binding, facts=binding.facts.lacking(NO_STATISTICS))
     return replace(binding, facts=binding.facts.read(_NORMALIZER, norm=norm))
 
 

@@ -70,8 +70,8 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
     found = [bounds for place in _actions(tree) if (bounds := _bounds(tree, place)) is not None]
     if not found:
         return binding
-    (low, high), lacks = found[0], tuple(each for each in binding.facts.lacks if each != "the action bounds")
-    facts = binding.facts._replace(lacks=lacks)
+    low, high = found[0]
+    facts = binding.facts.without_lack("action bounds")
     name = os.path.basename(file)
     return replace(binding, facts=facts.read(name, action_low=low, action_high=high))
 

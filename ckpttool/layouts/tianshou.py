@@ -21,19 +21,32 @@ from ckpttool.layouts.canonical import NORMALIZER, Binding, Facts, Norm
 from ckpttool.layouts.table import Table, bind
 from ckpttool.layouts.writing import LIST, Lone, Names, Network, Writing, critics, gaussian, valued, written
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, index, key
+from ckpttool.ledger import NO_BOUNDS, unknown
 from ckpttool.mapping.plan import Plan, Settings
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rules import KEEP, ToTensor
 from ckpttool.tree import Container, Tree
 
 _LACKS = (
-    "the action bounds",
-    "the actor's max_action (the first upper bound in Tianshou's examples; 1 by default: --head affine)",
+    NO_BOUNDS,
+    unknown(
+        "action map",
+        "the actor's max_action (the first upper bound in Tianshou's examples; 1 by default: --head affine)",
+        decides=True,
+    ),
 )
 # examples/mujoco/mujoco_ppo.py (and a2c, npg, trpo, reinforce) against highlevel/module/actor.py.
 _PROBABILISTIC = (
-    "the activations (tanh in Tianshou's examples, ReLU in its high-level default: --activation)",
-    "whether tanh bounds the mean (no in Tianshou's examples, yes in its high-level default: --head affine)",
+    unknown(
+        "activation",
+        "the activations (tanh in Tianshou's examples, ReLU in its high-level default: --activation)",
+        decides=True,
+    ),
+    unknown(
+        "action map",
+        "whether tanh bounds the mean (no in its examples, yes in its high-level default: --head affine)",
+        decides=True,
+    ),
 )
 _SIGMA = {"sigma/model/0": "log_std"}
 _CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
@@ -122,7 +135,9 @@ def _with_statistics(binding: Binding, tree: Tree) -> Binding:
     places = {name: (_OBS_RMS, attr(name)) for name in ("mean", "var", "count", "eps", "clip_max")}
     mean, var = (tree.get(places[name]) for name in ("mean", "var"))
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
-        lacks = "the observation statistics, if it was trained with VectorEnvNormObs"
+        lacks = unknown(
+            "observation statistics", "the observation statistics, if it was trained with VectorEnvNormObs"
+        )
         return replace(binding, facts=binding.facts.lacking(lacks))
     epsilon, clip = _number(tree, places["eps"]), _number(tree, places["clip_max"])
     norm = Norm(mean, var, epsilon=_EPSILON if epsilon is None else epsilon, clip=clip or None)

@@ -16,10 +16,14 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool import places
+from ckpttool.errors import some
 from ckpttool.formats.pickled import making
 from ckpttool.layouts import arguments
 from ckpttool.layouts.canonical import Binding, Facts, Norm
+from ckpttool.layouts.statistics import DICT_UNKNOWN
 from ckpttool.leaf import Leaf, ValueLeaf, key
+from ckpttool.ledger import unknown
+from ckpttool.sidecar import are_arguments
 from ckpttool.tree import Tree
 from ckpttool.wire import pickle_numpy
 from ckpttool.wire.pickle_values import Global, Object
@@ -33,11 +37,18 @@ _UNLIMITED = 1e30  # what VecNormalize limits to where nothing is limited
 _SETTINGS = ("config.yml", "args.yml")
 _STEPS = re.compile(r"(.*)_(\d+_steps)")
 _RUN = re.compile(r"(.+)_\d+")
-UNTOLD = "whether training normalised observations (VecNormalize keeps statistics in a file of its own)"
+UNTOLD = unknown(
+    "observation statistics",
+    "whether training normalised observations (VecNormalize keeps statistics in a file of its own)",
+)
 """What an agent lacks until a file beside it says otherwise."""
 # Arguments of an environment that say how it is drawn.
 _DRAWN = ("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config")
-_MISSING = "the observation statistics that training used (config.yml says normalize)"
+_MISSING = unknown(
+    "observation statistics",
+    "the observation statistics that training used (config.yml says normalize)",
+    decides=True,
+)
 
 
 def companions(location: str) -> list[str]:
@@ -82,8 +93,7 @@ def _normalised(binding: Binding, tree: Tree, name: str) -> Binding:
         return _with(binding, _told(binding.facts.read(name, norm=None)))
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
         if any(shown.startswith("obs_rms/") for shown in found):
-            lacks = "how the parts of a Dict observation are normalised"
-            return _with(binding, _told(binding.facts).lacking(lacks))
+            return _with(binding, _told(binding.facts).lacking(DICT_UNKNOWN))
         return binding
     epsilon, clip = _plain(found, "epsilon"), _plain(found, "clip_obs")
     norm = Norm(
@@ -153,21 +163,19 @@ def _wrappers(node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _with_arguments(facts: Facts, file: str, arguments: Any) -> Facts:
-    """Return the facts with the environment's arguments; one that may name a file is not taken."""
+    """Return the facts with the environment's arguments; none is taken that may name a file, or is large."""
     if not isinstance(arguments, dict) or not arguments:
         return facts
     taken = {name: value for name, value in arguments.items() if name not in _DRAWN}
-    left = sorted(name for name, value in taken.items() if not _is_plain(value))
+    plain = {name: value for name, value in taken.items() if are_arguments({name: value})}
+    all_of_them = {**facts.env_arguments, **plain}
+    if not are_arguments(all_of_them):
+        plain = {}
+    left = sorted(taken.keys() - plain.keys())
     if left:
-        facts = facts.lacking(f"the environment's argument {left[0]} in {file}, which may name a file")
-    plain = {name: value for name, value in taken.items() if name not in left}
-    return facts.read(file, env_arguments={**facts.env_arguments, **plain}) if plain else facts
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float)
+        what = f"arguments of the environment in {file} ({some(left, 3)}): only a few numbers are taken"
+        facts = facts.lacking(unknown("environment", what, decides=True))
+    return facts.read(file, env_arguments=all_of_them) if plain else facts
 
 
 def _asks_for_statistics(found: dict[str, Leaf | ValueLeaf]) -> bool:

@@ -8,7 +8,7 @@ tensorflow/core/framework/common_shape_fns.cc (SAME).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from ckpttool.leaf import Leaf
 from ckpttool.mapping.kinds import IN_OUT, OUT_IN
 from ckpttool.mapping.kinds.attention import HEADS
 from ckpttool.mapping.layers import Layer
-from ckpttool.mapping.modules import TITLE
+from ckpttool.mapping.modules import OWN_CALL, TITLE
 
 _EPSILON = "epsilon is 0.001 in Keras and 1e-5 in PyTorch unless the program says otherwise"
 _SIGMOID = (
@@ -64,6 +64,123 @@ def notes(done: Iterable[Layer]) -> tuple[str, ...]:
         f"{NOTES[name]} (here {'; '.join(list(facts)[:_MOST])})" if facts else NOTES[name]
         for name, facts in told.items()
     )
+
+
+# Settings by what they are called here: in which kinds, and their names in either framework.
+_COMPARED: tuple[tuple[str, frozenset[str], tuple[str, ...]], ...] = (
+    ("epsilon", frozenset(("batch_norm", "layer_norm", "layer_norm_images", "rms_norm")), ("epsilon", "eps")),
+    ("dilation", frozenset(("convolution", "depthwise", "separable")), ("dilation_rate", "dilation")),
+    ("strides", frozenset(("convolution", "depthwise", "separable")), ("strides", "stride")),
+    ("groups", frozenset(("convolution",)), ("groups",)),
+    ("heads", frozenset(("attention",)), ("num_heads",)),
+    ("activation", frozenset(("simple_rnn",)), ("activation", "nonlinearity")),
+    ("max_norm", frozenset(("embedding",)), ("max_norm",)),
+)
+# What PyTorch's cells compute, whose Keras counterparts have a setting for it.
+_OF_CELLS: dict[str, object] = {
+    "activation": "tanh",
+    "recurrent_activation": "sigmoid",
+    "go_backwards": False,
+}
+_EPSILON_RANGE = 1e-3
+
+
+def settings(layer: Layer) -> dict[str, object]:
+    """Return what is recorded of a layer's settings that change what it computes, in one spelling."""
+    kind, about, held = layer.kinds[0], layer.about, layer.about.settings
+    found: dict[str, object] = {}
+    for name, kinds, spellings in _COMPARED:
+        value = next((held[each] for each in spellings if held.get(each) is not None), None)
+        if value is not None and kind.name in kinds:
+            found[name] = _plain(value, several=name in ("dilation", "strides"))
+    if kind.name in ("lstm", "gru"):
+        torch = kind.framework == "torch" and about.cls
+        for name, usual in _OF_CELLS.items():
+            if torch or isinstance(held.get(name), (str, bool)):
+                found[name] = usual if torch else held[name]
+    if kind.name in _NORM_LAYERS and about.cls in _NORM_GROUPS:
+        spelling = _NORM_GROUPS[about.cls]
+        many = held.get(spelling)
+        of_groups = _INSTANCE if many == -1 else _GROUPS if many is None else f"over {many} groups"
+        found["norm"] = of_groups if spelling else "over all channels"
+    return found
+
+
+_NORM_LAYERS = ("layer_norm", "layer_norm_images")
+_INSTANCE, _GROUPS = "over each channel", "over groups"
+# The setting of groups of the norms that are stored alike; a layer norm has none.
+_NORM_GROUPS = {
+    "LayerNorm": "",
+    "LayerNormalization": "",
+    "GroupNorm": "num_groups",
+    "GroupNormalization": "groups",
+}
+
+
+def _plain(value: object, *, several: bool) -> object:
+    """Return a setting in the form that is compared: one number for several equal ones."""
+    if isinstance(value, (list, tuple)) and several:
+        return value[0] if len(set(map(str, value))) == 1 else tuple(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+# Where a program says nothing: keras/src/layers/normalization/*.py,
+# torch/nn/modules/{batchnorm,normalization}.py.
+_USUAL_EPSILON: dict[tuple[str, str], tuple[str, float]] = {
+    ("tensorflow", "rms_norm"): ("Keras", 1e-6),
+    ("torch", "rms_norm"): ("PyTorch", 2.0**-23),
+    **{("tensorflow", kind): ("Keras", 1e-3) for kind in ("batch_norm", "layer_norm", "layer_norm_images")},
+    **{("torch", kind): ("PyTorch", 1e-5) for kind in ("batch_norm", "layer_norm", "layer_norm_images")},
+}
+
+
+def differences(pairs: Iterable[tuple[Layer, Layer]], *, foreign: bool) -> Iterator[str]:
+    """Go through sentences for the settings in which a layer and that of the model differ, or may.
+
+    Where the source is `foreign` and does not record an epsilon, its framework's default is compared.
+    """
+    found: dict[tuple[str, str, str], list[str]] = {}
+    unrecorded: dict[tuple[str, float, str], list[str]] = {}
+    for source, target in pairs:
+        theirs, ours = settings(source), settings(target)
+        usual = _USUAL_EPSILON.get((source.kinds[0].framework, source.kinds[0].name))
+        unsure = foreign and usual and "epsilon" in ours and "epsilon" not in theirs
+        if usual and unsure and not _same(usual[1], ours["epsilon"]):
+            unrecorded.setdefault((*usual, _shown(ours["epsilon"])), []).append(target.title)
+        for name in theirs.keys() & ours.keys():
+            if not _same(theirs[name], ours[name]):
+                found.setdefault((name, _shown(theirs[name]), _shown(ours[name])), []).append(target.title)
+    for (name, one, other), titles in found.items():
+        yield f"{some(titles, 3)}: {name} is {one} in the source and {other} in the model"
+    for (framework, default, held), titles in unrecorded.items():
+        yield (
+            f"{some(titles, 3)}: epsilon is the model's {held}; the source does not record its own, and "
+            f"{framework}'s default is {default:g}"
+        )
+
+
+def own_calls(targets: Iterable[Layer]) -> Iterator[str]:
+    """Go through sentences for the model's layers whose class changes what its base computes."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for layer in targets:
+        own = layer.about.settings.get(OWN_CALL)
+        if own:
+            found.setdefault((str(own), layer.about.cls), []).append(layer.title)
+    for (own, base), titles in found.items():
+        yield f"{some(titles, 3)}: {own} computes from its weights what {base} does"
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= _EPSILON_RANGE * max(abs(one), abs(other))
+    if {one, other} & {_INSTANCE, _GROUPS}:
+        # A group for each channel, or an unrecorded number of groups, may be any number of them.
+        return all(str(each).endswith("groups") or each == _INSTANCE for each in (one, other))
+    return one == other
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def left(names: Sequence[str]) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,19 +15,22 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
 from ckpttool.mapping.flattened import Reordering, reordering, unknown
-from ckpttool.mapping.kinds import POINTWISE, Kind, asked
-from ckpttool.mapping.layers import Choice, Layer, converted, layers
+from ckpttool.mapping.kinds import IN_OUT, POINTWISE, Kind, asked, candidates
+from ckpttool.mapping.layers import Choice, Layer, converted, layers, proposals
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
+from ckpttool.mapping.modules import About
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.rules import KEEP, Cast, chain
+from ckpttool.mapping.scopes import placed
 from ckpttool.mapping.skeleton import Skeleton
 from ckpttool.mapping.solver import By, Pair, Solution, solve
 from ckpttool.tree import Tree
 
 _SHOWN = 3
 _SAID = 6
+_OPTIONS = 24
 
 
 def fill(
@@ -39,26 +44,32 @@ def fill(
     strict: bool = True,
     accept_order: bool = False,
     cast: bool = False,
+    described: Mapping[Path, About] | None = None,
 ) -> Filling:
     """Return how the source tree of a framework fills the skeleton.
 
     `in_order` says that the tree lists its layers as they were made, `choices` what somebody said of its
     layers, `given` which names belong together, `accept_order` that order may decide (see solver.solve),
-    `cast` that numbers may be rounded. Raise MappingError where a name or the user says that two belong
-    together and their shapes differ, or numbers would be rounded; unless `strict`, these are the filling's
-    misfits, and numbers of another width are left to whoever puts them into the model.
+    `cast` that numbers may be rounded, `described` what the file records of the module of each tensor.
+    Raise MappingError where a name or the user says that two belong together and their shapes differ, or
+    numbers would be rounded; unless `strict`, these are the filling's misfits, and numbers of another width
+    are left to whoever puts them into the model.
     """
     target, places = skeleton.named()
     foreign = framework != skeleton.framework
-    theirs, ours = _sides(tree, framework, choices, target, skeleton, foreign=foreign, in_order=in_order)
+    theirs, ours = _sides(
+        tree, framework, choices, target, skeleton, foreign=foreign, in_order=in_order, described=described
+    )
     calls = {part.name: part for part in skeleton.parts}
+    parts = Counter(layer.name for layer in ours.layers)
     wanting = [
         one._replace(call=part.call, after=part.after)
-        if (part := calls.get(layer.name)) is not None and not layer.part
+        if (part := calls.get(layer.name)) is not None and parts[layer.name] == 1
         else one
         for one, layer in zip(ours.candidates, ours.layers, strict=False)
     ]
-    ours = ours._replace(candidates=(*wanting, *ours.candidates[len(wanting) :]))
+    having, wanting = placed(theirs.candidates, (*wanting, *ours.candidates[len(wanting) :]))
+    theirs, ours = theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
     solution = solve(
         theirs.candidates, ours.candidates, in_order=in_order, given=given, accept_order=accept_order
     )
@@ -78,8 +89,10 @@ def fill(
         made.add(pair)
     # Two models of one framework differ in nothing that these sentences say.
     needs = cautions.notes(made.done) if foreign else ()
-    if foreign:
+    if foreign or made.turned:
         made.assumed += cautions.without_classes([(layer, layer.group(tree)) for layer in made.done])
+    made.assumed += cautions.differences(made.both, foreign=foreign)
+    made.assumed += cautions.own_calls(target for _, target in made.both)
     filled, unfit = _filled(tree, skeleton.tree, made, strict=strict, cast=cast)
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
     used = {move.source for move in made.moves} | made.left
@@ -97,7 +110,7 @@ def fill(
         tuple(path for path in skeleton.tree if path in linked and path not in reached),
         tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
         (*_assumed(theirs, ours, solution), *dict.fromkeys(made.assumed)),
-        (*made.notes, *needs, *_unfit(theirs, ours, solution)),
+        (*made.notes, *needs, *_unfit(theirs, ours, solution, framework)),
         (*misfits, *unfit.values()),
         made.evidence,
     )
@@ -112,40 +125,62 @@ def _sides(
     *,
     foreign: bool,
     in_order: bool,
+    described: Mapping[Path, About] | None = None,
 ) -> tuple[Side, Side]:
     """Return the candidates of both sides, each in the form that the other has where a kind has several.
 
     An attention may be one layer or several linear ones, a separable convolution two, a convolution of one
     place a dense layer.
     """
-    mine = layers(tree, framework, choices, classes=foreign)
-    wanted = skeleton.layers(target, classes=foreign)
+    choices, own = _choices(tree, framework, choices, target, skeleton)
+    mine = layers(tree, framework, choices, described, classes=foreign)
+    wanted = skeleton.layers(target, own, classes=foreign)
     names, others = _kind_names(mine), _kind_names(wanted)
     if more := (others - names) & _SEVERAL:
         with contextlib.suppress(UsageError):
-            mine = layers(tree, framework, choices, classes=foreign, composed=more)
+            mine = layers(tree, framework, choices, described, classes=foreign, composed=more)
     if more := (names - others) & _SEVERAL:
-        wanted = skeleton.layers(target, classes=foreign, composed=more)
+        wanted = skeleton.layers(target, own, classes=foreign, composed=more)
     if more := _SEVERAL - names - others:
         # Neither has one layer for it: two ways to make it of several, if they are not the same.
         # A layer that the user names stays one of its own.
         with contextlib.suppress(UsageError):
             both = (
-                layers(tree, framework, choices, classes=foreign, composed=more),
-                skeleton.layers(target, classes=foreign, composed=more),
+                layers(tree, framework, choices, described, classes=foreign, composed=more),
+                skeleton.layers(target, own, classes=foreign, composed=more),
             )
             one, other = (_forms(found, more) for found in both)
             mine, wanted = both if one and other and one != other else (mine, wanted)
     theirs, ours = side(tree, mine, in_order=in_order), side(target, wanted)
+    mine, wanted = _layers_alone(theirs, ours), _layers_alone(ours, theirs)
+    theirs = theirs if mine == theirs.layers else side(tree, mine, in_order=in_order)
+    ours = ours if wanted == ours.layers else side(target, wanted)
     if foreign:
         mine, wanted = _tables(theirs, ours), _tables(ours, theirs)
         theirs, ours = side(tree, mine, in_order=in_order), side(target, wanted)
     said = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
-    mine, wanted = _pointwise(theirs, said[1]), _pointwise(ours, said[0])
+    mine, wanted = _in_other_forms(theirs, said[1]), _in_other_forms(ours, said[0])
+    mine, wanted = _in_two(theirs, mine, said[1]), _in_two(ours, wanted, said[0])
     return (
         theirs if mine == theirs.layers else side(tree, mine, in_order=in_order),
         ours if wanted == ours.layers else side(target, wanted),
     )
+
+
+def _choices(
+    tree: Tree, framework: str, choices: Sequence[Choice], target: Tree, skeleton: Skeleton
+) -> tuple[Sequence[Choice], Sequence[Choice]]:
+    """Return what was said of the source's layers and, of kinds, what was said of the model's.
+
+    A name that no layer has stays with the source, which says so.
+    """
+    if not any(choice.kind for choice in choices):
+        return choices, ()
+    mine = [layer.title for layer in layers(tree, framework)]
+    # Of the model only what its class leaves open: of the others the class decides.
+    wanted = [layer.title for layer in skeleton.layers(target) if all(kind.refused for kind in layer.kinds)]
+    own = [choice for choice in choices if choice.kind and any(map(choice.fits, wanted))]
+    return [choice for choice in choices if choice not in own or any(map(choice.fits, mine))], own
 
 
 _SEVERAL = frozenset(("attention", "separable"))
@@ -178,19 +213,72 @@ def _tables(one: Side, other: Side) -> tuple[Layer, ...]:
     return tuple(left)
 
 
-def _pointwise(one: Side, other: Collection[object]) -> tuple[Layer, ...]:
-    """Return a side's layers, convolutions of one place as dense ones too if the other side has none such."""
+def _in_other_forms(one: Side, other: Collection[object]) -> tuple[Layer, ...]:
+    """Return a side's layers, where the other side has none such in the other form that they may have.
+
+    A convolution of one place may be a dense layer, a depthwise one a convolution of many groups.
+    """
     made = []
     for layer, candidate in zip(one.layers, one.candidates, strict=False):
-        if _kind_names([layer]) <= {"convolution"} and not candidate.signatures & frozenset(other):
-            dense = [
-                kind
-                for kind in asked(layer.group(one.tree), layer.kinds[0].framework)
-                if kind.form == POINTWISE
-            ]
-            layer = layer._replace(kinds=(*layer.kinds, *dense))
+        names, framework = _kind_names([layer]), layer.kinds[0].framework
+        if candidate.signatures & frozenset(other) or layer.kinds[0].refused or layer.given:
+            made.append(layer)
+            continue
+        if names == {"convolution"}:
+            able = [k for k in asked(layer.group(one.tree), framework) if k.form == POINTWISE]
+            layer = layer._replace(kinds=(*layer.kinds, *able))
+        elif names == {"depthwise"} and framework == "torch":
+            # Keras's Conv2D(groups=channels) has a kernel for each group, as PyTorch's.
+            able = [k for k in candidates(layer.group(one.tree), framework) if k.name == "convolution"]
+            layer = layer._replace(kinds=(*layer.kinds, *able))
         made.append(layer)
     return tuple(made)
+
+
+def _layers_alone(one: Side, other: Side) -> tuple[Layer, ...]:
+    """Return a side's layers without those that names alone make, if the other has their vectors by name.
+
+    A module with two vectors `gamma` and `beta` need not be a norm.
+    """
+    bare = {other.tree.names[path]: other.tree[path] for path in other.bare}
+
+    def is_same(path: Path, leaf: Leaf) -> bool:
+        found = bare.get(one.tree.names[path])
+        return isinstance(found, Leaf) and found.shape == leaf.shape and len(leaf.shape) == 1
+
+    return tuple(
+        layer
+        for layer in one.layers
+        if layer.about.cls
+        or layer.given
+        or not all(is_same(layer.tensors[name], leaf) for name, leaf in layer.group(one.tree).items())
+    )
+
+
+def _in_two(one: Side, found: Sequence[Layer], other: Collection[object]) -> tuple[Layer, ...]:
+    """Return a side's layers, separable convolutions as the two that they are if the other has none such.
+
+    Only TensorFlow has one layer for both; modules of PyTorch that make one may have any names.
+    """
+    made: list[Layer] = []
+    for layer, candidate in zip(found, one.candidates, strict=False):
+        separable = _kind_names([layer]) == {"separable"} and layer.tensors.keys() >= _PARTS
+        if not separable or candidate.signatures & frozenset(other):
+            made.append(layer)
+            continue
+        framework = layer.kinds[0].framework
+        for part in ("depthwise", "pointwise"):
+            tensors = {"kernel": layer.tensors[f"{part}_kernel"]}
+            if part == "pointwise" and "bias" in layer.tensors:
+                tensors["bias"] = layer.tensors["bias"]
+            half = layer._replace(name=(*layer.name, part), tensors=tensors)
+            wanted = "convolution" if part == "pointwise" else "depthwise"
+            fitting = [k for k in candidates(half.group(one.tree), framework) if k.name == wanted]
+            made.append(half._replace(kinds=tuple(fitting)))
+    return tuple(made)
+
+
+_PARTS = frozenset(("depthwise_kernel", "pointwise_kernel"))
 
 
 def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFile, **how: Any) -> Filling:
@@ -212,7 +300,13 @@ def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFil
     for source, name, rule in found.ways:
         place = places.get(name) or places.get(name.replace(".", "/"))
         if place is None:
-            raise MappingError("the model has no tensor of this name", path=name, file=rules.path)
+            near = difflib.get_close_matches(name.replace(".", "/"), places, 1)
+            raise MappingError(
+                "the model has no tensor of this name",
+                path=name,
+                file=rules.path,
+                hint=f'did you mean to = "{near[0]}"' if near else f"the model has {some(sorted(names), 6)}",
+            )
         moves.append(Move(source, place, rule))
     leaves = dict(skeleton.tree.leaves)
     for path, leaf in build(tree, Plan(tuple(moves))).tensors():
@@ -247,13 +341,18 @@ def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFil
 def _assumed(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
     """Go through sentences for pairs that rest on order, and for those that rest on a framework's count."""
     accepted = [pair for pair in solution.pairs if pair.by == "order"]
-    for said, pairs in (("order", accepted), ("numbers are the order of calls", solution.counted)):
+    for said, pairs in (
+        ("order", accepted),
+        ("numbers are the order of calls", solution.counted),
+        ("numbers of both sides count the same layers", solution.numbered),
+        ("the calls tell, and not the names", solution.renamed),
+    ):
         if pairs:
             named = [f"{theirs.title(pair.source)} is {ours.title(pair.target)}" for pair in pairs]
             yield f"{said}: {some(named, _SAID)}"
 
 
-def _unfit(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
+def _unfit(theirs: Side, ours: Side, solution: Solution, framework: str) -> Iterator[str]:
     """Go through sentences for the target's layers that nothing in the source fits."""
     taken = {pair.source for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.sources}
     filled = {pair.target for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.targets}
@@ -263,6 +362,9 @@ def _unfit(theirs: Side, ours: Side, solution: Solution) -> Iterator[str]:
     for number in open_[:_SHOWN]:
         said = f"{ours.title(number)} ({ours.spelled(number)})"
         yield f"nothing in the source fits {said}; left there: {named}"
+    bare = [theirs.bare[n - len(theirs.layers)] for n in left if n >= len(theirs.layers)]
+    if open_ and (options := proposals(theirs.tree, framework, bare)):
+        yield f"tensors of no layer: {' '.join(options[:_OPTIONS])} makes layers of them"
 
 
 class _Made:
@@ -280,6 +382,9 @@ class _Made:
         self.matched: list[Match] = []
         self.assumed: list[str] = []
         self.done: list[Layer] = []
+        # Whether a matrix has the other orientation in a model of the same framework.
+        self.turned = False
+        self.both: list[tuple[Layer, Layer]] = []
         self.evidence: dict[Path, By] = {}
         self.notes = [
             f"{layer.title}: {kind.refused}"
@@ -306,7 +411,7 @@ class _Made:
             try:
                 made = reordering(self.theirs.tree, layer, source_kind, target.told, self._frameworks)
             except MappingError as error:
-                own[layer.title] = f"{error.message} ({error.hint})"
+                own[layer.title] = error.message
                 continue
             self._reordered[pair.source] = made
             # What a call of the target told, the source need not.
@@ -337,7 +442,13 @@ class _Made:
         layer = layer._replace(told=layer.told._replace(flatten=made.flatten, wanted=target.told.wanted))
         done = converted(self.theirs.tree, layer, source_kind, target_kind, told, made.rules)
         self.assumed += made.assumed
+        self.turned |= (
+            not self._foreign
+            and source_kind.form != target_kind.form
+            and IN_OUT in (source_kind.form, target_kind.form)
+        )
         self.done.append(layer._replace(kinds=(source_kind,)))
+        self.both.append((self.done[-1], target._replace(kinds=(target_kind,))))
         self.matched.append(Match(layer.title, target.title, source_kind.name, pair.by))
         stored = {name: self.places[path] for name, path in target.tensors.items()}
         wanted = [Move(source, stored[name], rule) for source, name, rule in done.moves if name in stored]

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf, Path
+from ckpttool.mapping.cautions import settings
 from ckpttool.mapping.kinds import Kind
 from ckpttool.mapping.layer_names import numbers, steps_of_part
 from ckpttool.mapping.layers import Layer, canonical
+from ckpttool.mapping.modules import TITLE
 from ckpttool.mapping.scopes import Candidate, Signature
 from ckpttool.tree import Tree
 
@@ -36,7 +38,10 @@ class Side(NamedTuple):
     def spelled(self, number: int) -> str:
         """Return what a layer could be, in words."""
         said = self.candidates[number].signatures
-        return " or ".join(sorted(" ".join(map(_word, signature)) for signature in said)) or "no known kind"
+        if not said and number < len(self.layers):
+            why = next((kind.refused for kind in self.layers[number].kinds if kind.refused), None)
+            return f"no known kind: {why.replace(TITLE, self.title(number))}" if why else "no known kind"
+        return " or ".join(sorted(" ".join(map(_word, signature)) for signature in said))
 
 
 def _word(part: object) -> str:
@@ -63,6 +68,8 @@ def side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> Side
             frozenset(s for kind in layer.kinds if (s := signature(tree, layer, kind)) is not None),
             layer.title,
             ranks.get(number, -1),
+            *_call(layer),
+            settings=_telling(layer),
         )
         for number, layer in enumerate(found)
     ]
@@ -71,6 +78,22 @@ def side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> Side
         shape = leaf.shape if isinstance(leaf, Leaf) else ()
         candidates.append(Candidate(tuple(tree.names[path].split("/")), frozenset({(BARE, shape)})))
     return Side(tree, found, bare, tuple(candidates))
+
+
+def _call(layer: Layer) -> tuple[int, int]:
+    """Return the number of the layer's call and the calls before it as a file's configuration lists them."""
+    number, after = (layer.about.settings.get(name) for name in ("call_number", "called_after"))
+    try:
+        return (number, int(str(after), 16)) if isinstance(number, int) and not layer.part else (-1, 0)
+    except ValueError:
+        return -1, 0
+
+
+def _telling(layer: Layer) -> frozenset[tuple[str, object]]:
+    """Return the settings that two layers have in common if they are one; epsilons are often changed."""
+    return frozenset(
+        (name, value) for name, value in settings(layer).items() if name not in ("epsilon", "norm")
+    )
 
 
 def _ranks(tree: Tree, found: tuple[Layer, ...]) -> dict[int, int]:

@@ -13,7 +13,7 @@ from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ckpttool.activations import UNKNOWN, Order, natural, plain
+from ckpttool.activations import NO_IMAGE, UNKNOWN, Order, natural, plain
 from ckpttool.errors import MappingError
 from ckpttool.mapping.kinds import Kind, Told
 from ckpttool.mapping.layers import Layer, canonical
@@ -438,9 +438,10 @@ class Reordering(NamedTuple):
 def reordering(tree: Tree, layer: Layer, kind: Kind, ours: Told, frameworks: tuple[str, str]) -> Reordering:
     """Return how the features of a layer go from one framework's model to another's.
 
-    `layer.told` has the orders of the source, `ours` those of the target. What only one side tells, the other
-    is assumed to have in its framework's own order. Raise MappingError where the two do not agree, or where
-    one cannot be followed.
+    `layer.told` has the orders of the source, `ours` those of the target. A source of which nothing is known
+    is assumed to have its framework's own order, if the target's order is its own framework's or the
+    source's: then both are plain, or the two were made to agree. Raise MappingError where the target orders
+    features in a third way, where the two do not agree, or where one cannot be followed.
     """
     axes = _FEATURES.get(kind.name, {})
     found = {name: leaf.shape for name, leaf in canonical(tree, layer, kind).items() if name in axes}
@@ -476,15 +477,16 @@ class _Side:
 
     def __init__(self, layer: Layer, side: str, length: int, ours: Told, frameworks: tuple[str, str]) -> None:
         self.layer, self.side, self.length, self.frameworks = layer, side, length, frameworks
-        self.stated = side == "takes" and layer.told.flatten is not None
+        said = getattr(layer.told, side)
+        self.stated = said == NO_IMAGE or (side == "takes" and layer.told.flatten is not None)
         self.theirs = self._theirs()
         self.ours = self._fitting(getattr(ours, side))
         if self.ours is None and side == "takes" and ours.flatten:
             self.ours = self._image(ours.flatten, frameworks[1])
 
     def _theirs(self) -> Order | None:
-        flatten = self.layer.told.flatten
-        if self.stated and flatten is not None:
+        flatten = self.layer.told.flatten if self.side == "takes" else None
+        if self.stated:
             return self._image(flatten, self.frameworks[0]) if flatten else plain(self.length)
         return self._fitting(getattr(self.layer.told, self.side))
 
@@ -508,9 +510,12 @@ class _Side:
             known = theirs if ours == UNKNOWN else ours
             if known is not None and known.is_plain and known != UNKNOWN:
                 return None
-            raise self._error("cannot be followed through the model")
+            raise self._error("cannot be followed through the model", known)
         if theirs is None:
             assert ours is not None  # noqa: S101 - one is known
+            usual = [natural(ours.parts, framework) for framework in self.frameworks]
+            if ours not in usual and not ours.is_plain:
+                raise self._error("has an order of the target's own, and nothing records the source's", ours)
             return self._assumed(ours, 0), ours, self._sentence(ours, 0)
         if ours is None:
             said = () if self.stated else self._sentence(theirs, 1)
@@ -518,7 +523,8 @@ class _Side:
         if theirs.is_plain and ours.is_plain:
             return None
         if theirs.parts != ours.parts:
-            raise self._error(f"is {_spelled(theirs)} in the source and {_spelled(ours)} in the target")
+            said_ = f"is {_spelled(theirs)} in the source and {_spelled(ours)} in the target"
+            raise self._error(said_, ours)
         return theirs, ours, ()
 
     def _assumed(self, known: Order, side: int) -> Order:
@@ -536,17 +542,25 @@ class _Side:
         if known.is_plain:
             return ()
         what = "takes" if self.side == "takes" else "makes"
-        return (
+        sentence = (
             f"{self.layer.title} {what} {_spelled(known)} flattened in {_OWN[self.frameworks[side]]} own "
-            f"order in the {('source', 'target')[side]}",
+            f"order in the {('source', 'target')[side]}"
         )
+        other = ("target", "source")[side]
+        return (f"{sentence} (if in the order of the {other}: {self._option} '{self.layer.title}=no')",)
 
-    def _error(self, why: str) -> MappingError:
-        option = "--flatten" if self.side == "takes" else "--unflatten"
-        return MappingError(
-            f"the order of what {self.layer.title} {self.side} {why}",
-            hint=f"if no image is flattened there: {option} '{self.layer.title}=no'",
-        )
+    @property
+    def _option(self) -> str:
+        return "--flatten" if self.side == "takes" else "--unflatten"
+
+    def _error(self, why: str, known: Order | None = None) -> MappingError:
+        name, own = self.layer.title, _OWN[self.frameworks[0]]
+        able = [f"{self._option} '{name}=no' if both have it in one order, or no image is flattened there"]
+        if known is not None and known != UNKNOWN and not known.is_plain:
+            able.append(f"{self._option} '{name}={_option(known)}' if the source has it in {own} own order")
+        elif known is None:
+            able.append(f"{self._option} '{name}=H,W,C' if it is an image in {own} own order")
+        return MappingError(f"the order of what {name} {self.side} {why} ({'; '.join(able)})")
 
 
 def _moved(index: Iterable[int], start: int) -> list[int]:

@@ -13,7 +13,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ckpttool.activations import MOST_FEATURES, NO_IMAGE, UNKNOWN, Order, natural
+from ckpttool.activations import MOST_FEATURES, NO_IMAGE, UNKNOWN, Features, Order, natural
 from ckpttool.errors import MappingError, UsageError
 from ckpttool.leaf import Leaf, Path
 from ckpttool.mapping import kinds, modules
@@ -105,7 +105,8 @@ def layers(
     asked |= dict.fromkeys(composed, lambda _: True)
     found = []
     used: set[int] = set()
-    for module in modules.modules(tree, framework, asked, described):
+    named = partial(_is_given, [choice for choice in given if choice.kind is not None])
+    for module in modules.modules(tree, framework, asked, described, named):
         group = module.group(tree)
         fitting = kinds.candidates(group, framework, module.last)
         if not fitting and classes:
@@ -113,7 +114,12 @@ def layers(
         if not fitting:
             continue
         layer = Layer(
-            module.name, fitting, module.tensors, module.part, _told(module.about, fitting), module.about
+            module.name,
+            fitting,
+            module.tensors,
+            module.part,
+            _told(module.about, fitting, group),
+            module.about,
         )
         said = {n: choice for n, choice in enumerate(given) if choice.fits(layer.title)}
         used |= said.keys()
@@ -129,6 +135,35 @@ def layers(
                 hint="ckpttool inspect shows the names; a pattern takes a layer's, without its tensors'",
             )
     return _with_orientation(tree, found)
+
+
+def proposals(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[str, ...]:
+    """Return options that make layers of tensors which a program keeps without any, each of them tried.
+
+    Such are `fc1_weight` beside `fc1_bias`, and `W` beside `b`. `left` are tensors of no known layer.
+    """
+    found: dict[str, str] = {}
+    for path in left:
+        leaf, (*module, name) = tree[path], tree.names[path].removesuffix(":0").split("/")
+        joined = modules.joined(name)
+        if not isinstance(leaf, Leaf) or not (joined or name in _MATRICES):
+            continue
+        title = "/".join((*module, joined[0]) if joined else module)
+        if title and len(leaf.shape) > 1:
+            kind = "embedding" if joined and joined[1] == "embeddings" else "dense"
+            found[title] = kind if len(leaf.shape) == 2 else "convolution"
+    able = []
+    for title, kind in found.items():
+        said = Choice(title, title.__eq__, kind)
+        try:
+            named = [layer for layer in layers(tree, framework, [said]) if layer.title == title]
+        except UsageError:
+            continue
+        able += [f"--kind '{title}={kind}'"] if named else []
+    return tuple(able)
+
+
+_MATRICES = frozenset(("w", "W", "weight", "weights", "kernel"))
 
 
 def _is_given(choices: Sequence[Choice], title: str) -> bool:
@@ -151,11 +186,18 @@ def _with_orientation(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, ...]:
     return tuple(made)
 
 
-def _told(about: About, fitting: Sequence[Kind]) -> Told:
+def _told(about: About, fitting: Sequence[Kind], group: Mapping[str, Leaf]) -> Told:
     """Return what the file tells: flattened images, heads of an attention, a multiplier."""
     heads = about.settings.get("num_heads")
     names = {kind.name for kind in fitting}
     told = Told(takes=_order(about.settings, "takes"), makes=_order(about.settings, "makes"))
+    for leaf in group.values():
+        # What the file's own computation records is more than its configuration.
+        takes, makes = leaf.features or Features()
+        told = told._replace(
+            takes=takes if takes not in (None, UNKNOWN) else told.takes or takes,
+            makes=makes if makes not in (None, UNKNOWN) else told.makes or makes,
+        )
     if isinstance(heads, int) and heads > 0 and names == {"attention"}:
         return told._replace(number=heads)
     channels, groups = about.settings.get("out_channels"), about.settings.get("groups")

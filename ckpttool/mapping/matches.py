@@ -64,11 +64,14 @@ class Misfit:
     @property
     def error(self) -> MappingError:
         """The error that says so."""
+        unknown = "--kind '" in f"{self.expected} {self.found}"
         return MappingError(
             f"{self.source} and {self.target} belong together and do not fit",
             expected=self.expected,
             found=self.found,
-            hint="the model needs the checkpoint's layers and sizes; --match SOURCE=TARGET pairs others",
+            hint="--kind names what the layer computes, as shown"
+            if unknown
+            else "the model needs the checkpoint's layers and sizes; --match SOURCE=TARGET pairs others",
         )
 
     def document(self) -> dict[str, str]:

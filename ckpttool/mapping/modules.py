@@ -24,6 +24,15 @@ _PART = re.compile(r"(?P<stored>(?:weight|bias)_(?:ih|hh|hr))_(?P<part>l\d+(?:_r
 _CELL = re.compile(r"cell|(?:basic_)?(?:lstm|gru|simple_rnn|rnn)_cell(?:_\d+)?")
 _PROJECTION = re.compile(r"_?(query|key|value|output)(?:_dense)?|attention_(output)")
 _NORMS = ("layer_norm", "layer_norm_images")
+# A layer and its tensor in one word, of a program that keeps parameters and no layers: `fc1_weight`.
+_JOINED = re.compile(r"(?P<layer>.+)_(?P<stored>weights?|kernel|bias(?:es)?|embeddings|gamma|beta|[wbWB])")
+# A tensor and its layer's number: `W1` beside `b1`.
+_COUNTED = re.compile(r"(?P<stored>[wbWB]|weights?|bias)_?(?P<number>\d{1,4})", re.ASCII)
+# Short names of a matrix and a bias, as each framework's layers call them.
+_SHORT = {
+    "torch": {"w": "weight", "b": "bias", "weights": "weight", "kernel": "weight", "biases": "bias"},
+    "tensorflow": {"w": "w", "b": "b", "weight": "kernel"},
+}
 # The kinds of the frameworks' own classes. Wrappers and containers, which have no tensors, are not here.
 _CLASSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
@@ -69,6 +78,11 @@ _IN_OUT_CLASSES = {
     "transformers.modeling_utils.Conv1D": IN_OUT,
     "transformers.modeling_tf_utils.TFConv1D": ROW_BIAS,
 }
+# A live model's dense layers with the orientation of the other framework, as a call of them shows.
+LINEAR_IN_OUT, DENSE_OUT_IN = "Linear [in, out]", "Dense [out, in]"
+_TURNED = {LINEAR_IN_OUT: IN_OUT, DENSE_OUT_IN: OUT_IN}
+# The setting that names a class of a program's own whose call nobody compared with its base's.
+OWN_CALL = "(own call)"
 
 
 class About(NamedTuple):
@@ -115,14 +129,16 @@ def modules(
     framework: str,
     asked: Mapping[str, Callable[[str], bool]],
     described: Mapping[Path, About] | None = None,
+    named: Callable[[str], bool] | None = None,
 ) -> Iterator[Module]:
     """Go through the modules in the order of the tree, those that are several below one as one.
 
-    `described` has for tensors of whole modules what the file says of their module.
+    `described` has for tensors of whole modules what the file says of their module. `named` says of which
+    names somebody states a kind: `fc1_weight` is a tensor of the layer `fc1` then.
 
     `asked` says by kind for which modules somebody wants a kind that is not recognised by itself.
     """
-    found = _by_name(tree, framework)
+    found = _by_name(tree, framework, named or (lambda _: False))
     composed: dict[_At, Module] = {}
     taken: set[_At] = set()
     for whole, members in _composed(tree, found, framework, asked):
@@ -136,10 +152,27 @@ def modules(
 _At = tuple[Name, str]
 
 
-def _by_name(tree: Tree, framework: str) -> dict[_At, Module]:
+def joined(name: str) -> tuple[str, str] | None:
+    """Return the layer and the tensor that one word names, None for other words.
+
+    `fc1_weight` is the weight of `fc1`, `W1` that of `layer1`.
+    """
+    found = _JOINED.fullmatch(name)
+    if found:
+        return found["layer"], found["stored"]
+    found = _COUNTED.fullmatch(name)
+    return (f"layer{found['number']}", found["stored"]) if found else None
+
+
+def _by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -> dict[_At, Module]:
     found: dict[_At, Module] = {}
     for path, shown in _tensors(tree, framework):
         *module, name = shown.removesuffix(":0").split("/")
+        one = joined(name)
+        if one is not None and named("/".join((*module, one[0]))):
+            module, name = [*module, one[0]], one[1]
+        if name in ("W", "B") or named("/".join(module)):
+            name = _SHORT[framework].get(name.lower(), name)
         if framework == "tensorflow" and module[-1:] == ["vars"] and name.isdecimal():
             # Variables of a Keras layer that only have numbers stand beside those that have names.
             module, name = module[:-1], f"vars/{name}"
@@ -268,6 +301,9 @@ def _of_class(kinds: tuple[Kind, ...], group: Mapping[str, Leaf], about: About) 
     if about.cls in _IN_OUT_CLASSES:
         able = (*kinds, *oriented(group, kinds[0].framework))
         return tuple(kind for kind in able if kind.form == _IN_OUT_CLASSES[about.cls])[:1] or None
+    if about.cls in _TURNED:
+        able = oriented(group, kinds[0].framework)
+        return tuple(kind for kind in able if kind.form == _TURNED[about.cls]) or None
     if about.own or about.cls not in _CLASSES:
         return None
     if about.cls == "EinsumDense":

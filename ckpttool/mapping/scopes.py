@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ class Candidate(NamedTuple):
 
     `rank` is its place in the order in which its model lists or uses layers, -1 where the file has none.
     `call` is the number of its call in one of its model, -1 where none was seen, and `after` has the bits of
-    the calls whose results it takes.
+    the calls whose results it takes. `settings` are those that tell layers of one kind and shape apart, by
+    name and value.
     """
 
     name: tuple[str, ...]
@@ -25,6 +26,7 @@ class Candidate(NamedTuple):
     rank: int = -1
     call: int = -1
     after: int = 0
+    settings: frozenset[tuple[str, object]] = frozenset()
 
     @property
     def title(self) -> str:
@@ -110,3 +112,69 @@ def tree_of(every: Sequence[Candidate], some: Iterable[int]) -> Module:
             node = node.children.setdefault(step, Module(word=said))
         node.own.append(number)
     return root
+
+
+def placed(theirs: Sequence[Candidate], ours: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
+    """Return both sides with each layer's place in the flow of calls among its settings.
+
+    The place of a layer follows from its kind and shape, from what it needs and from what needs it. It is
+    evidence only if both sides have equally many layers in each place; otherwise the settings stay.
+    """
+    sides = list(theirs), list(ours)
+    known = frozenset.intersection(
+        *(frozenset(s for each in side for s in each.signatures) for side in sides)
+    )
+    kinds = [[frozenset(each.signatures & known) for each in side] for side in sides]
+    # A kind of which some layer's call was not seen says nothing, nor does one that only one side has.
+    unseen = {
+        s
+        for side, own in zip(sides, kinds, strict=True)
+        for each, kind in zip(side, own, strict=True)
+        for s in kind
+        if each.call < 0
+    }
+    marks: list[dict[int, object]] = [
+        {n: tuple(sorted(map(repr, kind))) for n, kind in enumerate(own) if kind and not kind & unseen}
+        for own in kinds
+    ]
+    if min(map(len, marks)) < 2 or len(marks[0]) > _MOST_PLACED:
+        return sides
+    numbers: dict[object, int] = {}
+    before = 0
+    for _ in range(_ROUNDS):
+        marks = [_refined(side, mark, numbers) for side, mark in zip(sides, marks, strict=True)]
+        counts = [sorted(map(str, mark.values())) for mark in marks]
+        if counts[0] != counts[1]:
+            return sides
+        now = len(set(counts[0]))
+        if now == before:
+            break
+        before = now
+    for side, mark in zip(sides, marks, strict=True):
+        for n, place in mark.items():
+            side[n] = side[n]._replace(settings=side[n].settings | {(PLACE, place)})
+    return sides
+
+
+PLACE = "place in the flow of calls"
+_ROUNDS = 8
+_MOST_PLACED = 600
+
+
+def _refined(
+    side: Sequence[Candidate], marks: Mapping[int, object], numbers: dict[object, int]
+) -> dict[int, object]:
+    """Return each layer's mark with those of the layers before and after it."""
+    above: dict[int, list[str]] = {n: [] for n in marks}
+    below: dict[int, list[str]] = {n: [] for n in marks}
+    calls = {side[n].call: n for n in marks}
+    for n in marks:
+        bits = side[n].after
+        for call, other in calls.items():
+            if bits >> call & 1 and other != n:
+                above[n].append(str(marks[other]))
+                below[other].append(str(marks[n]))
+    return {
+        n: numbers.setdefault((mark, tuple(sorted(above[n])), tuple(sorted(below[n]))), len(numbers))
+        for n, mark in marks.items()
+    }

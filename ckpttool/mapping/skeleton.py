@@ -9,7 +9,7 @@ from typing import Any
 from ckpttool.activations import UNKNOWN, Order
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr
 from ckpttool.mapping.kinds import Told
-from ckpttool.mapping.layers import Layer, layers
+from ckpttool.mapping.layers import Choice, Layer, layers
 from ckpttool.source import Shape
 from ckpttool.tree import Container, Tree
 
@@ -57,13 +57,20 @@ class Skeleton:
                 places[(*above, attr(name))] = place
         return Tree(leaves, containers=containers), places
 
-    def layers(self, tree: Tree, *, classes: bool = True, composed: Iterable[str] = ()) -> tuple[Layer, ...]:
+    def layers(
+        self,
+        tree: Tree,
+        given: Sequence[Choice] = (),
+        *,
+        classes: bool = True,
+        composed: Iterable[str] = (),
+    ) -> tuple[Layer, ...]:
         """Return the layers of `named`'s tree with all that the model's classes tell of them.
 
-        See layers.layers for `classes` and `composed`.
+        See layers.layers for `given`, `classes` and `composed`.
         """
         parts = {part.name: part for part in self.parts}
-        found = layers(tree, self.framework, classes=classes, composed=composed)
+        found = layers(tree, self.framework, given, classes=classes, composed=composed)
         return tuple(_told(layer, tree, parts) for layer in found)
 
 

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckpttool.errors import UsageError
 from ckpttool.mapping.layer_names import (
@@ -24,7 +24,7 @@ from ckpttool.mapping.layer_names import (
     word,
     words,
 )
-from ckpttool.mapping.scopes import Candidate, Module, Signature, shared, tree_of
+from ckpttool.mapping.scopes import PLACE, Candidate, Module, Signature, shared, tree_of
 
 By = Literal["given", "name", "words", "numbers", "calls", "only fit", "order"]
 # How far to trust a match, in words.
@@ -66,13 +66,16 @@ class Group(NamedTuple):
 class Solution(NamedTuple):
     """The pairs in the order of the targets, what is ambiguous, and pairs of one name that do not fit.
 
-    `counted` are pairs of which one side's numbers are the framework's count.
+    `counted` are pairs of which one side's numbers are the framework's count, `numbered` those whose numbers
+    both sides' programs chose, in names that differ, `renamed` those whose names belong to other layers.
     """
 
     pairs: tuple[Pair, ...]
     ambiguous: tuple[Group, ...]
     misfits: tuple[Pair, ...]
     counted: tuple[Pair, ...] = ()
+    numbered: tuple[Pair, ...] = ()
+    renamed: tuple[Pair, ...] = ()
 
 
 def solve(
@@ -108,6 +111,8 @@ class _Solver:
         self.ambiguous: list[Group] = []
         self.misfits: list[Pair] = []
         self.counted: list[Pair] = []
+        self.numbered: list[Pair] = []
+        self._crossed: set[int] = set()
         self._tokens: tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]] = ({}, {})
         # By height above the layers: modules of one side with those of the other that their layers went to.
         self._links: tuple[tuple[_Links, _Links], ...] = (({}, {}), ({}, {}), ({}, {}))
@@ -131,6 +136,8 @@ class _Solver:
             tuple(self.ambiguous),
             tuple(self.misfits),
             tuple(sorted(self.counted, key=lambda pair: pair.target)),
+            tuple(sorted(self.numbered, key=lambda pair: pair.target)),
+            tuple(pair for pair in self.pairs if pair.target in self._crossed and pair.by != "given"),
         )
 
     def _given(self, sources: list[int], targets: list[int]) -> None:
@@ -165,10 +172,10 @@ class _Solver:
         left: tuple[list[int], list[int]] = ([], [])
         for one, other in named:
             rest = self._scope(one, other)
-            if rest[0] and rest[1]:
+            if rest[0] and rest[1] and self._crossed.isdisjoint(rest[1]):
                 self._close(*rest)
             else:
-                # What one side has too many may have its counterpart further out.
+                # What one side has too many, or has in another place, may have its counterpart further out.
                 left[0].extend(rest[0])
                 left[1].extend(rest[1])
         sources = [*theirs.layers(_each(one for one, _ in named)), *left[0]]
@@ -223,6 +230,9 @@ class _Solver:
         if not self._fits(source, target):
             self.misfits.append(Pair(source, target, "name"))
             return sources, targets
+        if self._is_elsewhere(source, target):
+            self._crossed.add(target)
+            return sources, targets
         self.pairs.append(Pair(source, target, "name"))
         return [n for n in sources if n != source], [n for n in targets if n != target]
 
@@ -260,12 +270,17 @@ class _Solver:
 
     def _resolve(self, having: list[int], wanting: list[int]) -> None:
         """Match layers that all fit each other, by words, by their modules and by their numbers."""
-        for parted, by in ((self._by_words, "words"), (self._by_modules, "only fit")):
+        ways: tuple[tuple[Any, By], ...] = (
+            (self._by_settings, "only fit"),
+            (self._by_words, "words"),
+            (self._by_modules, "only fit"),
+        )
+        for parted, by in ways:
             parts = parted(having, wanting)
             found = len(self.pairs)
             for theirs, ours in parts:
                 if len(theirs) == len(ours) == 1:
-                    self._pair(theirs[0], ours[0], "words" if by == "words" else "only fit")
+                    self._pair(theirs[0], ours[0], by)
                 elif len(theirs) < len(having) or len(ours) < len(wanting):
                     self._resolve(theirs, ours)
             if len(self.pairs) > found:
@@ -276,16 +291,42 @@ class _Solver:
 
     def _pair(self, source: int, target: int, by: By) -> bool:
         """Match two unless their words exclude each other."""
-        if contradict(self._words(0, source), self._words(1, target)):
+        if contradict(self._words(0, source), self._words(1, target)) or self._is_elsewhere(source, target):
             return False
         self.pairs.append(Pair(source, target, by))
         return True
+
+    def _is_elsewhere(self, source: int, target: int) -> bool:
+        """Say whether two layers have other places in the flow of calls, which both sides show."""
+        places = [
+            {value for name, value in one.settings if name == PLACE}
+            for one in (self.sources[source], self.targets[target])
+        ]
+        return all(places) and places[0] != places[1]
 
     def _words(self, side: int, number: int) -> frozenset[str]:
         known = self._tokens[side]
         if number not in known:
             known[number] = tokens((self.sources, self.targets)[side][number].name)
         return known[number]
+
+    def _by_settings(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
+        """Return parts of both sides that have the same settings, such as a dilation, where all have some."""
+        theirs = {n: self.sources[n].settings for n in having}
+        ours = {n: self.targets[n].settings for n in wanting}
+        every = [{name for name, _ in each} for each in (*theirs.values(), *ours.values())]
+        known = set.intersection(*every)
+        sides = [
+            {
+                n: frozenset(f"{name} {value}" for name, value in each if name in known)
+                for n, each in side.items()
+            }
+            for side in (theirs, ours)
+        ]
+        if any(len(set(side.values())) < 2 for side in sides):
+            return []
+        counts = [Counter(side.values()) for side in sides]
+        return _matched(*sides) if counts[0] == counts[1] else []
 
     def _by_words(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return parts of both sides that have the same words, of those that tell some from others."""
@@ -294,10 +335,19 @@ class _Solver:
         common = frozenset[str]().union(*theirs) & frozenset[str]().union(*ours) - everywhere
         if not common:
             return []
-        return _matched(
+        parts = _matched(
             {n: said & common for n, said in zip(having, theirs, strict=True)},
             {n: said & common for n, said in zip(wanting, ours, strict=True)},
         )
+        # Words that only one side has tell its layers apart as well: `post_attention` is no `self_attention`.
+        alike = frozenset.intersection(*theirs), frozenset.intersection(*ours)
+        return [part for part in parts if not all(map(self._other_words, (0, 1), part, (common,) * 2, alike))]
+
+    def _other_words(
+        self, side: int, numbers: list[int], common: frozenset[str], alike: frozenset[str]
+    ) -> bool:
+        """Say whether all of these layers have a word of their own, which no layer of the other side has."""
+        return bool(frozenset.intersection(*(self._words(side, n) for n in numbers)) - common - alike)
 
     def _by_modules(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return parts of both sides that lie in modules whose matched layers went from one to the other."""
@@ -341,8 +391,8 @@ class _Solver:
         if agreed == "counted" and all(one.call >= 0 for one in calls) and not _is_chain(calls):
             return
         for source, target in zip(theirs.layers, ours.layers, strict=True):
-            if self._pair(source, target, "numbers") and agreed == "counted":
-                self.counted.append(self.pairs[-1])
+            if self._pair(source, target, "numbers"):
+                (self.counted if agreed == "counted" else self.numbered).append(self.pairs[-1])
 
     def _by_calls(self, having: list[int], wanting: list[int]) -> None:
         """Match a row of numbered layers with those of a model that calls them one after the other."""
@@ -389,7 +439,8 @@ class _Solver:
         taken: tuple[set[int], set[int]] = set(), set()
         for row in rows:
             for source, target in zip(*row, strict=True):
-                if source not in taken[0] and target not in taken[1]:
+                free = source not in taken[0] and target not in taken[1]
+                if free and not self._is_elsewhere(source, target):
                     self.pairs.append(Pair(source, target, "order"))
                     taken[0].add(source)
                     taken[1].add(target)

@@ -107,7 +107,7 @@ class AgentFacts:
         """Yield a sentence for each fact of which the checkpoint, or its sidecar, holds another value."""
         for name, value in self.known.items():
             theirs, origin = getattr(read, name), str(read.provenance.get(name, ""))
-            if theirs is None or not origin or origin.startswith("assumed"):
+            if theirs is None or not origin or read.is_assumed(name):
                 continue
             if name == "activations" and len(value) == 1:
                 value = list(value) * len(theirs)

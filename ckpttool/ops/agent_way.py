@@ -18,6 +18,8 @@ from ckpttool.layouts.optimizers import differences
 from ckpttool.layouts.td3_tf import SAVES
 from ckpttool.leaf import Path
 from ckpttool.mapping.plan import Plan, Settings, after
+from ckpttool.mapping.report import Move
+from ckpttool.mapping.rules import KEEP
 from ckpttool.ops import folding, knowledge
 from ckpttool.ops.restore import canonical_tree, with_records
 from ckpttool.ops.targets import TargetKind
@@ -87,7 +89,10 @@ def plan(
     said = differences.notes(agent, framework_of(binding), layout.TABLE.framework)
     if any(move.source in copies for move in second.moves):
         second = replace(second, assumed=(*second.assumed, _copied(binding, copies)))
-    return after(first, _noted(replace(second, notes=(*second.notes, *said)), facts, kind))
+    made = after(first, _noted(replace(second, notes=(*second.notes, *said)), facts, kind))
+    own = getattr(layout, "OBSERVATION_SPACE", ()) if binding.layout == kind.layout else ()
+    spaces = [path for path in own if path in tree]
+    return replace(made, moves=(*made.moves, *(Move(path, path, KEEP) for path in spaces)))
 
 
 def _copied(binding: Binding, copies: Iterable[Path]) -> str:

@@ -75,8 +75,21 @@ class Algorithm:
             "interval_over": self.over,
             "mean": self.mean.document(),
             "iqm": self.iqm.document(),
+            "curve": [point.document() for point in over_steps(self)],
             "notes": list(self.notes),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """An algorithm at one training step: the mean over its runs, with the interval over them."""
+
+    step: int
+    score: Estimate
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"step": self.step, "score": self.score.document()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,6 +163,29 @@ def algorithm(runs: Sequence[Asked], scored: Sequence[Scored], last: int) -> Alg
     few = [f"{len(complete)} training runs are few: the interval over them is too narrow"]
     notes = (*missing, *_suspicious(complete), *(few if 1 < len(complete) < comparison.FEW else ()))
     return Algorithm(tuple(complete), last, over, means, iqms, notes)
+
+
+def over_steps(found: Algorithm) -> tuple[CurvePoint, ...]:
+    """Return the algorithm's mean over its runs at each step that any of them has, as far as all runs reach.
+
+    A run that has no checkpoint at a step counts with the straight line between its neighbours there. Empty
+    where a run has no steps, or the runs have no steps in common.
+    """
+    curves: list[tuple[np.ndarray, np.ndarray]] = []
+    for run in found.runs:
+        scores: dict[int, list[float]] = {}
+        for each in run.scored:
+            if each.step is None:
+                return ()
+            scores.setdefault(each.step, []).append(each.evaluation.statistics.mean)
+        steps = sorted(scores)
+        curves.append((np.array(steps), np.array([np.mean(scores[step]) for step in steps])))
+    first, last = max(int(steps[0]) for steps, _ in curves), min(int(steps[-1]) for steps, _ in curves)
+    every = sorted({int(step) for steps, _ in curves for step in steps if first <= step <= last})
+    rows = [[float(np.interp(step, steps, scores)) for steps, scores in curves] for step in every]
+    return tuple(
+        CurvePoint(step, comparison.over_runs(row, "mean")) for step, row in zip(every, rows, strict=True)
+    )
 
 
 def compare(a: Algorithm, b: Algorithm) -> Comparison:

@@ -20,7 +20,7 @@ from ckpttool.leaf import Path
 from ckpttool.ledger import Entries
 from ckpttool.mapping import rule_file
 from ckpttool.mapping.report import Report
-from ckpttool.ops import knowledge, receipt, save, side_files, targets
+from ckpttool.ops import evidence, knowledge, receipt, save, side_files, targets
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.agent_facts import merged as merged_facts
 from ckpttool.ops.digest import Digest, Overheard
@@ -31,7 +31,15 @@ from ckpttool.ops.plain_names import Wanted
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.proof import DiffersError, Proof, as_read, prove
 from ckpttool.ops.request import Request
-from ckpttool.ops.restore import Own, ledger_of, networks, own_sidecar, playable_binding, policy_sizes
+from ckpttool.ops.restore import (
+    Own,
+    agent_of,
+    ledger_of,
+    networks,
+    own_sidecar,
+    playable_binding,
+    policy_sizes,
+)
 from ckpttool.ops.route import Route, route
 from ckpttool.ops.undo import Undo, undo
 from ckpttool.sidecar import Sidecar
@@ -241,7 +249,8 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
     if not how.dry_run:
         save.require_free(target, request.kind, checkpoint.files, force=how.force)
         require_new(sidecar.beside(target), checkpoint.files, force=how.force)
-    own, said = _with_facts(own_sidecar(checkpoint), checkpoint, request, how.facts)
+    given = own_sidecar(checkpoint)
+    own, said = _with_facts(given, checkpoint, request, how.facts)
     shards = other_shards(checkpoint)
     said = said if shards is None else (shards, *said)
     with Lane() as aside:
@@ -256,7 +265,7 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         side_files.require_shards(way.source)
         way = replace(way, report=replace(way.report, notes=(*said, *way.report.notes)))
         if how.dry_run or not (way.report.complete or how.allow_missing):
-            entries = _ledger(checkpoint, way, own)
+            entries = _ledger(checkpoint, way, given, request, how.facts)
             return Conversion(
                 urls.spelled(checkpoint.path), target, way.report, None, written=False, ledger=entries
             )
@@ -277,18 +286,28 @@ def _converted(source: str, target: str, request: Request, how: _How) -> Convers
         written=written is not None,
         parity=proof.networks,
         load=() if written is None else _loading(target, request, way, checkpoint),
-        ledger=_ledger(checkpoint, way, own),
+        ledger=_ledger(checkpoint, way, given, request, how.facts),
     )
 
 
-def _ledger(checkpoint: Checkpoint, way: Route, own: Own) -> Entries:
-    """Return the ledger of what is converted: an agent's, as its sidecar will hold it, or a model's."""
-    if way.binding is None:
-        return ledgers.assumed("architecture", way.report.assumed)
-    tree = networks(way.source, way.binding)
-    known = knowledge.merged(own.sidecar, knowledge.of_files(way.binding, tree))
-    found = ledger_of(checkpoint, way.binding, own.sidecar, known, tree)
-    return ledgers.merged(found, ledgers.assumed("architecture", way.report.assumed))
+def _ledger(checkpoint: Checkpoint, way: Route, own: Own, request: Request, facts: AgentFacts) -> Entries:
+    """Return the ledger of what is converted: that of the agent that every command prints, or of a model.
+
+    `own` is the source's sidecar, `facts` are those that were given.
+    """
+    assumed = ledgers.assumed("architecture", way.report.assumed)
+    if request.part is None:
+        with contextlib.suppress(CkpttoolError):
+            binding = playable_binding(checkpoint, request.layout)
+            if binding is not None:
+                agent = agent_of(checkpoint, binding, own, facts)
+                return ledgers.merged(agent.ledger, assumed)
+    if way.binding is not None:
+        tree = networks(way.source, way.binding)
+        known = knowledge.merged(own.sidecar, knowledge.of_files(way.binding, tree))
+        return ledgers.merged(ledger_of(checkpoint, way.binding, own.sidecar, known, tree), assumed)
+    written = {way.names[move.source] for move in way.moves if move.source in way.names}
+    return ledgers.merged(evidence.left_by_model(checkpoint, written, way.kept), assumed)
 
 
 def _with_facts(

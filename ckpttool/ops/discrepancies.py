@@ -321,7 +321,7 @@ def _facts(
 
 def _is_guess(agent: Agent, name: str) -> bool:
     """Say whether neither the checkpoint nor its sidecar holds a fact, and a default stands in for it."""
-    assumed = str(agent.known.provenance.get(name, "")).startswith("assumed")
+    assumed = agent.known.is_assumed(name)
     return assumed and getattr(agent.sidecar, name, None) is None
 
 

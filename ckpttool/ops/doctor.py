@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +15,14 @@ from ckpttool.layouts.canonical import NO_LAYOUT, Binding
 from ckpttool.layouts.policy_alone import policy_alone
 from ckpttool.layouts.recognise import recognised
 from ckpttool.ledger import Entries, Entry
-from ckpttool.ops import evaluate, knowledge
+from ckpttool.ops import evaluate, evidence, knowledge
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluation import Protocol
 from ckpttool.ops.findings import Finding, command, data_alone, unjudged, weightless
 from ckpttool.ops.load_into import opened
 from ckpttool.ops.model_findings import of_model
 from ckpttool.ops.progress import Progress, silent
-from ckpttool.ops.restore import Agent, Own, agent_of, ledger_of, own_sidecar
+from ckpttool.ops.restore import Agent, Own, agent_of, own_sidecar
 from ckpttool.ops.stats import Stats, stats_of
 from ckpttool.ops.wiring import require_facts
 from ckpttool.shown import count
@@ -190,6 +191,8 @@ def _agent(
     notes, entries = told
     if binding is None:
         notes.append("no layout recognises an agent: bounds, statistics and environment were not looked at")
+        entries += _of_model(checkpoint, sha256)
+        yield from _unused(entries)
         return
     own = Own()
     try:
@@ -207,22 +210,34 @@ def _agent(
     except UsageError as error:
         yield Finding("agent", error.message, error.hint)
         return
-    entries += ledger_of(
-        checkpoint, agent.binding, agent.sidecar, agent.known, agent.tree, bounds=env is None
-    )
+    entries += (each for each in agent.ledger if env is None or each != ledgers.NO_BOUNDS)
     bounds = f"{command('eval', checkpoint.path, '--env', 'ID')} takes them from the environment"
+    yield from _unused(entries, bounds)
+    yield from place(agent, env, notes)
+
+
+def _of_model(checkpoint: Checkpoint, sha256: str | None) -> Entries:
+    """Return the ledger that a conversion has: of the policy that the checkpoint is alone, or of a model."""
+    with contextlib.suppress(CkpttoolError):
+        binding = policy_alone(checkpoint)
+        if binding is not None:
+            return agent_of(checkpoint, binding, own_sidecar(checkpoint, sha256)).ledger
+    return evidence.left_by_model(checkpoint, frozenset(checkpoint.tree.names.values()))
+
+
+def _unused(entries: Iterable[Entry], bounds: str | None = None) -> Iterator[Finding]:
+    """Give a finding for each entry of the ledger that is not used; `bounds` says what gives the bounds."""
     for entry in entries:
         if entry.use in ("not used", "cannot be known"):
-            fix = bounds if entry.value == knowledge.ACTION_BOUNDS else entry.hint
+            fix = bounds if entry == ledgers.NO_BOUNDS else entry.hint
             yield Finding("agent", f"{entry.use}: {entry.sentence}", fix)
-    yield from place(agent, env, notes)
 
 
 def _environment(agent: Agent, env: str | None, notes: list[str]) -> Iterator[Finding]:
     """Give what keeps the agent from playing, or has changed since it was trained."""
     known = agent.known.env or {}
     if env is None and not known.get("id"):
-        notes.append("nothing names the environment: --env ID has the agent looked at beside it")
+        notes.append("environment unknown; pass --env ID to check the agent against it")
         return
     try:
         how = Protocol()

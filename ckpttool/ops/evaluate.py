@@ -21,7 +21,7 @@ from ckpttool.agents.policy import Backend
 from ckpttool.agents.rollout import Play, Rollout, Watch, rollouts
 from ckpttool.agents.stacking import stack
 from ckpttool.agents.statistics import summarise
-from ckpttool.errors import EnvironmentMismatchError, UsageError
+from ckpttool.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError, choice
 from ckpttool.layouts.canonical import Part
 from ckpttool.layouts.fronts import Front
 from ckpttool.ledger import Entries
@@ -32,7 +32,7 @@ from ckpttool.ops.findings import command
 from ckpttool.ops.fingerprint import surroundings
 from ckpttool.ops.progress import Progress, silent
 from ckpttool.ops.restore import Agent, restore
-from ckpttool.ops.wiring import Bounds, require_even_bounds, require_facts, wire
+from ckpttool.ops.wiring import Bounds, missing_options, require_even_bounds, require_facts, wire
 from ckpttool.shown import count
 from ckpttool.version import __version__
 
@@ -142,13 +142,16 @@ def place_of(agent: Agent, asked: str | None, how: Protocol) -> Place:
     outfit: dict[str, Any] = {
         "adapter": how.adapter or _no_forces(agent, asked or str(known.get("id")), inner),
         # A person may have named another version's task to a conversion.
-        "trained": known.get("id") if agent.known.provenance.get("env", "").startswith("read") else None,
+        "trained": known.get("id") if agent.known.is_read("env") else None,
         "wrappers": wrappers.written(around),
         "arguments": json.dumps(known["arguments"], sort_keys=True) if known.get("arguments") else "",
     }
+    place = None if asked is None else Place(asked, trusted=True, obs_dim=seen, **outfit)
+    if place is not None and missing_options(agent, agent.known):
+        _require_continuous(place)
     require_facts(agent, "eval", agent.checkpoint.path, "--env", asked or str(known.get("id") or "ID"))
-    if asked is not None:
-        return Place(asked, trusted=True, obs_dim=seen, **outfit)
+    if place is not None:
+        return place
     if not known.get("id"):
         raise UsageError(
             "the checkpoint does not say which environment it was trained in",
@@ -157,6 +160,16 @@ def place_of(agent: Agent, asked: str | None, how: Protocol) -> Place:
         )
     # gymnasium imports the module before a colon: a file may not ask for that.
     return Place(str(known["id"]), trusted=False, obs_dim=seen, **outfit)
+
+
+def _require_continuous(place: Place) -> None:
+    """Raise UnsupportedError if no policy here has the environment's actions, whatever else is missing."""
+    try:
+        place.make(1).close()
+    except UnsupportedError:
+        raise
+    except CkpttoolError:
+        return
 
 
 def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action_dim: int) -> str:
@@ -186,7 +199,9 @@ def _wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
                 "unknown environment wrapper",
                 file=agent.checkpoint.path,
                 found=each.name,
-                hint="--wrapper none plays without it, if it changes neither observations nor actions",
+                hint="--wrapper none plays without it, if it changes neither observations nor actions"
+                if how.wrappers is None
+                else choice(each.title, wrappers.names()),
             )
         if each.title in wrappers.NORMALIZERS and agent.known.obs_norm is None:
             raise UsageError(
@@ -230,7 +245,7 @@ def enter(agent: Agent, place: Place, how: Protocol, spec: EnvSpec) -> Entrant:
     if how.wrappers is not None:
         own = tuple(each for each in own if each.what != "wrapper")
         more = (*more, *knowledge.wrapper_entries(wrappers.read(place.wrappers), "given"))
-    entries = ledger.merged(own, assumed, more)
+    entries = ledger.settled(ledger.merged(own, assumed, more))
     if how.dtype != "float32":
         network = network.cast(how.dtype)
     notes = (*agent.notes, *_given_wrappers(agent, how), *_drift(agent, spec))

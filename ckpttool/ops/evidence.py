@@ -25,7 +25,7 @@ from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts import statistics
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding, Facts
 from ckpttool.leaf import Leaf, Path, Plain, Record, ValueLeaf
-from ckpttool.ledger import Entry, Topic
+from ckpttool.ledger import Entries, Entry, Topic
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
@@ -73,6 +73,18 @@ VOCABULARY: Mapping[Topic, re.Pattern[str]] = {
         r"|(model|actor|network|policy|agent)(_(class|cls|type|name))?"
     ),
 }
+# Tensors beside the weights of a layer that what the layer computes depends on, or that replace them.
+_WEIGHTS: Mapping[Topic, re.Pattern[str]] = {
+    "low-rank weights": re.compile(r"lora\w*|dora\w*|lokr_\w+|hada_\w+|ia3_\w+|adapters?(_\w+)?"),
+    "averaged weights": re.compile(
+        r"(\w+_)?(ema|swa|shadow|polyak|averaged)(_\w+)?|ema\w*|exponentialmovingaverage"
+    ),
+    "quantisation scales": re.compile(
+        r"((\w+_)?(weight|kernel|input|output|act(ivation)?)_(scales?|zero_?points?)(_inv)?)|zero_?points?|qzeros"
+        r"|qweight|scb|(nested_)?absmax|(nested_)?quant_(map|state\w*)|g_idx|amax(_history)?|scales"
+    ),
+    "running statistics": re.compile(r"(running|moving)_(mean|var|variance|std)"),
+}
 # Words in the names of files beside a checkpoint that hold statistics, and of those that hold settings.
 _STATISTICS_WORDS = re.compile(
     r"(vec_?)?norm(ali[sz](e|er|ation))?|vecnormali[sz]e|\w*rms|stats?|statistics|(z|mean_?std_?)?filter|scal(er|ing)"
@@ -119,7 +131,7 @@ _LIBRARIES = re.compile(
     "stable_baselines3?|sb3_contrib|torch|tensorflow|keras|tf_keras|numpy|gymnasium|gym|builtins|collections|ray"
     "|rllib|d3rlpy|tianshou|skrl|rsl_rl|acme|sonnet|tf_agents|typing|functools"
 )
-_MISSING = re.compile("(the|how) .*(statistics|normalised)")
+_OF_OBSERVATIONS: Topic = "observation statistics"
 _MOST_FILES, _MOST_OPENED, _LARGEST = 2_000, 40, 1 << 20
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MOST = 12  # entries of one topic
@@ -171,7 +183,137 @@ def unused(
     """
     facts = _Used(known, binding, widths)
     yield from _limited(_inside(checkpoint.tree, binding, facts))
+    names = checkpoint.tree.names
+    yield from _limited(_beside_weights(checkpoint.tree, {names[path] for path in _taken(binding)}))
     yield from _limited(_beside(checkpoint, facts))
+
+
+def left_by_model(checkpoint: Checkpoint, written: Collection[str], kept: Collection[str] = ()) -> Entries:
+    """Return an entry for each piece of evidence that the conversion of a model does not write.
+
+    Args:
+        checkpoint: what is converted; files beside it are read where they are small.
+        written: the names of its entries that the target holds.
+        kept: the names of those that only the target's sidecar holds.
+
+    """
+    matrices = (
+        leaf
+        for path, leaf in checkpoint.tree.tensors()
+        if checkpoint.tree.names[path] in written and len(leaf.shape) == 2 and "float" in leaf.dtype
+    )
+    extents = frozenset(extent for leaf in matrices for extent in leaf.shape)
+    normalised = any(
+        topic_of(name) == _OF_OBSERVATIONS and not _is_of_layer(name, written) for name in written
+    )
+    use = _Written(frozenset(written), extents, normalised)
+    inside = _unwritten(checkpoint.tree, use, frozenset(kept))
+    weights = _beside_weights(checkpoint.tree, use.written)
+    return (*_limited(inside), *_limited(weights), *_limited(_beside(checkpoint, use)))
+
+
+def _unwritten(tree: Tree, use: _Written, kept: Collection[str]) -> Iterator[Entry]:
+    """Yield what a checkpoint holds beside a model: an entry for the tensors of one module, or a value."""
+    modules: set[str] = set()
+    names = tree.names.values()
+    for path, leaf in tree.items():
+        name = tree.names.get(path)
+        if name is None or name in use.written or name in kept:
+            continue
+        above = name.rpartition("/")[0]
+        seen = isinstance(leaf, Leaf) and (leaf.role == "slot" or (above and above in modules))
+        what = None if seen or _is_of_layer(name, names) else topic_of(name)
+        entry = use.entry(Evidence(what, name, leaf), name) if what is not None else None
+        if entry is not None:
+            modules.add(above)
+            yield entry
+
+
+def _beside_weights(tree: Tree, written: Collection[str]) -> Iterator[Entry]:
+    """Yield the averages, low-rank parts, scales and running statistics that are not written, by module.
+
+    They decide where the module that they belong to is written without them.
+    """
+    found: dict[tuple[Topic, str], dict[str, Leaf]] = {}
+    modules = _modules(written)
+    for path, leaf in tree.tensors():
+        name = tree.names.get(path)
+        if name is None or name in written or leaf.role == "slot":
+            continue
+        segments = re.split(r"[/.]", name)
+        for number, segment in enumerate(segments):
+            what = next((w for w, pattern in _WEIGHTS.items() if pattern.fullmatch(segment.lower())), None)
+            if what is not None:
+                found.setdefault((what, "/".join(segments[:number])), {})[name] = leaf
+                break
+    for (what, module), leaves in found.items():
+        owned = module in modules
+        if what == "running statistics" and not owned:
+            continue  # a normaliser's of its own
+        name, leaf = next(iter(leaves.items()))
+        value = f"{leaf.dtype}{list(leaf.shape)}" if len(leaves) == 1 else f"{len(leaves)} tensors"
+        yield Entry("not used", what, value, name, decides=owned and what != "averaged weights")
+
+
+def _is_of_layer(name: str, names: Collection[str]) -> bool:
+    """Say whether a tensor is a running statistic of a layer, a batch norm, that has weights as well."""
+    module, _, last = name.replace(".", "/").rpartition("/")
+    pattern = _WEIGHTS["running statistics"]
+    if not pattern.fullmatch(last.lower()):
+        return False
+    start = f"{module}/" if module else ""
+    beside = (
+        each.replace(".", "/").removeprefix(start)
+        for each in names
+        if each.replace(".", "/").startswith(start)
+    )
+    return any("/" not in each and each.lower() in _LAYER for each in beside)
+
+
+def _modules(names: Collection[str]) -> frozenset[str]:
+    """Return all modules above the tensors of these names, the outermost as an empty name."""
+    split = (name.replace(".", "/").split("/") for name in names)
+    return frozenset("/".join(each[:number]) for each in split for number in range(len(each)))
+
+
+class _Written(NamedTuple):
+    """What the conversion of a model writes, to compare evidence with.
+
+    `extents` are those of matrices, `normalised` says whether statistics of observations are written.
+    """
+
+    written: frozenset[str]
+    extents: frozenset[int]
+    normalised: bool
+
+    @property
+    def observed(self) -> Collection[int]:
+        """The numbers of values that may be one observation: the extents of matrices."""
+        return self.extents
+
+    @property
+    def files(self) -> Collection[str]:
+        """The names of files beside the checkpoint that are used."""
+        return ()
+
+    def hint(self, file: str | None) -> str:
+        """Return what to do about statistics that are not used."""
+        return f"apply {file or 'them'} to the inputs of the model: the target does not hold them"
+
+    def entry(self, found: Evidence, where: str, file: str | None = None) -> Entry | None:
+        """Return the entry of one piece of evidence, None where the weights do not depend on it."""
+        leaf = found.leaf
+        if isinstance(leaf, Leaf):
+            if found.what != _OF_OBSERVATIONS or leaf.size < 2 or "int" in leaf.dtype:
+                return None
+            fits = not self.extents.isdisjoint((leaf.size, *leaf.shape)) and not _is_limit(found)
+            return _entry(found, where, decides=fits and not self.normalised, hint=self.hint(file))
+        if found.what == _OF_OBSERVATIONS and isinstance(found.plain, bool | str) and not self.normalised:
+            value = found.plain
+            named = value is True or (isinstance(value, str) and re.search("filter|norm", value, re.I))
+            certain = value is True and re.search(rf"(^|_)({_OBSERVED})(_|$)", _last(found.name)) is not None
+            return _entry(found, where, decides=certain, hint=self.hint(None)) if named else None
+        return None
 
 
 def _limited(entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -194,14 +336,27 @@ class _Used(NamedTuple):
         """Whether a file or a person states how observations are normalised, or that they are not."""
         stated = "norm" in self.binding.facts.said or "obs_norm" in self.known.provenance
         # What a layout misses for certain is in the ledger already.
-        missing = any(_MISSING.match(what) for what in self.binding.facts.lacks)
+        missing = any(each.decides and each.what == _OF_OBSERVATIONS for each in self.binding.facts.lacks)
         return stated or missing or self.known.obs_norm is not None
+
+    @property
+    def observed(self) -> Collection[int]:
+        """The number of observations of the policy."""
+        return (self.widths[0],)
+
+    @property
+    def files(self) -> Collection[str]:
+        """The names of files beside the checkpoint that are used."""
+        return self.binding.facts.said.values()
+
+    def hint(self, file: str | None) -> str:
+        """Return what to do about statistics that are not used."""
+        return f"--obs-norm {shlex.quote(file)}" if file else "--obs-norm FILE with mean and var applies them"
 
     def uses(self, fact: str) -> bool:
         """Return whether the agent is played with the value of a fact that its files state."""
         name = {"norm": "obs_norm", "hidden": "activations", "action_high": "action_low"}.get(fact, fact)
-        origin = str(self.known.provenance.get(name, ""))
-        return name not in ("activations", "action_low") or origin.startswith("read")
+        return name not in ("activations", "action_low") or self.known.is_read(name)
 
     def entry(self, found: Evidence, where: str, file: str | None = None) -> Entry | None:
         """Return the entry of one piece of evidence, None where it changes nothing or is used."""
@@ -223,7 +378,7 @@ class _Used(NamedTuple):
             if found.leaf.size < 2 or "int" in found.leaf.dtype:
                 return None
             fits = self.widths[0] in (found.leaf.size, *found.leaf.shape) and not _is_limit(found)
-            return _entry(found, where, decides=fits and not self.normalised, hint=_norm_hint(file))
+            return _entry(found, where, decides=fits and not self.normalised, hint=self.hint(file))
         value = found.plain
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self._scale(found, float(value), where)
@@ -242,8 +397,8 @@ class _Used(NamedTuple):
         if "clip" in last:
             if not math.isfinite(value) or value <= 0 or (norm is not None and norm.get("clip") == value):
                 return None
-            assumed = norm is not None and any("are normalised with" in s for s in self.binding.moves.assumed)
-            return _entry(found, where, decides=assumed)
+            own = self.binding.facts.norm
+            return _entry(found, where, decides=norm is not None and own is not None and own.assumed)
         if re.search("scal(e|es|ing)", last):
             return None if value in (0.0, 1.0) else _entry(found, where, decides=norm is None)
         return _entry(found, where) if _is_limit(found) and value != 0 else None
@@ -267,7 +422,7 @@ class _Used(NamedTuple):
         return _entry(found, where, decides=lower is not None)
 
     def _is_assumed(self, fact: str) -> bool:
-        return str(self.known.provenance.get(fact, "assumed")).startswith("assumed")
+        return fact not in self.known.provenance or self.known.is_assumed(fact)
 
     def _activation(self, found: Evidence, where: str, _: str | None) -> Entry | None:
         name, used = _activation_name(found.plain), set(self.known.activations or ())
@@ -307,8 +462,8 @@ class _Used(NamedTuple):
             certain = not re.search("frame_?skip", _last(found.name))
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             return _entry(found, where, decides=certain) if is_number else None
-        stated = " ".join([*self.binding.facts.lacks, *(entry.value for entry in self.binding.ledger)])
-        if named[:80] in stated or not re.search(r"[A-Za-z]", named):
+        own = {str(each.get("name")) for each in (self.known.env or {}).get("wrappers") or ()}
+        if {named, named.rpartition(".")[2]} & own or not re.search(r"[A-Za-z]", named):
             return None
         return _entry(found, where, decides=True)
 
@@ -331,10 +486,6 @@ def _entry(found: Evidence, where: str, *, decides: bool = False, hint: str | No
         value = leaf.value.name if isinstance(leaf.value, Record) else str(leaf.value)
         value = f"{re.split(r'[/.]', found.name)[-1]} = {value[:80]}"
     return Entry("not used", found.what, value, where, decides=decides, hint=hint)
-
-
-def _norm_hint(file: str | None) -> str:
-    return f"--obs-norm {shlex.quote(file)}" if file else "--obs-norm FILE with mean and var applies them"
 
 
 def _empty(value: Plain) -> bool:
@@ -374,8 +525,7 @@ def _last(name: str) -> str:
 
 def _inside(tree: Tree, binding: Binding, facts: _Used) -> Iterator[Entry]:
     """Yield what the checkpoint itself holds: an entry for the tensors of one module, one for each value."""
-    taken = {move.source for move in binding.moves.moves} | binding.consumed
-    taken |= {move.source for front in binding.fronts.values() for move in front.moves}
+    taken = _taken(binding)
     used = _used_tensors(binding)
     stated = tuple(place for fact, place in binding.facts.said.items() if place and facts.uses(fact))
     modules: set[Path] = set()
@@ -400,6 +550,12 @@ def _inside(tree: Tree, binding: Binding, facts: _Used) -> Iterator[Entry]:
             yield entry
     if not facts.normalised:
         yield from _per_observation(tree, taken | seen, stated, facts.widths)
+
+
+def _taken(binding: Binding) -> set[Path]:
+    """Return the entries of the checkpoint that the agent consists of."""
+    fronts = {move.source for front in binding.fronts.values() for move in front.moves}
+    return {move.source for move in binding.moves.moves} | binding.consumed | fronts
 
 
 def _per_observation(
@@ -477,7 +633,7 @@ def _with_functions(facts: Facts, binding: Binding, functions: Mapping[str, list
         return facts
     if any(name not in get_args(ActivationName) for names in functions.values() for name in names):
         return facts
-    facts = facts._replace(lacks=tuple(what for what in facts.lacks if "activations" not in what))
+    facts = facts.without_lack("activation")
     where = next(iter(functions))
     if isinstance(chosen, tuple):
         return facts.read(where, activations=chosen)
@@ -498,16 +654,14 @@ def _with_bounds(facts: Facts, bounds: Mapping[str, Sequence[float]], actions: i
         low, high = rows[lows[0]], rows[highs[0]]
         if all(one < other for one, other in zip(low, high, strict=True)):
             found = facts.bounded(lows[0], low, high)
-    elif facts.head == "tanh" and len(limits) == 1 and not lows and not _lacks(facts, "max_action"):
+    elif facts.head == "tanh" and len(limits) == 1 and not lows and not _lacks(facts, "action map"):
         ((limit, where),) = limits.items()
         found = facts.bounded(where, [-limit] * actions, [limit] * actions) if limit > 0 else None
-    if found is None:
-        return facts
-    return found._replace(lacks=tuple(what for what in found.lacks if what != "the action bounds"))
+    return facts if found is None else found.without_lack("action bounds")
 
 
-def _lacks(facts: Facts, what: str) -> bool:
-    return any(what in each for each in facts.lacks)
+def _lacks(facts: Facts, what: Topic) -> bool:
+    return any(each.what == what for each in facts.lacks)
 
 
 def _used_tensors(binding: Binding) -> Collection[str]:
@@ -515,21 +669,26 @@ def _used_tensors(binding: Binding) -> Collection[str]:
     return {leaf.key for leaf in norm if isinstance(leaf, Leaf)} if norm is not None else ()
 
 
-def _beside(checkpoint: Checkpoint, facts: _Used) -> Iterator[Entry]:
+def _beside(checkpoint: Checkpoint, facts: _Used | _Written) -> Iterator[Entry]:
     """Yield what files in the checkpoint's folder hold: statistics, and settings."""
     if places.store(checkpoint.path) is not None:
         return
     folder = os.path.dirname(places.abspath(checkpoint.path))
     own = {os.path.basename(file.path) for file in checkpoint.files} | {os.path.basename(checkpoint.path)}
-    own |= set(facts.binding.facts.said.values())
-    names = _listed(folder)
+    own |= set(facts.files)
+    unread: list[str] = []
+    names = _listed(folder, unread)
     below = [
         os.path.join(name, inner)
         for name in names
         if (name == ".hydra" or _STATISTICS_WORDS.fullmatch(name.lower()))
         and os.path.isdir(os.path.join(folder, name))
-        for inner in _listed(os.path.join(folder, name))
+        for inner in _listed(os.path.join(folder, name), unread)
     ]
+    for each in unread:
+        yield Entry(
+            "cannot be known", "observation statistics", "files of a folder that cannot be listed", each
+        )
     stem = _WORDS.findall(os.path.basename(checkpoint.path).lower())
     opened = 0
     for name in (*names, *below):
@@ -554,30 +713,39 @@ def _beside(checkpoint: Checkpoint, facts: _Used) -> Iterator[Entry]:
             yield from _settings_file(file, name, facts)
 
 
-def _listed(folder: str) -> list[str]:
+def _listed(folder: str, unread: list[str]) -> list[str]:
+    """Return the names in a folder; one that cannot be listed is added to `unread`."""
     try:
         return sorted(os.listdir(folder))[:_MOST_FILES]
-    except OSError:
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        unread.append(f"{folder}: {error.strerror}")
         return []
 
 
-def _statistics_file(file: str, name: str, checkpoint: Checkpoint, facts: _Used) -> Iterator[Entry]:
+def _statistics_file(
+    file: str, name: str, checkpoint: Checkpoint, facts: _Used | _Written
+) -> Iterator[Entry]:
     """Yield the entry of a file of statistics; one that is of this very policy has its number of values."""
     sizes = _sizes(file)
     if facts.normalised or sizes is None:
         return  # those that are used are another file's, or the command line's
-    fits = facts.widths[0] in sizes
+    observed = set(facts.observed)
+    fits = not observed.isdisjoint(sizes)
     base = os.path.basename(name).lower()
     if _NORMALISER_FILE.search(base) is None:
         # Any program's `stats.json`: it counts if it has a mean and a deviation of each observation.
-        fits = fits and (sizes.count(facts.widths[0]) > 1 or base.endswith((".npy", ".csv", ".txt")))
+        fits = fits and (
+            any(sizes.count(width) > 1 for width in observed) or base.endswith((".npy", ".csv", ".txt"))
+        )
         if not fits:
             return
     other = sizes and not fits
     value = (
-        "of another size than the policy's observations" if other else "of the policy's size" if fits else ""
+        "of another size than an observation" if other else "of the size of an observation" if fits else ""
     )
-    hint = f"--obs-norm {shlex.quote(os.path.join(os.path.dirname(checkpoint.path), name))}"
+    hint = facts.hint(os.path.join(os.path.dirname(checkpoint.path), name))
     yield Entry("not used", "observation statistics", value, name, decides=fits, hint=None if other else hint)
 
 
@@ -615,7 +783,7 @@ def _text_sizes(file: str) -> Sequence[int] | None:
     return (*map(len, rows), len(rows))
 
 
-def _settings_file(file: str, name: str, facts: _Used) -> Iterator[Entry]:
+def _settings_file(file: str, name: str, facts: _Used | _Written) -> Iterator[Entry]:
     """Yield the settings of a file beside the checkpoint that state something else than what is used."""
     try:
         if os.path.getsize(file) > _LARGEST:

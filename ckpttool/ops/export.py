@@ -81,7 +81,7 @@ def export(
             require_new(file, agent.checkpoint.files, force=force)
     wiring, sidecar_facts, assumed = told(agent, part, env)
     report = contents.report(agent, part, sidecar_facts, ledger.assumptions(assumed))
-    entries = ledger.merged(agent.ledger, assumed)
+    entries = ledger.settled(ledger.merged(agent.ledger, assumed))
     if dry_run:
         return Exported(urls.spelled(agent.checkpoint.path), report, ledger=entries)
     network = network_of(agent, part, wiring)

@@ -9,6 +9,7 @@ become variables or numbers. Other values stay where the target can hold them; t
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from ckpttool.layouts.writing import together
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, index, key
 from ckpttool.mapping import decorations, generic, inert, weight_norm
 from ckpttool.mapping.generic import Placed
-from ckpttool.mapping.layers import Choice
+from ckpttool.mapping.layers import Choice, proposals
 from ckpttool.mapping.modules import About, Name
 from ckpttool.mapping.parts import Term
 from ckpttool.mapping.plan import Label, Plan, Settings, after, edges, resourced
@@ -40,6 +41,7 @@ _DICT, _ORDERED = Container("dict"), Container("OrderedDict")
 _NETWORKS = attr("networks")  # the component of all weights in the canonical tree of an optimizer
 _MODEL, _OPTIMIZER = "model", "optimizer"
 _COUNTS = 1 << 63
+_MOST_OPTIONS = 24
 # Edges between a Keras model and its layers: what they lead to is the model's own
 # (keras/src/models/{sequential,functional}.py; tf_keras: layer_with_weights-0, layer-1).
 _INNER = re.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
@@ -247,13 +249,25 @@ class _Networks:
         mine = isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer") and leaf.dtype != "string"
         return mine and self._is_plain(path) and path not in self.placed.refused
 
-    def require(self) -> None:
-        """Raise MappingError where no layer is known, and no replayed experience goes as it is."""
+    def reasons(self, framework: str) -> Iterator[str]:
+        """Go through sentences for tensors of no layer that are not mapped, with options that were tried."""
+        lost = [path for path in self.outside if path in self.unmapped and path not in self.placed.refused]
+        if not lost:
+            return
+        options = proposals(self.tree, framework, lost)
+        if options:
+            yield f"tensors of no layer: {' '.join(options[:_MOST_OPTIONS])} makes layers of them"
+        else:
+            left = some([self.tree.names[path] for path in lost], 3)
+            yield f"{left}: of no known layer, so its order of axes is unknown; --allow-missing leaves it out"
+
+    def require(self, framework: str) -> None:
+        """Raise MappingError where no layer of the framework is known, and no replayed experience is kept."""
         if self.placed.done or self.placed.notes:
             return
         if any(leaf.role == "replay" for _, leaf in self.tree.tensors()):
             return
-        raise side_files.no_layers(self.tree)
+        raise side_files.no_layers(self.tree, framework)
 
     def _ordered(self, lone: Sequence[Path]) -> list[_Unit]:
         """Return the units in the order of the file; a module's own tensors come before its submodules'."""
@@ -365,11 +379,14 @@ class _ToTensorFlow:
         self.dicts = dicts
         # A weights file is a model's: the one network is its root, the one optimizer its `optimizer`.
         root = next(iter(dicts)) if file and len(dicts) == 1 else ()
-        self.cut = len(display(root).split("/")) if root else 0
+        above = tuple(display(root).split("/")) if root else ()
+        # A tensor that two networks share is listed below one of them.
+        below = all(name[: len(above)] == above for _, name, _ in self.networks.moved())
+        self.cut = len(above) if below else 0
 
     def plan(self) -> Plan:
         """Return the whole plan."""
-        self.networks.require()
+        self.networks.require("torch")
         rows = [(source, name[self.cut :], rule) for source, name, rule in self.networks.moved()]
         added = {name[self.cut :]: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
         values = {} if self.file else dict(self._values())
@@ -387,8 +404,10 @@ class _ToTensorFlow:
         states, notes, assumed = self._states(rows)
         rows = self._in_order(rows, states)
         if self.file and len(self.dicts) > 1:
-            names = some([display(path) for path in self.dicts], 3)
-            notes.append(f"the file holds several networks ({names}): --part PATH or --weights takes one")
+            parts = some(
+                [f"--part {shlex.quote(display(path))}" for path in sorted(self.dicts, key=display)], 4
+            )
+            notes.append(f"the file holds several networks; {parts} converts one alone")
         self.told.require({state.name for state in states})
         plans = [
             self._state(state, number, rows, paths, paths[marks[state.top]][:-1])
@@ -401,7 +420,7 @@ class _ToTensorFlow:
                 {paths[name]: leaf for name, leaf in added.items()},
                 assumed=(*placed.assumed, *assumed),
                 consumed=placed.left,
-                notes=(*placed.notes, *notes),
+                notes=(*placed.notes, *self.networks.reasons("torch"), *notes),
                 labels=labels,
             ),
             *plans,
@@ -638,7 +657,7 @@ class _ToTorch:
 
     def plan(self) -> Plan:
         """Return the whole plan."""
-        self.networks.require()
+        self.networks.require("tensorflow")
         rows = list(self.networks.moved())
         added = {name: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
         values = list(self._values())
@@ -670,7 +689,7 @@ class _ToTorch:
                 containers,
                 placed.assumed,
                 consumed=placed.left,
-                notes=(*placed.notes, *notes),
+                notes=(*placed.notes, *self.networks.reasons("tensorflow"), *notes),
             ),
             *plans,
         )

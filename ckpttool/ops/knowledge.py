@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpttool import documents, ledger, places, plugins
+from ckpttool import documents, ledger, places, plugins, sidecar
 from ckpttool.agents.components import widths
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import FormatError, MappingError, some
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from ckpttool.agents.envs import WrapperSpec
 
-ACTION_BOUNDS = "the action bounds"
 # The facts that the action's map consists of, and those of the observations.
 FACTS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
 
@@ -38,16 +37,7 @@ _TEXT = "args.txt"
 _ROUNDED = 1e-5
 _WEIGHTS = "read from the weights"
 NO_STATISTICS = "read from the source: it has none"
-# What layouts call statistics that observations were normalised with (Facts.lacks).
-_OF_STATISTICS = re.compile("statistics|normalised|observation scaler|limits of observations")
-
-# By the fact that was given, what no longer lacks.
-_LACKED = {
-    "action_low": re.compile(f"^{ACTION_BOUNDS}$"),
-    "obs_norm": _OF_STATISTICS,
-    "activations": re.compile("activations"),
-    "head": re.compile("last layer|max_action|bounds the mean|action map"),
-}
+_STATISTICS: Topic = "observation statistics"
 
 
 def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, tuple[str, ...]]:
@@ -66,7 +56,7 @@ def with_companions(binding: Binding, checkpoint: Checkpoint) -> tuple[Binding, 
     return binding, tuple(notes)
 
 
-def lacking(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
+def lacking(binding: Binding, told: Sidecar | None) -> Entries:
     """Return what neither the agent's own files tell nor its sidecar.
 
     A sidecar tells all that there is to tell, statistics of observations apart: where it has none, its
@@ -76,17 +66,19 @@ def lacking(binding: Binding, told: Sidecar | None) -> tuple[str, ...]:
         return binding.facts.lacks
     if not told.target_sha256:
         # Given facts alone are no sidecar: each tells of itself.
-        given = [pattern for name, pattern in _LACKED.items() if getattr(told, name) is not None]
-        return tuple(
-            what for what in binding.facts.lacks if not any(pattern.search(what) for pattern in given)
-        )
+        given = {
+            _TOPICS[names]
+            for names in _TOPICS
+            if names[0] in _ANSWERS and getattr(told, names[0]) is not None
+        }
+        return tuple(each for each in binding.facts.lacks if each.what not in given)
     known = told.obs_norm is not None or "obs_norm" in told.provenance
-    return () if known else tuple(filter(_OF_STATISTICS.search, binding.facts.lacks))
+    return () if known else tuple(each for each in binding.facts.lacks if each.what == _STATISTICS)
 
 
 def without_statistics(binding: Binding, told: Sidecar) -> Sidecar:
     """Return what is known, and that there are no statistics of observations if the agent lacks none."""
-    if told.obs_norm is not None or any(map(_OF_STATISTICS.search, binding.facts.lacks)):
+    if told.obs_norm is not None or any(each.what == _STATISTICS for each in binding.facts.lacks):
         return told
     return replace(told, provenance={"obs_norm": NO_STATISTICS, **told.provenance})
 
@@ -97,21 +89,57 @@ def ledger_of(
     own: Sidecar | None,
     known: Sidecar,
     sizes: tuple[int, int],
-    *,
-    bounds: bool = False,
+    given: Collection[str] = (),
 ) -> Entries:
-    """Return the ledger of an agent without its assumptions: facts used, evidence not used, facts unknown.
+    """Return the ledger of an agent: facts used, evidence not used, facts unknown, defaults assumed.
 
-    `own` is the sidecar with the facts that were given, `known` all that is known, `sizes` are the numbers of
-    the policy's observations and actions. Action bounds that nothing holds are listed with `bounds` only: an
-    environment gives them.
+    `own` is the sidecar with the facts that were `given`, `known` all that is known, `sizes` are the numbers
+    of the policy's observations and actions. Every command prints these entries, and adds those of its own
+    work (an environment's bounds, settings of a target's optimizers).
     """
-    unknown = (_unknown(what) for what in lacking(binding, own) if bounds or what != ACTION_BOUNDS)
+    unknown = lacking(binding, own)
     left = evidence.unused(checkpoint, binding, known, sizes)
-    origin = str(known.provenance.get("env", "")).removeprefix("read from ")
-    where = binding.facts.said.get("wrappers", origin)
+    where = binding.facts.said.get("wrappers", known.origin("env"))
     named = wrapper_entries(wrappers_of(known), where)
-    return ledger.merged(_used(known, binding), named, binding.ledger, left, unknown)
+    assumed = assumed_entries(binding, known, own)
+    stored = _stored(own, known, given, os.path.basename(sidecar.beside(checkpoint.path)))
+    return ledger.merged(
+        _used(known, binding, stored),
+        _arguments(known, binding, stored),
+        named,
+        binding.ledger,
+        left,
+        unknown,
+        assumed,
+    )
+
+
+# The option that states a fact which a library's default decides otherwise.
+_STATED_BY = {"activations": "--activation NAME", "head": "--head NAME"}
+
+
+def assumed_entries(binding: Binding, known: Sidecar, *sidecars: Sidecar | None) -> Iterator[Entry]:
+    """Yield an entry for whatever is assumed of an agent, of which `known` is known.
+
+    `sidecars` are its own and that of the agent that it is compared with.
+    """
+    yield from ledger.assumed("architecture", binding.moves.assumed)
+    facts = binding.facts
+    layer_norm = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
+    hidden = ", ".join(dict.fromkeys(known.activations or facts.activations or (facts.hidden,)))
+    epsilon = (known.epsilon or {}).get("layer_norm", facts.epsilon)
+    rows: tuple[tuple[str, Topic, str], ...] = (
+        ("activations", "activation", f"hidden activations {hidden}"),
+        ("head", "action map", f"action map {known.head or facts.head}"),
+        ("epsilon", "architecture", f"layer norm epsilon {epsilon:g}"),
+    )
+    for name, what, value in rows:
+        if not known.is_assumed(name) or (name == "epsilon" and not layer_norm):
+            continue
+        stated = [each is not None and each.is_assumed(name) for each in sidecars]
+        whose = "the sidecar" if stated[:1] == [True] else "the other one's sidecar"
+        origin = known.origin(name) + (f" (so says {whose})" if any(stated) else "")
+        yield Entry("assumed", what, value, origin=origin, hint=_STATED_BY.get(name))
 
 
 def wrappers_of(known: Sidecar) -> tuple[WrapperSpec, ...]:
@@ -155,12 +183,15 @@ def contradicted(told: Sidecar | None, read: Sidecar) -> dict[str, Entry]:
         origin = str(read.provenance.get(name, ""))
         if name in ("env", "epsilon") or values[0] is None or own[0] is None or not origin:
             continue
-        said = str(told.provenance.get(name, "")) if told is not None else ""
-        if origin.startswith("assumed") or said.startswith("assumed") or _agree(name, values, own, origin):
+        if told is None or read.is_assumed(name) or told.is_assumed(name):
+            continue
+        if _agree(name, values, own, origin):
             continue
         value = f"{_in_words(name, values)} in the sidecar; the checkpoint holds {_in_words(name, own)}"
         hint = "remove the sidecar, or convert the source again"
-        found[name] = Entry("not used", what, value, origin, decides=said != "given", hint=hint)
+        found[name] = Entry(
+            "not used", what, value, origin, decides=told.provenance.get(name) != "given", hint=hint
+        )
     return found
 
 
@@ -194,19 +225,37 @@ def _close(pairs: Sequence[tuple[Any, Any]]) -> bool:
     )
 
 
-def _used(known: Sidecar, binding: Binding) -> Iterator[Entry]:
+def _stored(own: Sidecar | None, known: Sidecar, given: Collection[str], file: str) -> Mapping[str, str]:
+    """Return the name of the sidecar for each fact that is believed because the sidecar holds it.
+
+    Whoever writes a sidecar writes its provenance too: where a fact is from is what the sidecar claims.
+    """
+    if own is None or not own.target_sha256:
+        return {}
+    held = (name for name in FACTS if getattr(own, name) is not None and name not in given)
+    return {name: file for name in held if own.provenance.get(name) == known.provenance.get(name)}
+
+
+def _arguments(known: Sidecar, binding: Binding, stored: Mapping[str, str]) -> Iterator[Entry]:
+    """Yield an entry for each argument that a file gives the environment."""
+    where = stored.get("env") or binding.facts.said.get("env_arguments") or known.origin("env")
+    for name, value in ((known.env or {}).get("arguments") or {}).items():
+        yield Entry("used", "environment", f"{name} = {json.dumps(value)[:60]}", where)
+
+
+def _used(known: Sidecar, binding: Binding, stored: Mapping[str, str]) -> Iterator[Entry]:
     """Yield an entry for each fact that a file, a sidecar or the command line holds."""
     normed = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
     for names, what in _TOPICS.items():
         name = names[0]
         if name == "epsilon" and not normed:
             continue
-        value, origin = getattr(known, name), str(known.provenance.get(name, ""))
-        if value is None or origin.startswith("assumed"):
+        value, origin = getattr(known, name), known.origin(name)
+        if value is None or known.is_assumed(name):
             continue
-        where = origin.removeprefix("read from ") if origin.startswith("read from ") else ""
+        where = stored.get(name) or (origin if known.is_read(name) else "")
         values = [getattr(known, each) for each in names]
-        yield Entry("used", what, _in_words(name, values), where, origin="" if where else origin)
+        yield Entry("used", what, _in_words(name, values), where, origin="" if where == origin else origin)
 
 
 def _in_words(name: str, values: Sequence[Any]) -> str:
@@ -228,13 +277,8 @@ def _few(numbers: Sequence[str]) -> str:
     return numbers[0] if len(numbers) == 1 else f"[{some(numbers, 4)}]"
 
 
-def _unknown(what: str) -> Entry:
-    """Return the entry of something that no file holds, from the words of a layout (Facts.lacks)."""
-    topic = next((topic for pattern, topic in _UNKNOWN.items() if pattern.search(what)), "architecture")
-    certain = _CERTAIN.search(what) is not None
-    return Entry("cannot be known", cast(Topic, topic), what, decides=certain)
-
-
+# Facts that leave nothing open about their topic once they are given.
+_ANSWERS = frozenset(("action_low", "obs_norm", "activations", "head"))
 # The facts that the ledger lists, with those that belong to each, and what each is.
 _TOPICS: Mapping[tuple[str, ...], Topic] = {
     ("activations",): "activation",
@@ -244,22 +288,6 @@ _TOPICS: Mapping[tuple[str, ...], Topic] = {
     ("env",): "environment",
     ("epsilon",): "architecture",
 }
-_UNKNOWN: Mapping[re.Pattern[str], Topic] = {
-    _OF_STATISTICS: "observation statistics",
-    re.compile("action bounds"): "action bounds",
-    re.compile("action scaler|last layer"): "action map",
-    re.compile("wrapper"): "wrapper",
-    re.compile("environment"): "environment",
-    re.compile("activations"): "activation",
-}
-# What was certainly part of the computation in training.
-_CERTAIN = re.compile(
-    "that training used|that DDPG normalised|training's wrapper|^the (action|observation) scaler"
-    "|Dict observation are normalised|^the observation statistics( of NormalizeObservation)?$"
-    "|^statistics of observations$"
-    # What the users of a library choose, and no file records: a default is one of several choices.
-    "|^the activations|bounds the mean|max_action|makes of its last layer"
-)
 
 
 def _companion(file: str) -> Tree:
@@ -429,14 +457,10 @@ def merged(told: Sidecar | None, read: Sidecar) -> Sidecar:
         name: getattr(read, name)
         for name in FACTS
         if getattr(read, name) is not None
-        and (getattr(told, name) is None or _assumed(told.provenance, name))
-        and not (getattr(told, name) is not None and _assumed(read.provenance, name))
+        and (getattr(told, name) is None or told.is_assumed(name))
+        and not (getattr(told, name) is not None and read.is_assumed(name))
     }
     if told.obs_dim is None and read.obs_dim is not None:
         better["obs_dim"] = read.obs_dim
     provenance = {**told.provenance, **{name: read.provenance.get(name, "given") for name in better}}
     return replace(told, **better, provenance=provenance)
-
-
-def _assumed(provenance: Mapping[str, str], name: str) -> bool:
-    return str(provenance.get(name, "")).startswith("assumed")

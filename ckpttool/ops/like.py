@@ -9,15 +9,15 @@ from typing import Any
 from ckpttool import sidecar, urls
 from ckpttool.agents.skeleton.beside import Like
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UsageError
+from ckpttool.errors import CkpttoolError, UsageError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import display
-from ckpttool.ledger import Entries, Entry
+from ckpttool.ledger import Entries, Entry, merged
 from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.matches import Ambiguity, Match
 from ckpttool.mapping.report import Report
 from ckpttool.mapping.rule_file import RuleFile
-from ckpttool.ops import model_source, receipt, save, targets
+from ckpttool.ops import evidence, model_source, receipt, save, targets
 from ckpttool.ops.digest import Digest
 from ckpttool.ops.loading import loading_lines
 from ckpttool.ops.plain_names import Prepared, Wanted
@@ -103,16 +103,27 @@ def like(
         save.require_free(target, kind, checkpoint.files, force=how.force)
         require_new(sidecar.beside(target), checkpoint.files, force=how.force)
     own = own_sidecar(checkpoint)
-    given = model_source.model_source(checkpoint, how.part, how.wanted, own.sidecar, how.source)
+    # Rules for every tensor say all of their axes.
+    axes = how.source or ("torch" if how.rules is not None and how.rules.rest != "kinds" else None)
+    given = model_source.model_source(checkpoint, how.part, how.wanted, own.sidecar, axes, model.shapes)
     ready = given.ready
     with TargetModel(model, form) as beside:
         skeleton = beside.skeleton(given.guessed())
-        filling = given.fill(
-            skeleton, how.choices, how.pairs, accept_order=how.accept_order, cast=how.cast, rules=how.rules
-        )
+        try:
+            filling = given.fill(
+                skeleton,
+                how.choices,
+                how.pairs,
+                accept_order=how.accept_order,
+                cast=how.cast,
+                rules=how.rules,
+            )
+        except CkpttoolError as error:
+            raise error.located(file=error.file or checkpoint.path) from error.__cause__
         report = model_source.report(ready, skeleton, filling)
         done = Filled(urls.spelled(checkpoint.path), report, None, filling.matched, filling.ambiguous)
-        done = replace(done, ledger=tuple(_optimizers(ready)))
+        left = evidence.left_by_model(checkpoint, model_source.written(ready, filling))
+        done = replace(done, ledger=merged((*_optimizers(ready), *left)))
         if how.dry_run or not (report.complete or how.allow_missing):
             return done
         said = [f"{model.factory} loads what was written, strictly, and holds the same values then"]

@@ -30,6 +30,7 @@ class LiveModel:
                 "this is no model", expected="a torch.nn.Module, a keras.Model or a tf.Module", found=kind
             )
         self.model, self.framework, self._shapes = model, framework, [list(each) for each in shapes]
+        self.shapes = tuple(tuple(each) for each in shapes)
         self.tensors: dict[Path, Any] = {}
 
     @property

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ckpttool import ledger as ledgers
 from ckpttool.agents.skeleton.beside import Like
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UsageError, some
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, Path
+from ckpttool.ledger import Entries
 from ckpttool.live.assigning import assign
+from ckpttool.mapping.layers import Choice
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
 from ckpttool.mapping.report import Report
 from ckpttool.mapping.skeleton import Skeleton
-from ckpttool.ops import model_source
+from ckpttool.ops import evidence, layer_options, model_source
 from ckpttool.ops.live_model import LiveModel
 from ckpttool.ops.model_source import ModelSource
 from ckpttool.ops.plain_names import Prepared
@@ -39,7 +43,8 @@ class Loaded:
     "numbers", "only fit", "order"), `report` the rule of every tensor, what of the model is `missing`, what
     of the checkpoint is `unused`, and what was assumed. `different` belong together and do not fit; of what
     is `ambiguous` there is no evidence which is which. `cast` are tensors whose numbers have another width in
-    the model. `loaded` is false for a dry run.
+    the model. `loaded` is false for a dry run. The `ledger` lists what else in the checkpoint or beside it
+    the model's outputs may depend on (ops/evidence.py); see `decides`.
     """
 
     model: str
@@ -51,11 +56,17 @@ class Loaded:
     different: tuple[Misfit, ...]
     cast: tuple[str, ...]
     loaded: bool
+    ledger: Entries = ()
 
     @property
     def complete(self) -> bool:
         """Say whether all of the model is filled."""
         return not self.report.missing
+
+    @property
+    def decides(self) -> bool:
+        """Say whether something in the checkpoint certainly changes the outputs and is not in the model."""
+        return ledgers.decides(self.ledger)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -73,6 +84,7 @@ class Loaded:
             "ambiguous": [each.document() for each in self.ambiguous],
             "cast": list(self.cast),
             "assumed": list(self.report.assumed),
+            "ledger": ledgers.documents(self.ledger),
             "notes": list(self.report.notes),
         }
 
@@ -97,6 +109,9 @@ def load_into(
     strict: bool = True,
     match: Pairs = (),
     shapes: Sequence[Shape] = (),
+    flatten: Pairs = (),
+    unflatten: Pairs = (),
+    kinds: Pairs = (),
     accept_order: bool = False,
     from_: str | None = None,
     dry_run: bool = False,
@@ -109,6 +124,9 @@ def load_into(
     nothing else tells apart. `from_` ("torch" or "tf") states whose orientation the checkpoint's arrays have
     where it has no evidence. `shapes` are those of the model's
     inputs without the batch, for a model that has no weights before its first call or flattens images.
+    `flatten`, `unflatten` and `kinds` describe layers of the checkpoint as the options of `convert` of these
+    names do: `flatten={"dense": "7,7,64"}` is the shape of the image that a dense layer takes flattened,
+    "no" states that it takes none, or in the order in which the model takes it.
 
     With `strict` nothing changes unless all of the model is filled and all weights of the checkpoint (or of
     the part) are used: raise MappingError if that is not so. Without,
@@ -126,8 +144,20 @@ def load_into(
     """
     target = LiveModel(model, shapes)
     checkpoint = opened(path)
+    options = (each.items() if isinstance(each, Mapping) else each for each in (kinds, flatten, unflatten))
     met = meeting(
-        target, checkpoint, layout=layout, part=part, match=match, accept_order=accept_order, from_=from_
+        target,
+        checkpoint,
+        layout=layout,
+        part=part,
+        match=match,
+        accept_order=accept_order,
+        from_=from_,
+        choices=layer_options.choices(*([f"{name}={value}" for name, value in each] for each in options)),
+    )
+    met = met._replace(
+        report=replace(met.report, assumed=tuple(map(_in_python, met.report.assumed))),
+        filling=replace(met.filling, notes=tuple(map(_in_python, met.filling.notes))),
     )
     if strict and not dry_run:
         _require_complete(met, checkpoint, part)
@@ -147,6 +177,7 @@ def load_into(
         filling.misfits,
         cast,
         not dry_run,
+        evidence.left_by_model(checkpoint, model_source.written(met.given, filling)),
     )
 
 
@@ -164,17 +195,18 @@ def meeting(
     match: Pairs = (),
     accept_order: bool = False,
     from_: str | None = None,
+    choices: Sequence[Choice] = (),
 ) -> Meeting:
     """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
-    given = _given(checkpoint, layout, part, from_)
+    given = _given(checkpoint, layout, part, from_, target.shapes)
     pairs = tuple(match.items() if isinstance(match, Mapping) else match)
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        return _met(target.title, given, skeleton, target.tensors, pairs, accept_order=accept_order)
+        return _met(target.title, given, skeleton, target.tensors, pairs, choices, accept_order=accept_order)
     with TargetModel(target) as beside:
         skeleton = beside.skeleton(given.guessed())
-        return _met(target.factory, given, skeleton, (), pairs, accept_order=accept_order)
+        return _met(target.factory, given, skeleton, (), pairs, choices, accept_order=accept_order)
 
 
 def _met(
@@ -183,10 +215,11 @@ def _met(
     skeleton: Skeleton,
     tensors: Iterable[Path],
     pairs: Sequence[tuple[str, str]],
+    choices: Sequence[Choice],
     *,
     accept_order: bool,
 ) -> Meeting:
-    filling = given.fill(skeleton, given=pairs, strict=False, accept_order=accept_order)
+    filling = given.fill(skeleton, choices, given=pairs, strict=False, accept_order=accept_order)
     tree = skeleton.tree
     linked = set(skeleton.named()[1].values())
     # What no module holds by a name, nothing can fill.
@@ -198,11 +231,17 @@ def _met(
     return Meeting(title, given.ready, tree, filling, values, report)
 
 
-def _given(checkpoint: Checkpoint, layout: str | None, part: str | None, from_: str | None) -> ModelSource:
+def _given(
+    checkpoint: Checkpoint,
+    layout: str | None,
+    part: str | None,
+    from_: str | None,
+    shapes: Sequence[Shape],
+) -> ModelSource:
     if layout is not None:
         return model_source.agent_source(checkpoint, part, None if layout == AUTO else layout)
     try:
-        return model_source.model_source(checkpoint, part, source=from_)
+        return model_source.model_source(checkpoint, part, source=from_, shapes=shapes)
     except UsageError:
         # A network of an agent has its canonical name whatever its codebase calls it.
         if part is None or recognised(checkpoint) is None:
@@ -220,6 +259,8 @@ def _require_complete(met: Meeting, checkpoint: Checkpoint, part: str | None) ->
         error.hint = (
             "the model needs the checkpoint's layers and sizes; match={SOURCE: TARGET} pairs other layers"
         )
+        if (stated := _KIND.search(f"{error.expected} {error.found}")) is not None:
+            error.hint = _stated(stated)
         raise error
     names = [met.skeleton.names[path] for path in met.filling.unfilled]
     if not names:
@@ -247,6 +288,26 @@ def _require_used(met: Meeting, checkpoint: Checkpoint, part: str | None) -> Non
     )
 
 
+_OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
+# What a refusal proposes for a layer of an unknown class: the layer, and the kinds that its tensors could be.
+_KIND = re.compile(r"--kind '([^']*)=([^'=]*)' converts it as one(?:, or ((?:\w| )+))?")
+_ARGUMENT = re.compile(r"(?:flatten|kinds)=\{")
+
+
+def _in_python(sentence: str) -> str:
+    """Return a sentence that names options of the command line with the arguments of load_into."""
+    return _OPTION.sub(
+        lambda found: f"{found[1].replace('kind', 'kinds')}={{'{found[2]}': '{found[3]}'}}", sentence
+    )
+
+
+def _stated(kind: re.Match[str]) -> str:
+    """Return the argument that states what a layer computes, for each kind that it could be."""
+    layer, first, others = kind.groups()
+    names = [first, *(others.split(" or ") if others else ())]
+    return f"{' or '.join(f'kinds={{{layer!r}: {name!r}}}' for name in names)}, whichever it computes"
+
+
 def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
     binding = None if part is not None else recognised(checkpoint)
     if binding is not None and binding.parts:
@@ -258,5 +319,7 @@ def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
             f"{some(first.sources, _SHOWN)} could fill {some(first.targets, _SHOWN)}: "
             f"match={{SOURCE: TARGET}} pairs layers or modules around them{accepted}"
         )
-    unfit = (note for note in filling.notes if note.startswith("nothing in the source"))
+    unfit = (
+        note for note in filling.notes if note.startswith("nothing in the source") or _ARGUMENT.search(note)
+    )
     return next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")

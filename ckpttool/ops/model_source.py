@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckpttool import plugins
@@ -14,12 +15,14 @@ from ckpttool.formats import onnx
 from ckpttool.layouts import onnx_layers, variables
 from ckpttool.layouts.canonical import RUN, Binding
 from ckpttool.layouts.recognise import recognised
+from ckpttool.layouts.recorded_orders import with_orders
 from ckpttool.leaf import Leaf, Path, ValueLeaf, display
 from ckpttool.mapping import inert, orientation
 from ckpttool.mapping.filling import fill, fill_by_rules
 from ckpttool.mapping.fitting import STATES
 from ckpttool.mapping.layers import Choice, layers
 from ckpttool.mapping.matches import Filling
+from ckpttool.mapping.modules import About
 from ckpttool.mapping.report import Moves, Report
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.skeleton import Skeleton
@@ -47,14 +50,19 @@ _BY = {
     "words": "by words",
     "only fit": "as the only fit",
 }
+_COUNTED = {**_BY, "given": "as given"}
 
 
 class ModelSource(NamedTuple):
-    """The tree that fills a model, in whose framework's spelling it is, and whether its order tells much."""
+    """The tree that fills a model, in whose framework's spelling it is, and whether its order tells much.
+
+    `described` is what the file records of the whole modules that its tensors come from.
+    """
 
     ready: Prepared
     framework: str
     in_order: bool
+    described: Mapping[Path, About] = MappingProxyType({})
 
     @property
     def tree(self) -> Tree:
@@ -75,6 +83,7 @@ class ModelSource(NamedTuple):
         """Return how it fills the skeleton; see fill and fill_by_rules of mapping.filling."""
         how: dict[str, Any] = {
             "in_order": self.in_order,
+            "described": self.described,
             "choices": choices,
             "given": given,
             "strict": strict,
@@ -107,17 +116,21 @@ def model_source(
     wanted: Wanted = AS_IT_IS,
     known: Sidecar | None = None,
     source: str | None = None,
+    shapes: Sequence[Shape] = (),
 ) -> ModelSource:
     """Return the checkpoint, or what lies below the path `part`, by its own names.
 
-    `source` states whose orientation its arrays have ("torch" or "tf"). Raise UsageError where nothing lies
+    `source` states whose orientation its arrays have ("torch" or "tf"), `shapes` are those of the inputs of
+    the model that is filled. Raise UsageError where nothing lies
     below it, or names cannot be restored, MappingError where the orientation is not clear.
     """
     if checkpoint.format == onnx.NAME:
         checkpoint = onnx_layers.as_state_dict(checkpoint)
+    else:
+        checkpoint = replace(checkpoint, tree=with_orders(checkpoint.tree, checkpoint, shapes))
     tree, lost = (checkpoint.tree, ()) if part is None else parts.below(checkpoint.tree, part)
     side_files.require_shards(tree)
-    ready = _as_saved(prepared(checkpoint.tree, tree, part, wanted, known))
+    ready, described = _as_saved(prepared(checkpoint.tree, tree, part, wanted, known))
     ready = ready._replace(lost=(*lost, *ready.lost))
     framework = _framework(checkpoint, ready.tree, source)
     try:
@@ -125,15 +138,20 @@ def model_source(
     except MappingError as error:
         raise error.located(file=checkpoint.path) from None
     if not rows.assumed:
-        return ModelSource(ready, framework, _in_order(checkpoint, ready.tree, framework))
+        in_order = _in_order(checkpoint, ready.tree, framework)
+        return ModelSource(ready, framework, in_order, described)
     names = {place: ready.names[path] for place, path in rows.sources.items()}
     rules = {place: ready.rules[path] for place, path in rows.sources.items() if path in ready.rules}
     ready = ready._replace(tree=rows.tree, names=names, rules=rules, notes=(*ready.notes, *rows.assumed))
     return ModelSource(ready, framework, in_order=True)
 
 
-def _as_saved(ready: Prepared) -> Prepared:
-    """Return the tree with whole modules as their state_dicts, and without the copies of Keras's export."""
+def _as_saved(ready: Prepared) -> tuple[Prepared, Mapping[Path, About]]:
+    """Return the tree with whole modules as their state_dicts, and without the copies of Keras's export.
+
+    The second result is what the file records of the whole modules that held the tensors.
+    """
+    described: Mapping[Path, About] = {}
     found = inert.to_state_dicts(ready.tree)
     if found is not None:
         sources = {move.target: move.source for move in found.moves}
@@ -142,8 +160,10 @@ def _as_saved(ready: Prepared) -> Prepared:
         aliases = {path: tuple(map(Alias, others)) for path, others in found.aliases.items()}
         rules = {new: ready.rules[old] for new, old in sources.items() if old in ready.rules}
         names = {new: ready.names[old] for new, old in sources.items()}
+        about = inert.described(ready.tree)
+        described = {new: about[old] for new, old in sources.items() if old in about}
         ready = ready._replace(tree=Tree(leaves, aliases, found.containers), names=names, rules=rules)
-    return ready._replace(tree=without_copies(ready.tree))
+    return ready._replace(tree=without_copies(ready.tree)), described
 
 
 def _owned(leaf: Leaf | ValueLeaf, places: Mapping[Path, Path]) -> Leaf | ValueLeaf:
@@ -178,9 +198,14 @@ def _network(tree: Tree, part: str, binding: Binding, checkpoint: Checkpoint) ->
         raise UsageError(error.message, file=checkpoint.path, path=part, hint=hint) from None
 
 
+def written(ready: Prepared, filling: Filling) -> frozenset[str]:
+    """Return the names, in the checkpoint, of what fills the model."""
+    return frozenset(ready.names[move.source] for move in filling.moves)
+
+
 def report(ready: Prepared, skeleton: Skeleton, filling: Filling) -> Report:
     """Return what became of every entry of the source and of every place in the model."""
-    counted = [f"{n} {_BY.get(by, f'by {by}')}" for by, n in _counts(filling).items()]
+    counted = [f"{n} {_COUNTED.get(by, f'by {by}')}" for by, n in _counts(filling).items()]
     many = "layer" if len(filling.matched) == 1 else "layers"
     notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
     for by, word in _BY.items():

@@ -42,7 +42,15 @@ from ckpttool.tree import Tree
 # A count that the format's writer adds, and that no conversion maps.
 WRITERS = frozenset(("save_counter",))
 # What a library writes into its own format by itself: defaults that no conversion maps.
-_LIBRARY = {"stable_baselines3": ("data/", "system_info/")}
+_LIBRARY = {
+    "stable_baselines2": ("data/",),
+    "stable_baselines3": (
+        "data/",
+        "system_info/",
+        # Of an optimizer that the source has not: it begins anew.
+        *(f"{name}/optimizer/param_groups/" for name in ("actor", "critic", "policy")),
+    ),
+}
 _SHARED = ", shared"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -46,8 +46,8 @@ class Agent:
     """A checkpoint recognised as an agent; `tree` is the canonical one, its leaves unread.
 
     `known` is what its sidecar and its own files say of it, each fact with its provenance; `sidecar` is
-    only the former. `ledger` lists what of it is used and what is not; assumptions are added by whoever
-    builds a network of it (ops/wiring.py).
+    only the former. `ledger` lists what of it is used, assumed and not used; whoever builds a network of it
+    adds bounds of an environment (ops/wiring.py).
     """
 
     checkpoint: Checkpoint
@@ -171,7 +171,7 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     known = knowledge.merged(own.sidecar, knowledge.of_files(binding, tree))
     fronts = tuple(move for front in binding.fronts.values() for move in front.moves)
     before = canonical_tree(checkpoint.tree, Moves(fronts))
-    ledger = ledger_of(checkpoint, binding, own.sidecar, known, tree)
+    ledger = ledger_of(checkpoint, binding, own.sidecar, known, tree, facts.known)
     return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes, ledger)
 
 
@@ -211,8 +211,7 @@ def ledger_of(
     own: Sidecar | None,
     known: Sidecar,
     tree: Tree,
-    *,
-    bounds: bool = False,
+    given: Collection[str] = (),
 ) -> Entries:
     """Return the ledger of an agent with the canonical tree `tree` (ops/knowledge.py)."""
     part = next((part for part in binding.parts if part.acts), binding.parts[0])
@@ -220,7 +219,7 @@ def ledger_of(
     front = binding.fronts.get(part.component)
     if front is not None:
         sizes = (sum(stream.size for stream in front.streams), sizes[1])
-    return knowledge.ledger_of(checkpoint, binding, own, known, sizes, bounds=bounds)
+    return knowledge.ledger_of(checkpoint, binding, own, known, sizes, given)
 
 
 def with_names(binding: Binding, tree: Tree, known: Sidecar | None) -> Binding:

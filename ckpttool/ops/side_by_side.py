@@ -126,7 +126,7 @@ def laid(first: Side, second: Side, *, glob: str | None = None, by: str = AUTO) 
     if by not in (words := (AUTO, *get_args(By))):
         raise UsageError(f"{by!r} is not known", hint=choice(by, words))
     sides = first, second
-    renamed = by == AUTO and _differ_in_names(first, second)
+    renamed = by == AUTO and (_differ_in_names(first, second) or _is_conversion(first, second))
     agents = first.binding is not None and second.binding is not None
     if by == "agent" or (by == AUTO and agents and (renamed or _differ_in_form(first, second))):
         return _by_agent(sides, glob)
@@ -192,18 +192,26 @@ def _differ_in_names(first: Side, second: Side) -> bool:
     return bool(names - others and others - names) and len(names ^ others) > len(names & others)
 
 
+def _is_conversion(first: Side, second: Side) -> bool:
+    """Say whether the receipt of one of two names the other's weights, and their entries differ."""
+    if set(first.checkpoint.tree.names.values()) == set(second.checkpoint.tree.names.values()):
+        return False
+    pair = _pair((first, second))
+    return pair.linked or pair.turned.linked
+
+
+def _pair(sides: tuple[Side, Side]) -> Pair:
+    one, other = (each.checkpoint for each in sides)
+    return Pair(one, other, receipt_of(one), receipt_of(other))
+
+
 def _converted(sides: tuple[Side, Side]) -> tuple[Conversion, bool] | None:
     """Return the conversion of one side into the other's form, and whether it is the second one's.
 
     A receipt that names the other side decides which one is the source.
     """
     first, second = sides
-    pair = Pair(
-        first.checkpoint,
-        second.checkpoint,
-        receipt_of(first.checkpoint),
-        receipt_of(second.checkpoint),
-    )
+    pair = _pair(sides)
     backwards = not pair.linked and pair.turned.linked
     for turned in (backwards, not backwards):
         source, target = (second, first) if turned else (first, second)
@@ -297,8 +305,8 @@ class _Settled:
 
     def take(self, ours: Placed, theirs: Placed) -> tuple[Placed, Placed]:
         """Return the entries of source and target; those of one alone are paired, declared or kept alone."""
-        shared = ours.keys() & theirs.keys()
-        converted = {name: found for name, found in ours.items() if name in shared}
+        shared = {name for name in ours.keys() & theirs.keys() if self._is_shared(name, ours, theirs)}
+        converted = {name: self._shaped(ours[name], theirs[name]) for name in ours if name in shared}
         stored = {name: found for name, found in theirs.items() if name in shared}
         paired: set[Path] = set()
         for name, found in ours.items():
@@ -309,10 +317,33 @@ class _Settled:
                 self._take_target(name, found, converted, stored)
         self._take_values(converted, stored, ours, theirs)
         for name, path in self._made.items():
-            absent = path not in self._places and name not in self._paths and name not in WRITERS
-            if absent and not _is_off(self.made.tree[path]):
-                converted.setdefault(name, (self.made.tree[path], ()))
+            if name in self._paths or name in WRITERS or _is_off(self.made.tree[path]):
+                continue
+            source = self._places.get(path, ())
+            # One number of the source may stand at several places of the target; another one has its pair.
+            if not source or any(self._there(each) is not None for each in self.made.places[source]):
+                converted.setdefault(name, (self.made.tree[path], source))
         return converted, stored
+
+    def _is_shared(self, name: str, ours: Placed, theirs: Placed) -> bool:
+        """Say whether entries of one name are one: outside of the agent it is what the conversion writes."""
+        path, place = ours[name][1], theirs[name][1]
+        if self.source.names.get(path) != name or self.target.names.get(place) != name:
+            return True
+        own = self._made.get(name)
+        return not self.made.is_added(name) if own is None else own in self.made.places.get(path, ())
+
+    def _shaped(self, ours: tuple[Entry, Path], theirs: tuple[Entry, Path]) -> tuple[Entry, Path]:
+        """Return the source's entry, as the conversion has it where the target's shape is another one."""
+        leaf, path = ours
+        if not isinstance(leaf, Leaf) or not isinstance(theirs[0], Leaf) or leaf.shape == theirs[0].shape:
+            return ours
+        made = self._made.get(self.target.names.get(theirs[1], ""))
+        return (
+            (self.made.tree[made], path)
+            if made in self.made.places.get(path, ()) and made is not None
+            else ours
+        )
 
     def _take_source(
         self,

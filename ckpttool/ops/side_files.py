@@ -17,6 +17,7 @@ from ckpttool.errors import CkpttoolError, MappingError, TruncatedError, some
 from ckpttool.formats.resolve import open_checkpoint, resolve
 from ckpttool.layouts import zoo
 from ckpttool.leaf import Leaf
+from ckpttool.mapping.layers import proposals
 from ckpttool.source import MissingShard
 from ckpttool.tree import Tree
 
@@ -31,6 +32,7 @@ _CLASSES = {
     "RolloutBuffer": "a rollout buffer",
 }
 _PADDLE = "StructuredToParameterName@@"  # paddle/framework/io.py, `_build_saved_state_dict`
+_MOST_OPTIONS = 24
 _ABOVE = 4  # folders between a file and the checkpoint that it is a part of
 
 
@@ -53,19 +55,24 @@ def no_network(tree: Tree) -> str | None:
     return None
 
 
-def no_layers(tree: Tree) -> MappingError:
-    """Return the error for a tree none of whose tensors is of a layer of a known kind."""
+def no_layers(tree: Tree, framework: str) -> MappingError:
+    """Return the error for a framework's tree none of whose tensors is of a layer of a known kind."""
     what = no_network(tree)
     weights = [(path, leaf) for path, leaf in tree.tensors() if leaf.role in ("parameter", "buffer")]
     tensors = [f"{tree.names[path]} {list(leaf.shape)}" for path, leaf in weights or tree.tensors()]
     if what is None and not weights:
         what = "counters and other values"
+    options = proposals(tree, framework, [path for path, _ in weights]) if what is None else ()
+    if options:
+        hint = f"{' '.join(options[:_MOST_OPTIONS])} makes layers of them"
+    elif what:
+        hint = "convert the file that holds the network; --to npz copies tensors as they are"
+    else:
+        hint = "--to npz copies tensors as they are; --map FILE has rules of your own"
     return MappingError(
         f"the checkpoint holds {what}, and no network" if what else "no tensor is of a layer of a known kind",
         found=some(tensors, 3) or None,
-        hint="convert the file that holds the network; --to npz copies tensors as they are"
-        if what
-        else "--kind NAME=KIND tells what a layer is; --to npz copies tensors as they are",
+        hint=hint,
     )
 
 

@@ -14,6 +14,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Path
+from ckpttool.mapping.modules import DENSE_OUT_IN, LINEAR_IN_OUT, OWN_CALL
 from ckpttool.mapping.skeleton import Part, Skeleton
 from ckpttool.ops.targets import TARGETS, TargetKind
 from ckpttool.source import Shape
@@ -157,6 +158,34 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
     tensors = {name: places[number] for name, number in module["tensors"]}
     shape = None if flatten is None else tuple(flatten)
     orders = {side: from_document(order) for side, order in module.get("orders", {}).items()}
-    return Part(
-        tuple(module["path"]), module["class"], module["facts"], tensors, shape, orders, *_call(module)
-    )
+    cls, facts = _class_of(module, framework)
+    return Part(tuple(module["path"]), cls, facts, tensors, shape, orders, *_call(module))
+
+
+# What a module of a program's own class computes, by the class of the framework that computes the same.
+_COMPUTES = {
+    ("torch", "dense", "out_in"): "Linear",
+    ("torch", "dense", "in_out"): LINEAR_IN_OUT,
+    ("torch", "layer_norm", ""): "LayerNorm",
+    ("torch", "rms_norm", ""): "RMSNorm",
+    ("keras", "dense", "in_out"): "Dense",
+    ("keras", "dense", "out_in"): DENSE_OUT_IN,
+    ("keras", "layer_norm", ""): "LayerNormalization",
+    ("keras", "rms_norm", ""): "RMSNormalization",
+}
+_OWN_CLASS = {"torch": "Module", "keras": "Layer"}
+
+
+def _class_of(module: Mapping[str, Any], framework: str) -> tuple[str, Mapping[str, Any]]:
+    """Return a module's class and settings: by what it computed where its own class defines the call."""
+    own, computes = module.get("own"), module.get("computes")
+    if not own:
+        return module["class"], module["facts"]
+    facts = {**module["facts"], OWN_CALL: own}
+    if computes is None:
+        return module["class"], facts
+    cls = _COMPUTES.get((framework, computes.get("kind"), computes.get("form", "")))
+    if "epsilon" in computes:
+        facts["epsilon" if framework == "keras" else "eps"] = computes["epsilon"]
+    # It computes what none of these classes does, or what cannot be told.
+    return cls or _OWN_CLASS[framework], {**facts, OWN_CALL: ""}

@@ -122,11 +122,11 @@ def word(target: str, to: str | None) -> str:
     """Return the word for what to write: `to`, else what the target's suffix means."""
     chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
     if chosen is None:
-        raise UsageError(
-            "cannot infer the output format from the target's name",
-            file=target,
-            hint=f"--to takes {_COMMON} or a library; {_ALL}",
-        )
+        stem, suffix = os.path.splitext(target)
+        hint = f"--to takes {_COMMON} or a library; {_ALL}"
+        if suffix == ".keras":
+            hint = f"name it {stem}.weights.h5: a .keras file holds the program's layers as well"
+        raise UsageError("cannot infer the output format from the target's name", file=target, hint=hint)
     if chosen not in known:
         raise _unknown(chosen, known)
     return chosen

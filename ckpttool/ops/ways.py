@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
@@ -14,10 +15,11 @@ from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import canonical, objects, onnx_layers, variables
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding
+from ckpttool.layouts.recorded_orders import with_orders
 from ckpttool.leaf import Path, display
 from ckpttool.mapping import by_rules, generic, orientation
 from ckpttool.mapping.layers import Choice
-from ckpttool.mapping.plan import Plan, Settings, after, build, resourced
+from ckpttool.mapping.plan import Label, Plan, Settings, after, build, edges, resourced
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
 from ckpttool.mapping.rules import KEEP
@@ -81,6 +83,11 @@ def way(
             f"--kind and --flatten say how layers are mapped, and this {why}", file=checkpoint.path
         )
     if kept:
+        stated = request.source is not None
+        nested = _nested(checkpoint, tree, kind, stated=stated) if binding is None else None
+        if nested is not None:
+            inner = build(tree, nested)
+            return Way(after(nested, _rewritten(inner, kind, None) or _as_it_is(inner)))
         plan = _rewritten(tree, kind, known if request.part is None else None)
         # An optimizer of TensorFlow 1 has no place in Keras's file as it is, whatever layout knows it.
         older = kind.format == _WEIGHTS_FILE and general_way.has_older_optimizer(tree)
@@ -117,7 +124,8 @@ def _of_graph(checkpoint: Checkpoint, tree: Tree, request: Request, known: Sidec
             raise UsageError("--kind and --flatten say how layers are mapped, and these stay as they are")
         return Way(first, general=True)
     inner = request._replace(given=(*request.given, *choices))
-    second = _general(checkpoint, build(tree, first), inner, optimizer_facts.settings(known))
+    layers = with_orders(build(tree, first), checkpoint, sources=onnx_layers.sources(first), unknown=False)
+    second = _general(checkpoint, layers, inner, optimizer_facts.settings(known))
     return Way(after(first, second), general=True)
 
 
@@ -131,7 +139,7 @@ def _by_layout(
     told = optimizer_facts.settings(known)
     keras = request.kind.format == _WEIGHTS_FILE and not request.fold_normalizer
     if request.layout is None and keras and _is_alone(tree, agent):
-        with contextlib.suppress(CkpttoolError):
+        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
             general = _general(checkpoint, tree, request, told)
             if not _problems(tree, general):
                 return Way(general, general=True)
@@ -149,7 +157,7 @@ def _by_layout(
     layers = any(leaf.role in ("parameter", "buffer") and len(leaf.shape) > 1 for leaf in open_)
     able = request.layout is None and not request.kind.agent and not request.fold_normalizer
     if (slots or layers) and able:
-        with contextlib.suppress(CkpttoolError):
+        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
             general = _general(checkpoint, tree, request, told)
             problems = _problems(tree, general)
             if not problems or (slots and len(problems) < len(left)):
@@ -178,6 +186,8 @@ def _general(checkpoint: Checkpoint, tree: Tree, request: Request, told: Setting
     kind, given, stated = request.kind, request.given, request.stated.settings()
     ours = _framework(kind.format)
     theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.source is not None
+    if checkpoint.format != onnx.NAME:
+        tree = with_orders(tree, checkpoint, unknown=False)
     try:
         tree, sources, assumed = orientation.with_layers(tree, theirs, stated=stated_axes)
         if ours == TENSORFLOW:
@@ -242,6 +252,44 @@ def _rewritten(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | No
     return plan or variables.to_graph(tree)
 
 
+def _nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated: bool) -> Plan | None:
+    """Return the way of arrays by whole names (`l1.kernel`) to objects, None where that has no meaning.
+
+    Nothing has an attribute with a dot in its name, and arrays in a row are layers in this order.
+    """
+    objects = kind.format == _WEIGHTS_FILE or kind.options.get("graph")
+    neutral = checkpoint.format in orientation.NEUTRAL or _is_handmade(checkpoint)
+    if not objects or not neutral or any(len(path) != 1 for path in tree):
+        return None
+    rows = orientation.with_layers(tree, TENSORFLOW, stated=stated)
+    tree = rows.tree
+    names = {path: tuple(re.split(r"[./]", str(path[0].value).removesuffix(":0"))) for path in tree}
+    below = {name[:depth] for name in names.values() for depth in range(len(name))}
+    clear = len(set(names.values())) == len(names) and below.isdisjoint(names.values())
+    if not clear or all(len(name) == 1 for name in names.values()) or not all(map(all, names.values())):
+        return None
+    own = {path: _as_kernel(name, frozenset(names.values())) for path, name in names.items()}
+    found = edges(own.values())
+    labels = {found[own[path]]: Label(leaf.role, "/".join(own[path])) for path, leaf in tree.tensors()}
+    moves = tuple(Move(rows.sources[path], found[name], KEEP) for path, name in own.items())
+    return Plan(moves, labels=labels, assumed=rows.assumed)
+
+
+def _is_handmade(checkpoint: Checkpoint) -> bool:
+    """Say whether the file is HDF5 that no Keras wrote."""
+    return checkpoint.format == _WEIGHTS_FILE and checkpoint.writer is None
+
+
+def _as_kernel(name: tuple[str, ...], others: frozenset[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return a dense layer's name of its matrix for the ones that a program's own class gave it."""
+    own = name[-1] == "weight" and {(*name[:-1], "bias")} <= others
+    return (*name[:-1], "kernel") if own else name
+
+
+def _as_it_is(tree: Tree) -> Plan:
+    return Plan(tuple(Move(path, path, KEEP) for path in tree))
+
+
 def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
     """Say whether the target keeps objects in TensorFlow's other way: in Keras's files, or in a graph."""
     if kind.format == _WEIGHTS_FILE:
@@ -293,5 +341,6 @@ def _by_rules(
 def _by_kind(checkpoint: Checkpoint, tree: Tree, ours: str, given: Sequence[Choice]) -> Plan:
     plan = generic.to_tensorflow(tree, given) if ours == TENSORFLOW else generic.to_torch(tree, given)
     if not plan.moves and not plan.notes:
-        raise side_files.no_layers(tree).located(file=checkpoint.path)
+        theirs = "torch" if ours == TENSORFLOW else TENSORFLOW
+        raise side_files.no_layers(tree, theirs).located(file=checkpoint.path)
     return plan

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ckpttool import ledger
 from ckpttool.agents.components import Wiring, policy_network, q_network, value_network, widths
 from ckpttool.agents.network import Network
 from ckpttool.errors import UsageError
 from ckpttool.layouts.canonical import NO_LAYOUT, VALUES, Part
-from ckpttool.ledger import Entries, Entry, Topic
+from ckpttool.ledger import Entries, Entry
+from ckpttool.ops import knowledge
 from ckpttool.ops.findings import command
 from ckpttool.ops.knowledge import FACTS, merged
 from ckpttool.ops.restore import Agent, policy_sizes
@@ -60,8 +60,6 @@ def require_facts(agent: Agent, *words: str, other: Agent | None = None) -> None
     )
 
 
-# The option that states a fact which a library's default decides otherwise.
-_STATED_BY = {"activations": "--activation NAME", "head": "--head NAME"}
 _LACKED = {
     ("--activation", "--head"): "the activations and the action map",
     ("--activation",): "the activations",
@@ -71,7 +69,7 @@ _LACKED = {
 
 def _require_scaled(agent: Agent, known: Sidecar, bounds: Bounds) -> None:
     """Raise UsageError if a model ends in tanh, and the actions reach further than that."""
-    read = str(known.provenance.get("head", "")).startswith("read")
+    read = known.is_read("head")
     low = bounds.low if known.action_low is None else known.action_low
     high = bounds.high if known.action_high is None else known.action_high
     if known.head == "unit_tanh" and read and not (np.all(np.equal(low, -1)) and np.all(np.equal(high, 1))):
@@ -90,7 +88,7 @@ def require_even_bounds(agent: Agent, wiring: Wiring) -> None:
     No program has such bounds and this map: it would never reach some of them, and exceed others.
     """
     low, high = wiring.action_low, wiring.action_high
-    assumed = str(agent.known.provenance.get("head", "")).startswith("assumed")
+    assumed = agent.known.is_assumed("head")
     even = all(np.isclose(value, high[0]) for value in high) and all(np.isclose(v, -high[0]) for v in low)
     if wiring.head != "tanh" or even or not assumed:
         return
@@ -110,28 +108,12 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
     """
     require_facts(agent, other=other)
     known = agent.known if other is None else _with(agent, other)
-    assumed = list(ledger.assumed("architecture", agent.binding.moves.assumed))
-    facts, layout = agent.binding.facts, agent.binding.layout
-
-    def guessed(name: str, what: Topic, value: str) -> None:
-        if not str(known.provenance.get(name, "")).startswith("assumed"):
-            return
-        told = [a for a in (agent, other) if a is not None and _assumes(a.sidecar, name)]
-        whose = "the sidecar" if agent in told else "the other one's sidecar"
-        # A sidecar may name the layout of the checkpoint that it was converted from.
-        origin = str(known.provenance[name]).removeprefix("assumed: the ")
-        own = "the framework's default" if layout == NO_LAYOUT else f"habit of layout {layout}"
-        habit = origin if origin.startswith("habit of layout") else own
-        origin = f"{habit} (so says {whose})" if told else habit
-        assumed.append(Entry("assumed", what, value, origin=origin, hint=_STATED_BY.get(name)))
-
-    hidden = ", ".join(dict.fromkeys(known.activations or facts.activations or (facts.hidden,)))
-    guessed("activations", "activation", f"hidden activations {hidden}")
-    guessed("head", "action map", f"action map {known.head or facts.head}")
+    facts = agent.binding.facts
+    sidecars = [each.sidecar for each in (agent, other) if each is not None]
+    assumed = list(knowledge.assumed_entries(agent.binding, known, *sidecars))
     epsilon = facts.epsilon
     if any(layer.kind == "layer_norm" for part in agent.binding.parts for layer in part.layers):
         epsilon = (known.epsilon or {}).get("layer_norm", epsilon)
-        guessed("epsilon", "architecture", f"layer norm epsilon {epsilon:g}")
     low, high = known.action_low, known.action_high
     if low is None or high is None:
         low, high = bounds.low, bounds.high
@@ -140,7 +122,7 @@ def wire(agent: Agent, bounds: Bounds, other: Agent | None = None) -> tuple[Wiri
             assumed.append(Entry("assumed", "action bounds", value, origin=bounds.origin))
     if bounds.origin is not None or known.action_low is not None:
         _require_scaled(agent, known, bounds)
-    read = str(known.provenance.get("head", "")).startswith("read")
+    read = known.is_read("head")
     if agent.binding.layout == NO_LAYOUT and known.head in ("identity", "unit_tanh") and read:
         said = "an action is what the model gives: no file holds what its program does with it"
         assumed.append(Entry("assumed", "action map", said))
@@ -184,10 +166,6 @@ def sizes(agent: Agent) -> tuple[int, int]:
     # A critic alone: how its inputs divide does not change what it computes.
     total, _ = widths(agent.tree, agent.binding.parts[0])
     return total - 1, 1
-
-
-def _assumes(told: Sidecar | None, name: str) -> bool:
-    return told is not None and str(told.provenance.get(name, "")).startswith("assumed")
 
 
 def _shown(values: Sequence[float]) -> str:

@@ -40,6 +40,7 @@ SOURCES = {
         "safetensors": "torch.safetensors",
         "npz": "torch.npz",
         "script": "script.pt",
+        "onnx": "model.onnx",
     },
     "keras": {
         "keras": "functional.keras",
@@ -52,10 +53,12 @@ SOURCES = {
         "own_objects": "subclassed_checkpoint",
     },
 }
-TELLING = frozenset(("keras", "h5", "saved_model", "script"))
+TELLING = frozenset(("keras", "h5", "saved_model", "script", "onnx"))
 # How a model is filled: by `--like` with its inputs' shapes and without, by load_into, by layer kinds alone.
 WAYS = ("like", "bare", "into", "kinds")
-STATES = ("right", "assumed", "refused", "unloadable", "WRONG", "WRONG ASSUMED", "crash")
+# `corrected`: the assumption was wrong, and the option that its sentence names made it right.
+STATES = ("right", "assumed", "corrected", "refused", "unloadable", "WRONG", "WRONG ASSUMED", "crash")
+FINE = frozenset(("right", "assumed", "corrected"))
 _PROGRAM = """
 import sys
 sys.path.insert(0, {root!r})
@@ -186,6 +189,11 @@ class _Try:
         self.kinds: list[str] = []
         self.shapes: tuple[tuple[int, ...], ...] = ()
         self.assumed: tuple[str, ...] = ()
+        self.corrected = False
+        # What the layers are called that a file only numbers.
+        names = file.parent / "names.json"
+        numbered = source == "objects" and names.exists()
+        self.names: dict[str, str] = json.loads(names.read_text(encoding="utf-8")) if numbered else {}
         if way in ("like", "into"):
             self.shapes = tuple(self.side.shapes(self.made))
 
@@ -196,6 +204,8 @@ class _Try:
             try:
                 self._convert()
             except WrongError as error:
+                if self._correct():
+                    continue
                 state = "WRONG ASSUMED" if self.assumed else "WRONG"
                 return self._cell(state, f"{error}; {'; '.join(self.assumed)}")
             except _UnloadableError as error:
@@ -207,7 +217,8 @@ class _Try:
             except Exception:  # noqa: BLE001  # a crash is a result
                 return self._cell("crash", traceback.format_exc()[-300:])
             else:
-                return self._cell("assumed" if self.assumed else "right", "; ".join(self.assumed))
+                state = "corrected" if self.corrected else "assumed" if self.assumed else "right"
+                return self._cell(state, "; ".join(self.assumed))
         return self._cell("refused", f"hints without an end: {sentence}")
 
     def _cell(self, state: str, sentence: str) -> Cell:
@@ -234,7 +245,9 @@ class _Try:
         from ckpttool.ops.load_into import load_into
 
         net = self._new(5)
-        done = load_into(net, str(self.file), match=self.match, shapes=self.shapes)
+        options = {"flatten": self.flatten, "unflatten": self.unflatten, "kinds": self.kinds}
+        said = {name: [tuple(each.rsplit("=", 1)) for each in held] for name, held in options.items()}
+        done = load_into(net, str(self.file), match=self.match, shapes=self.shapes, **said)
         self.assumed = done.report.assumed
         return net
 
@@ -290,9 +303,20 @@ class _Try:
 
     # --- Hints ------------------------------------------------------------------------------------------
 
+    def _correct(self) -> bool:
+        """Take the options that assumptions name for a model that is otherwise; say whether any is new."""
+        before = len(self.options)
+        text = _options("; ".join(self.assumed))
+        for option, held in (("--flatten", self.flatten), ("--unflatten", self.unflatten)):
+            for said in re.findall(rf"{option} '([^']+)'", text):
+                if not any(each.rpartition("=")[0] == said.rpartition("=")[0] for each in held):
+                    self._add(held, said, f"{option} {said}")
+        self.corrected = self.corrected or len(self.options) > before
+        return len(self.options) > before
+
     def _follow(self, text: str) -> bool:
         """Take the option that a refusal names; say whether there was a new one."""
-        before = len(self.options)
+        before, text = len(self.options), _options(text)
         if "--input-shape" in text and not self.shapes:
             self.shapes = tuple(self.side.shapes(self.made))
             self.options.append("--input-shape")
@@ -307,6 +331,7 @@ class _Try:
             for name in dict.fromkeys(line.name for line in self.made.lines if line.name):
                 other = self.made.torch_names.get(name, name)
                 source, target = (name, other) if self.target == "torch" else (other, name)
+                source = next((each for each, known in self.names.items() if known == name), source)
                 listed, _, places = text.partition("could fill")
                 found = re.search(rf"[\w/]*\b{source}\b", listed)
                 if "belong together" in text or (found and re.search(rf"\b{target}\b", places)):
@@ -318,7 +343,8 @@ class _Try:
                 if any(each.startswith(f"{title}=") for each in held):
                     continue
                 # A user knows what stands before and behind a layer.
-                known = orders.parts(self.made, title, said, makes=option == "--unflatten")
+                own = self.names.get(title, title)
+                known = orders.parts(self.made, own, said, makes=option == "--unflatten")
                 if known is None:
                     continue
                 wanted = next((each for each in said if _parts(each) == known), None)
@@ -341,6 +367,15 @@ class _Try:
         if value not in held:
             held.append(value)
             self.options.append(option)
+
+
+def _options(text: str) -> str:
+    """Return a text with the arguments of load_into as options of the command line."""
+    return re.sub(
+        r"(flatten|unflatten|kinds)=\{'([^']+)': '([^']+)'\}",
+        lambda found: f"--{found[1].replace('kinds', 'kind')} '{found[2]}={found[3]}'",
+        text,
+    )
 
 
 def _parts(text: str) -> str:
@@ -426,7 +461,7 @@ def is_determined(cell: Cell, made: Program) -> bool:
 def totals(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return the states of these cells by number, and how many are right of those that are determined."""
     sure = [cell for cell in cells if is_determined(cell, program(cell.program))]
-    good = sum(cell.state in ("right", "assumed") for cell in sure)
+    good = sum(cell.state in FINE for cell in sure)
     return {**Counter(cell.state for cell in cells), "sure": len(sure), "good": good}
 
 
@@ -452,7 +487,9 @@ where names are equal: {cells} of the {every} conversions that `python -m tests.
 
 *Determined* are the conversions in which the source, with the target's model where there is one, tells the
 order in which an image is flattened: a file of weights alone does not, if a model reorders axes by itself.
-*assumed* and *wrong, assumed* are conversions whose report names the layer and what was assumed of it.
+*assumed* are conversions whose report names the layer and what was assumed of it, and it was so. *corrected*
+are those of which it was not so, and the option that the report names for that case gave the right result.
+*wrong, assumed* are those that stayed wrong with it.
 
 """
 
@@ -470,7 +507,7 @@ def page() -> str:
         f"({whole['good'] / max(1, whole['sure']):.1%})**; {whole.get('WRONG', 0)} of all {len(cells)} are "
         f"wrong without a word.\n\n"
     )
-    columns = ("right", "assumed", "refused", "unloadable", "WRONG ASSUMED", "WRONG", "crash")
+    columns = ("right", "assumed", "corrected", "refused", "unloadable", "WRONG ASSUMED", "WRONG", "crash")
     for target, title in (("torch", "Keras to PyTorch"), ("keras", "PyTorch to Keras")):
         mine = [cell for cell in cells if cell.target == target]
         text += f"## {title}\n\n| file or way | {' | '.join(columns)} | right of determined |\n"
@@ -483,7 +520,7 @@ def page() -> str:
         text += "\n"
     text += "## What is not right\n\n| model | file | way | state | why |\n|---|---|---|---|---|\n"
     for cell in cells:
-        if cell.state not in ("right", "assumed"):
+        if cell.state not in FINE:
             why = escaped(cell.sentence[:160])
             text += f"| `{cell.program}` | `{cell.source}` | `{cell.way}` | {cell.state} | {why} |\n"
     return text
@@ -502,12 +539,12 @@ def summary(cells: Sequence[Cell]) -> str:
         mine = [cell for cell in cells if (cell.source, cell.way) == key]
         counts = Counter(cell.state for cell in mine)
         sure = [cell for cell in mine if is_determined(cell, program(cell.program))]
-        good = sum(cell.state in ("right", "assumed") for cell in sure)
+        good = sum(cell.state in FINE for cell in sure)
         share = f"{good / len(sure):.0%}" if sure else "-"
         rows.append(f"{key[0]:12} {key[1]:6} " + " ".join(f"{counts[s]:5}" for s in STATES) + f"  {share}")
     head = f"{'source':12} {'way':6} " + " ".join(f"{s[:5]:>5}" for s in STATES) + "  right of determined"
     sure = [cell for cell in cells if is_determined(cell, program(cell.program))]
-    good = sum(cell.state in ("right", "assumed") for cell in sure)
+    good = sum(cell.state in FINE for cell in sure)
     total = Counter(cell.state for cell in cells)
     share = good / max(1, len(sure))
     last = f"{len(cells)} conversions: {dict(total)}; right {share:.1%} of {len(sure)} determined"
@@ -573,7 +610,7 @@ def main() -> None:
     try:
         for cell in run(names, folder, targets, sources, ways, options.each):
             cells.append(cell)
-            if cell.state not in ("right", "assumed"):
+            if cell.state not in FINE:
                 print(  # noqa: T201
                     f"{cell.program:26} {cell.source:11} {cell.way:5} {cell.state:8} "
                     f"{' '.join(cell.options)} {cell.sentence[:300]}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,9 @@ def save(name: str, folder: Path, sources: Sequence[str]) -> None:
         at = f"{style}_"
         net.save_weights(folder / f"{at}.weights.h5")
         if style == "functional":
+            # Checkpoints of objects number the layers.
+            numbered = {f"_operations/{n}": each.name for n, each in enumerate(net.layers)}
+            (folder / "names.json").write_text(json.dumps(numbered), encoding="utf-8")
             if "keras" in sources:
                 net.save(folder / "functional.keras")
             if "h5" in sources:

@@ -167,6 +167,12 @@ def save(name: str, folder: Path, sources: Sequence[str]) -> None:
     if "script" in sources:
         with torch.no_grad():
             torch.jit.trace(net, given, check_trace=False).save(str(folder / "script.pt"))
+    if "onnx" in sources:
+        import warnings
+
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(net, given, str(folder / "model.onnx"), dynamo=False)
     np.savez(folder / "torch_outputs.npz", *outputs(net))
 
 

@@ -16,6 +16,7 @@ from ckpttool.agents.envs.spec import OBS, EnvSpec, Outcome, VectorEnv
 from ckpttool.agents.envs.tensors import ENGINE as DEVICE
 from ckpttool.agents.envs.wrappers import WrapperSpec, changes_size, inner_size, wrapped
 from ckpttool.errors import UsageError, choice
+from ckpttool.sidecar import are_arguments
 
 __all__ = [
     "ADAPTERS",
@@ -37,6 +38,7 @@ def make(
     num_envs: int = 1,
     *,
     trusted: bool = False,
+    trusted_arguments: bool = False,
     kwargs: Mapping[str, Any] | None = None,
     obs_dim: int | None = None,
     adapter: str | None = None,
@@ -55,16 +57,20 @@ def make(
     `obs_dim` is what the policy takes: another version's observations are adapted to it where that is known
     to be right and `evidence` does not speak against it; what sizes cannot decide, `adapter` asks for.
     `wrappers` are those of training, the first innermost. `pictures` makes frame() work. `threads` is for
-    engines that have them, None for all cores. `module:Env-v0` imports a module, and arguments other than
-    numbers can name files: both need `trusted`, which a caller may set for what a person typed, never for
-    what a file says.
+    engines that have them, None for all cores. `module:Env-v0` imports a module and needs `trusted`.
+    Arguments that are not a few numbers, or not in the signature of the environment, need
+    `trusted_arguments`. A caller may set each for what a person typed, never for what a file holds.
     """
-    if (":" in env_id or not all(map(_is_plain, (kwargs or {}).values()))) and not trusted:
+    if ":" in env_id and not trusted:
         raise UsageError(
-            f"environment {env_id!r} with a module or arguments can run code",
+            f"environment {env_id!r} with a module can run code",
             hint="name it on the command line",
         )
     _require_names(engine, adapter)
+    if kwargs and not trusted_arguments:
+        _require_plain(env_id, kwargs)
+        if not (engine == DEVICE and simulators.is_factory(env_id)):
+            registry.require_arguments(env_id, kwargs)
 
     def outfit(vector: VectorEnv, again: Callable[[Mapping[str, Any]], VectorEnv]) -> VectorEnv:
         return _outfitted(vector, again, obs_dim, adapter, evidence, wrappers)
@@ -121,8 +127,14 @@ def _outfitted(
     return wrapped(adapted(vector, size, adapter, again, because), wrappers)
 
 
-def _is_plain(value: object) -> bool:
-    """Return whether an environment's argument is a number, a truth value, or a list of those."""
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float)
+def _require_plain(env_id: str, kwargs: Mapping[str, Any]) -> None:
+    """Raise UsageError for arguments that may name a file, cost much, or mean something to Gymnasium."""
+    for name, value in kwargs.items():
+        if not are_arguments({name: value}):
+            raise UsageError(
+                f"argument {name[:64]!r} of environment {env_id!r} is not taken from a file",
+                expected="numbers, truth values, short lists of them",
+                found=str(value)[:60],
+            )
+    if not are_arguments(dict(kwargs)):
+        raise UsageError(f"too many arguments of environment {env_id!r}", found=str(len(kwargs)))

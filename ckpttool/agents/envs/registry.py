@@ -5,14 +5,17 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from ckpttool.agents.envs.gym_vector import plain
-from ckpttool.errors import MissingExtraError, UsageError
+from ckpttool.errors import MissingExtraError, UsageError, choice
 
+# Arguments that say how an environment is drawn.
+_DRAWN = frozenset(("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config"))
 HINT = "pip install 'ckpttool[eval]'"
 
 
@@ -26,6 +29,30 @@ def gymnasium() -> Any:
     if not installed():
         raise MissingExtraError("environments need gymnasium, which is not installed", hint=HINT)
     return importlib.import_module("gymnasium")
+
+
+def require_arguments(env_id: str, names: Iterable[str]) -> None:
+    """Raise UsageError for an argument that the environment's class does not name in its signature.
+
+    Gymnasium's own arguments of `make` are none of them: a file does not change time limits or wrappers.
+    """
+    library = gymnasium()
+    with sentences(env_id):
+        entry = library.spec(env_id).entry_point
+        kind = library.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    allowed = set()
+    for each in getattr(kind, "__mro__", (kind,)):
+        made = each.__dict__.get("__init__") if isinstance(each, type) else each
+        parameters = inspect.signature(made).parameters.values() if inspect.isroutine(made) else ()
+        allowed |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if made is not None and not any(p.kind == p.VAR_KEYWORD for p in parameters):
+            break  # what is not named here cannot reach a base class
+    for name in names:
+        if name not in allowed - {"self"} - _DRAWN:
+            raise UsageError(
+                f"{env_id} takes no argument {name!r} from a file",
+                hint=choice(name, sorted(allowed - {"self"} - _DRAWN)),
+            )
 
 
 @contextmanager

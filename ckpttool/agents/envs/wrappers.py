@@ -433,6 +433,11 @@ def known(wrapper: WrapperSpec) -> bool:
     return ours and wrapper.title in {*_PLAYED, *HARMLESS, *REWARDS, *NORMALIZERS}
 
 
+def names() -> list[str]:
+    """Return the names of all wrappers of which it is known what they do to an agent."""
+    return sorted({*_PLAYED, *HARMLESS, *REWARDS})
+
+
 def changes_size(wrappers: Iterable[WrapperSpec]) -> bool:
     """Return whether any of the wrappers changes how many values an observation has."""
     played = (each for each in wrappers if each.title in _PLAYED)

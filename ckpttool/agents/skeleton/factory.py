@@ -89,6 +89,16 @@ def known_class(value: Any) -> str:
     return type(value).__name__
 
 
+def has_own_call(value: Any, method: str) -> bool:
+    """Say whether a program's own class, above the first of a framework, defines what a call computes."""
+    for base in type(value).__mro__:
+        if base.__module__.partition(".")[0] in ("torch", "keras", "tf_keras", "tensorflow", "sonnet"):
+            return False
+        if method in vars(base):
+            return True
+    return False
+
+
 def framework(value: Any) -> str | None:
     """Return whose model the object is: torch, keras or tensorflow."""
     found = bases(value)

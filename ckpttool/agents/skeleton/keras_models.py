@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckpttool.agents.skeleton import tensorflow_modules
-from ckpttool.agents.skeleton.calls import Calls, known
-from ckpttool.agents.skeleton.factory import bases, known_class, plain_facts
+from ckpttool.agents.skeleton.calls import Calls, Probes, known
+from ckpttool.agents.skeleton.factory import bases, has_own_call, known_class, plain_facts
 from ckpttool.agents.skeleton.tensorflow_modules import items, numbered
 from ckpttool.agents.skeleton.tracing import Trace, tracer
 from ckpttool.errors import UnsupportedError
@@ -29,7 +29,11 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
     wanted = shapes or ([] if not has_weights else _inputs(model)) or ([] if has_weights else guessed)
     if has_weights and not wanted:
         return {}
-    calls, trace = Calls(), tracer(_computes(model))
+    return _followed(model, wanted, required=bool(shapes) or not has_weights)
+
+
+def _followed(model: Any, wanted: list[list[int]], *, required: bool) -> dict[int, dict[str, Any]]:
+    calls, trace, probes = Calls(), tracer(_computes(model)), Probes()
     layer: Any = next(base for base in type(model).__mro__ if base.__name__ == "Layer")
     inner = layer.__call__
 
@@ -38,6 +42,8 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
         if args:
             calls.note(self, args[0], made)
             calls.flow(self, (args, kwargs), made)
+            if has_own_call(self, "call"):
+                probes.note(self, args)
             if trace is not None:
                 _traced(trace, self, args[0], made)
         return made
@@ -47,15 +53,29 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
     try:
         tensorflow_modules.called(model, wanted, trace)
     except Exception:
-        if not has_weights or shapes:
+        if required:
             raise
     finally:
         layer.__call__ = inner
-    return (
-        known(calls, trace)
-        if trace is not None
-        else {layer: {"flatten": shape} for layer, shape in calls.flattened().items()}
-    )
+    if trace is None:
+        return {layer: {"flatten": shape} for layer, shape in calls.flattened().items()}
+    told = known(calls, trace)
+    for number, each in probes.found(_held, _computed).items():
+        told.setdefault(number, {}).update(each)
+    return told
+
+
+def _held(layer: Any) -> dict[str, Any]:
+    """Return a layer's own weights by name, as arrays; raise ValueError if it has layers besides."""
+    variables = list(layer.weights)
+    if any(is_layer(value) for _, value in items(vars(layer))):
+        raise ValueError("a layer with others in it")
+    return {_attribute(layer, each) or str(each.name).partition(":")[0]: each.numpy() for each in variables}
+
+
+def _computed(layer: Any, x: Any, like: Any) -> Any:
+    tensorflow: Any = sys.modules["tensorflow"]
+    return layer(tensorflow.cast(tensorflow.constant(x), like.dtype)).numpy()
 
 
 def _computes(model: Any) -> str:
@@ -99,6 +119,7 @@ def describe(model: Any) -> list[dict[str, Any]]:
                 "id": id(layer),
                 "path": path,
                 "class": known_class(layer),
+                "own": type(layer).__name__ if has_own_call(layer, "call") else "",
                 "facts": facts(layer),
                 "tensors": own(layer, numbers),
             }

@@ -8,16 +8,36 @@ from typing import Any
 
 from ckpttool.agents.skeleton.calls import zeros
 from ckpttool.agents.skeleton.factory import bases, framework, known_class, last_line, plain_facts
+from ckpttool.agents.skeleton.tracing import tracer
 from ckpttool.errors import UnsupportedError, UsageError
 
 FORMS = ("tf",)
 
 
 def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
-    """Call a module that has no variables before its first call; what it flattens is not seen."""
-    if shapes or not _has_variables(model):
+    """Call a module if shapes are given or it has no variables yet; return what its products show.
+
+    A tf.Module calls no layers: each variable by which something is multiplied stands for its module.
+    """
+    if not shapes and _has_variables(model):
+        return {}
+    trace = tracer("tensorflow") if _has_variables(model) else None
+    if trace is None:
         called(model, shapes or guessed)
-    return {}
+        trace = tracer("tensorflow")
+    held = {id(variable): variable for variable in variables(model)}
+    if trace is None:
+        return {}
+    for number, variable in held.items():
+        trace.weigh(number, getattr(variable, "handle", None))
+    called(model, shapes or guessed, trace)
+    orders = trace.orders()
+    found: dict[int, dict[str, Any]] = {}
+    for _, module in _modules(model):
+        names = items(_held(module)) if is_module(module) else items(vars(module))
+        for each in (orders[id(value)] for _, value in names if id(value) in orders and id(value) in held):
+            found.setdefault(id(module), {}).setdefault("orders", each)
+    return found
 
 
 def _has_variables(model: Any) -> bool:

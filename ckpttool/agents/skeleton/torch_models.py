@@ -6,8 +6,8 @@ import contextlib
 import sys
 from typing import Any
 
-from ckpttool.agents.skeleton.calls import Calls, known
-from ckpttool.agents.skeleton.factory import known_class, last_line, plain_facts
+from ckpttool.agents.skeleton.calls import Calls, Probes, known
+from ckpttool.agents.skeleton.factory import has_own_call, known_class, last_line, plain_facts
 from ckpttool.agents.skeleton.tracing import TorchTrace, Trace
 from ckpttool.errors import UsageError
 
@@ -48,20 +48,44 @@ def _guesses(guessed: list[list[int]]) -> list[list[list[int]]]:
 
 
 def _followed(model: Any, shapes: list[list[int]]) -> dict[int, dict[str, Any]]:
-    calls, trace = Calls(), TorchTrace()
-    hooks = [
-        module.register_forward_hook(lambda module, given, made: _note(calls, trace, module, given, made))
-        for module in model.modules()
-    ]
+    calls, trace, probes = Calls(), TorchTrace(), Probes()
+
+    def noted(module: Any, given: Any, made: Any) -> None:
+        _note(calls, trace, module, given, made)
+        if vars(module).get("_parameters") and has_own_call(module, "forward"):
+            probes.note(module, given)
+
+    hooks = [module.register_forward_hook(noted) for module in model.modules()]
+    found: dict[int, dict[str, Any]] = {}
     trained = [(module, module.training) for module in model.modules()]
     try:
         _call(model.eval(), shapes, calls, trace)
+        for hook in hooks:
+            hook.remove()
+        found = probes.found(_held, _computed)
     finally:
         for hook in hooks:
             hook.remove()
         for module, training in trained:
             module.training = training
-    return known(calls, trace)
+    told = known(calls, trace)
+    for module, each in found.items():
+        told.setdefault(module, {}).update(each)
+    return told
+
+
+def _held(module: Any) -> dict[str, Any]:
+    """Return a module's own tensors by name, as arrays; raise ValueError if it has modules besides."""
+    if vars(module).get("_modules"):
+        raise ValueError("a module with others in it")
+    held = {**vars(module).get("_parameters", {}), **vars(module).get("_buffers", {})}
+    return {name: each.detach().cpu().numpy() for name, each in held.items() if each is not None}
+
+
+def _computed(module: Any, x: Any, like: Any) -> Any:
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad():
+        return module(torch.from_numpy(x).to(like.device, like.dtype)).cpu().numpy()
 
 
 def _note(calls: Calls, trace: Trace, module: Any, given: Any, made: Any) -> None:
@@ -127,6 +151,7 @@ def describe(model: Any) -> list[dict[str, Any]]:
                 "id": id(module),
                 "path": path.split(".") if path else [],
                 "class": known_class(module),
+                "own": type(module).__name__ if has_own_call(module, "forward") else "",
                 "facts": plain_facts(held),
                 "tensors": [[name, key] for name, key in keys.items() if key in known],
             }

@@ -26,6 +26,14 @@ class Trace:
         # A tensor is kept: an id is not given twice.
         self._entries: dict[int, tuple[Any, Any]] = {}
         self._seen: dict[int, dict[str, list[Any]]] = {}
+        # Variables by their handles, and what was read of them: kept, as tensors are.
+        self._handles: dict[int, tuple[Any, int]] = {}
+        self._read: dict[int, tuple[Any, int]] = {}
+
+    def weigh(self, number: int, handle: Any) -> None:
+        """Note the products by a variable, of which `handle` is TensorFlow's reference, under a number."""
+        if handle is not None:
+            self._handles[id(handle)] = handle, number
 
     def is_followed(self, tensor: Any) -> bool:
         """Say whether the tensor's entries have numbers already."""
@@ -68,10 +76,12 @@ class Trace:
             tensor = first(value)
             shape = _shape(tensor)
             if len(shape) > 1 and (side == "in" or self.is_followed(tensor)):
-                moved = self.activations.numpy.moveaxis(self.entries(tensor), axis(len(shape)), -1)
-                self._seen.setdefault(id(module), {}).setdefault(side, []).append(
-                    moved.reshape(-1, moved.shape[-1])[0]
-                )
+                self._use(id(module), side, tensor, axis(len(shape)))
+
+    def _use(self, number: int, side: str, tensor: Any, axis: int) -> None:
+        moved = self.activations.numpy.moveaxis(self.entries(tensor), axis, -1)
+        held = self._seen.setdefault(number, {}).setdefault(side, [])
+        held.append(moved.reshape(-1, moved.shape[-1])[0])
 
     def given(self, arrays: list[Any]) -> list[Any]:
         """Return the model's inputs as tensors that are followed; images have their channels last."""
@@ -348,6 +358,10 @@ class TensorFlowTrace(Trace):
     def _note(  # noqa: C901 - one operation after the other
         self, execute: Any, op: str, inputs: list[Any], attrs: Any, outputs: list[Any]
     ) -> None:
+        if op == "ReadVariableOp" and id(inputs[0]) in self._handles:
+            self._read[id(outputs[0])] = outputs[0], self._handles[id(inputs[0])][1]
+        if op in ("Cast", "Identity") and inputs and id(inputs[0]) in self._read:
+            self._read[id(outputs[0])] = outputs[0], self._read[id(inputs[0])][1]
         if not outputs or not any(self.is_followed(each) for each in inputs):
             return
         x = inputs[0]
@@ -380,6 +394,10 @@ class TensorFlowTrace(Trace):
         elif any(word in op for word in _MATRICES) or not self.kept(inputs, outputs[0]):
             for each in outputs:
                 self.put(each, self.activations.plain(_shape(each)))
+            if op in ("MatMul", "BatchMatMulV2") and id(inputs[1]) in self._read and self.is_followed(x):
+                number = self._read[id(inputs[1])][1]
+                self._use(number, "in", x, -1)
+                self._use(number, "out", outputs[0], -1)
 
     def _again(self, execute: Any, op: str, inputs: list[Any], attrs: Any, outputs: list[Any]) -> None:
         tensorflow: Any = sys.modules["tensorflow"]

@@ -16,7 +16,7 @@ from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Index
 from ckpttool.formats.keras_tree import asking, counted, legacy, modules, optimizers, pairs
 from ckpttool.formats.keras_tree.config import NOTHING, Config, config_of, lambdas, parse, with_flattened
-from ckpttool.formats.keras_tree.flow import annotated
+from ckpttool.formats.keras_tree.flow import annotated, with_calls
 from ckpttool.leaf import Leaf, Path, attr
 from ckpttool.source import File
 from ckpttool.tree import Alias, Container, Tree
@@ -57,7 +57,7 @@ def _model(index: Index, config: Config, optimizer: Config) -> Model:
 
 def _modules(index: Index, config: Config, optimizer: Config) -> Model:
     root, strays = modules.nodes(index)
-    walk = modules.Walk(annotated(with_flattened(config)), root)
+    walk = modules.Walk(with_calls(annotated(with_flattened(config))), root)
     leaves = dict(walk.leaves)
     containers = dict(walk.containers)
     notes = list(index.notes)
@@ -103,7 +103,7 @@ def _legacy(index: Index) -> Model:
     found, notes = parse(text if isinstance(text, str) else None, "model_config")
     trained, more = parse(training if isinstance(training, str) else None, "training_config")
     config, optimizer = (
-        annotated(with_flattened(config_of(found))),
+        with_calls(annotated(with_flattened(config_of(found)))),
         optimizers.told(trained.get("optimizer_config")),
     )
     leaves, containers, owners = _weights(index, config)

@@ -478,3 +478,88 @@ def _annotated(
             each = {**each, "config": {**inner.settings, **facts.get(name, {})}}
         made.append(each)
     return Config(model.cls, {**model.settings, "layers": made})
+
+
+class Calls:
+    """The calls of a model's layers as its configuration lists them: a number for each, and what it needs.
+
+    `found` has by layer the number of its first call and, as bits, the calls whose results that takes.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, ...], tuple[int, int]] = {}
+
+    def model(self, config: Config, given: Sequence[int], above: tuple[str, ...]) -> list[int]:
+        """Follow a Sequential or functional model; return the calls that each of its outputs needs."""
+        layers = config.settings.get("layers")
+        if not isinstance(layers, list) or len(self.found) > _MOST_LAYERS:
+            raise ValueError
+        if config.cls == "Sequential":
+            before = given[0] if given else 0
+            for each in layers:
+                before = self._one(config_of(each), [before], above)[0]
+            return [before]
+        inputs = [each[0] for each in _references(config.settings.get("input_layers"))]
+        started = dict(zip(inputs, given, strict=False))
+        values: dict[tuple[str, int, int], int] = {}
+        waiting: list[tuple[str, Config, int, list[tuple[str, int, int]]]] = []
+        for each in layers:
+            layer = config_of(each)
+            name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
+            if layer.cls == "InputLayer":
+                values[name, 0, 0] = started.get(name, 0)
+                continue
+            nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
+            for number, node in enumerate(nodes if isinstance(nodes, list) else []):
+                waiting.append((name, layer, number, _references(node)))
+        self._nodes(waiting, values, above)
+        return [values[ref] for ref in _references(config.settings.get("output_layers"))] or [0]
+
+    def _nodes(
+        self,
+        waiting: list[tuple[str, Config, int, list[tuple[str, int, int]]]],
+        values: dict[tuple[str, int, int], int],
+        above: tuple[str, ...],
+    ) -> None:
+        while waiting:
+            later = []
+            for name, layer, number, refs in waiting:
+                if not all(ref in values for ref in refs):
+                    later.append((name, layer, number, refs))
+                    continue
+                made = self._one(layer, [values[ref] for ref in refs], above)
+                for place in range(max(len(made), _MOST_OUTPUTS)):
+                    values[name, number, place] = made[min(place, len(made) - 1)]
+            if len(later) == len(waiting):
+                raise ValueError
+            waiting = later
+
+    def _one(self, layer: Config, given: list[int], above: tuple[str, ...]) -> list[int]:
+        name = (*above, layer.name or "")
+        if layer.cls in ("Sequential", "Functional", "Model"):
+            return self.model(layer, given, name)
+        before = 0
+        for each in given:
+            before |= each
+        if layer.cls == "InputLayer":
+            return [before]
+        number, _ = self.found.setdefault(name, (len(self.found), before))
+        return [before | 1 << number]
+
+
+# Of one layer: the states of a stack of cells.
+_MOST_OUTPUTS = 16
+
+
+def with_calls(model: Config) -> Config:
+    """Return the configuration with the order of calls in the settings of its layers."""
+    calls = Calls()
+    try:
+        calls.model(model, [], ())
+    except (RecursionError, ValueError, TypeError, KeyError):
+        return model
+    facts: dict[tuple[str, ...], dict[str, Any]] = {
+        name: {"call_number": number, "called_after": hex(before)}
+        for name, (number, before) in calls.found.items()
+    }
+    return _annotated(model, facts, ())

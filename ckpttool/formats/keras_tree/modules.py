@@ -7,6 +7,7 @@ them; the user's name is an attribute of the group `vars`, which tf_keras does n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,6 +24,9 @@ VARS = "vars"
 LAYERS = ("layers", "_layer_checkpoint_dependencies")
 METRICS = "metrics"
 UNPLACED = 1 << 30
+# Layers, and operations as layers, that may put an image's axes into another order.
+_REORDERS = re.compile(r"(?:permute|transpose|swapaxes|moveaxis|lambda|einsum)(?:_\d+)?", re.ASCII)
+_MATRIX = 2
 
 
 @dataclass
@@ -113,6 +117,7 @@ class Walk:
         self.unnamed = 0
         # tf_keras writes no names, and its models list their own variables last (src/engine/training.py).
         self._own_last = root.name is None
+        self._unknown_order = not config.layers() and _reorders(root)
         self._go(root, config)
 
     def _go(self, root: Node, config: Config) -> None:
@@ -183,6 +188,8 @@ class Walk:
 
     def _contain(self, node: Node, path: Path, cls: str | None, config: Config) -> None:
         facts = {"group": node.group} | ({"layer": node.name} if node.name is not None else {})
+        if self._unknown_order:
+            facts |= {"takes_order": "other", "makes_order": "other"}
         self.containers[path] = Container("module", cls, config.facts() | facts)
 
     def _members(self, node: Node, path: Path, cls: str | None, config: Config) -> list[Member]:
@@ -224,6 +231,22 @@ class Walk:
         chosen = {id(m) for m in holders}
         numbered = iter(sorted(holders, key=lambda m: classes.numbered(m.node.name or "")[1]))
         return [next(numbered) if id(m) in chosen else m for m in members]
+
+
+def _reorders(root: Node) -> bool:
+    """Say whether a model of images lists layers that reorder axes, whose settings the file does not have.
+
+    Source: keras/src/saving/saving_lib.py, which makes a group for every layer of a functional model.
+    """
+    found, convolves = False, False
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        waiting += node.below.values()
+        convolves |= any(len(each.shape) > _MATRIX for each in node.variables)
+        name = node.group.rpartition("/")[2]
+        found |= not node.variables and _REORDERS.fullmatch(name) is not None
+    return found and convolves
 
 
 def _listed(container: Node, config: Config) -> Iterator[Member]:

@@ -91,8 +91,13 @@ def _built(request: dict[str, Any], states: dict[str, Any]) -> Any:
             options["ent_coef"] = float(alpha)
     algorithm = getattr(stable_baselines3, request["algorithm"])
     model = algorithm("MlpPolicy", None, device="cpu", _init_setup_model=False, **options)
-    low, high = (np.asarray(request[end], np.float32) for end in ("low", "high"))
     model.observation_space = spaces.Box(-np.inf, np.inf, (request["obs_dim"],), np.float32)
+    if all(request["observation_space"]):
+        (dtype, least), (_, most) = request["observation_space"]
+        low, high = (np.asarray([float(n) for n in each], dtype) for each in (least, most))
+        if low.shape == high.shape == (request["obs_dim"],):
+            model.observation_space = spaces.Box(low, high, dtype=low.dtype.type)
+    low, high = (np.asarray(request[end], np.float32) for end in ("low", "high"))
     model.action_space = spaces.Box(low, high, dtype=np.float32)
     model.n_envs = 1
     model._setup_model()  # as `load` does

@@ -67,6 +67,7 @@ def request(tree: Tree) -> dict[str, Any]:
     return {
         "algorithm": "DDPG" if (kind, n_critics) == ("TD3", 1) else kind,
         "obs_dim": _value(tree, "observation_space", attr("_shape"), index(0)),
+        "observation_space": [_bounds(tree, end) for end in ("low", "high")],
         "low": _numbers(tree, "low"),
         "high": _numbers(tree, "high"),
         "net_arch": {each: _widths(tree, each) for each in ("pi", "qf")},
@@ -88,6 +89,12 @@ def _value(tree: Tree, name: str, *steps: Key) -> Any:
 def _numbers(tree: Tree, end: str) -> list[float]:
     leaf = tree[_DATA, key("action_space"), attr(end)]
     return leaf.array().tolist() if isinstance(leaf, Leaf) else []
+
+
+def _bounds(tree: Tree, end: str) -> list[Any]:
+    """Return the type and the numbers of one end of the observation space, nothing without them."""
+    leaf = tree.get((_DATA, key("observation_space"), attr(end)))
+    return [leaf.dtype, [repr(n) for n in leaf.array().tolist()]] if isinstance(leaf, Leaf) else []
 
 
 def _widths(tree: Tree, name: str) -> list[Any]:

@@ -16,7 +16,7 @@ from ckpttool.formats.torch_pickle import listing, names, script
 from ckpttool.formats.torch_pickle.storages import Storages
 from ckpttool.formats.torch_pickle.tensors import BUILDERS
 from ckpttool.formats.torch_pickle.tree import Members
-from ckpttool.source import Deflated, File, Storage
+from ckpttool.source import Deflated, File, Shape, Span, Storage
 from ckpttool.wire import (
     pickle_reader,
     zip,  # noqa: A004 - the module is named by its format
@@ -99,6 +99,19 @@ def _script(archive: Archive, top: str, used: set[str]) -> Listed:
     )
     found = script.joined(module, _listed(archive, top, used, "constants"))
     return replace(found, asks=(*script.asks(members, top), *found.asks))
+
+
+def traced_inputs(archive: Archive, top: str) -> tuple[Shape, ...]:
+    """Return the shapes of the inputs with which `forward` was traced, () where the archive has none.
+
+    The archive records the inputs' types and shapes, and storages without their bytes.
+    """
+    if f"{top}/traced_inputs.pkl" not in archive.members:
+        return ()
+    storages = Storages(lambda _, nbytes: Span(archive.file, 0, nbytes))
+    found = _unpickled(archive, top, "traced_inputs", storages)
+    tree = listing.listed(found, "").tree
+    return tuple(leaf.shape for path, leaf in tree.tensors() if path and path[0].value == "forward")
 
 
 def _require_small(archive: Archive, top: str) -> None:

@@ -197,6 +197,14 @@ KINDS: tuple[Kind, ...] = (
         "slim",
         _KERNEL_BIASED,
     ),
+    # A program's own names: without a bias nothing shows that it is no embedding.
+    Kind(
+        "dense",
+        "tensorflow",
+        (Weight("weight", "kernel", 2), Weight("bias", "bias", 1)),
+        "own",
+        _KERNEL_BIASED,
+    ),
     DENSE_TORCH,
     *(_pointwise(name, framework, rank) for name, framework in _MATRICES for rank in (3, 4)),
     _turned("weight", "torch", IN_OUT, _KERNEL_BIASED),

@@ -1,0 +1,462 @@
+"""Hints work when they are followed: a table of situations, each a file, a command, and what its hint adds.
+
+A step is text that the command prints. It is followed as it stands: options are added to the command, a whole
+command takes its place. The last command must end with 0, and what it wrote is compared where numbers result.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import TORCH_SAMPLE, Ran, in_process
+
+torch = pytest.importorskip("torch")
+h5py = pytest.importorskip("h5py")
+nn = torch.nn
+pytestmark = pytest.mark.torch
+
+Make = Callable[[Path], object]
+Check = Callable[[Path], object]
+NIGHTLY = os.environ.get("CKPTTOOL_HINTS") == "1"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A command on files, what of its output is followed, in turn, and how the result is judged.
+
+    `words` replace the placeholders of a step (HEADS, LOW, ...).
+    """
+
+    name: str
+    make: Make
+    command: str
+    steps: tuple[str, ...]
+    check: Check = lambda folder: None
+    words: Mapping[str, str] = field(default_factory=dict)
+
+
+# --- Files ----------------------------------------------------------------------------------------------
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def tensors(*rows: tuple[str, tuple[int, ...]]) -> dict[str, Any]:
+    return {name: torch.from_numpy(normal(*shape)) for name, shape in rows}
+
+
+def saved(**rows: tuple[int, ...]) -> Make:
+    """Write a state_dict with tensors of these names (two underscores are a dot) and shapes."""
+    return lambda folder: torch.save(
+        tensors(*((name.replace("__", "."), shape) for name, shape in rows.items())), folder / "in.pt"
+    )
+
+
+def arrays(**rows: tuple[int, ...]) -> Make:
+    return lambda folder: np.savez(
+        folder / "in.npz", **{name.replace("__", "."): normal(*shape) for name, shape in rows.items()}
+    )
+
+
+OWN = arrays(l1__weight=(5, 32), l1__bias=(32,), l2__weight=(32, 3), l2__bias=(3,))
+SHORT = arrays(l1__W=(5, 32), l1__b=(32,), l2__W=(32, 3), l2__b=(3,))
+COUNTED = arrays(W1=(4, 4), b1=(4,), W2=(4, 4), b2=(4,))
+SQUARE = arrays(l1__weight=(32, 32), l1__bias=(32,), l2__weight=(32, 3), l2__bias=(3,))
+WORDS = saved(fc1_weight=(32, 8), fc1_bias=(32,), fc2_weight=(4, 32), fc2_bias=(4,))
+POLICY = saved(
+    fc1__weight=(32, 3), fc1__bias=(32,), fc2__weight=(32, 32), fc2__bias=(32,), mu__weight=(1, 32)
+)
+
+
+def gan(folder: Path) -> None:
+    def net(*sizes: int) -> dict[str, Any]:
+        return nn.Sequential(nn.Linear(*sizes[:2]), nn.ReLU(), nn.Linear(*sizes[1:])).state_dict()
+
+    kept = {"generator": net(16, 32, 64), "discriminator": net(64, 32, 1), "fixed_noise": torch.ones(4, 16)}
+    torch.save({**kept, "epoch": 3}, folder / "in.pt")
+
+
+def trained(optimizer: type[Any], **options: Any) -> Make:
+    def make(folder: Path) -> None:
+        net = nn.Linear(4, 3)
+        own = optimizer(net.parameters(), **options)
+        net(torch.ones(2, 4)).sum().backward()
+        own.step()
+        torch.save({"model": net.state_dict(), "optimizer": own.state_dict()}, folder / "in.pt")
+        torch.save(net.state_dict(), folder / "net.pt")
+        torch.save(own.state_dict(), folder / "net_optimizer.pt")
+
+    return make
+
+
+def whole(make: Callable[[], Any]) -> Make:
+    return lambda folder: torch.save(make().state_dict(), folder / "in.pt")
+
+
+def convolved() -> Any:
+    return nn.ModuleDict({"conv": nn.Conv2d(3, 4, 3), "fc": nn.Linear(100, 10)})
+
+
+def attention() -> Any:
+    return nn.ModuleDict({"attn": nn.MultiheadAttention(16, 4), "fc": nn.Linear(16, 3)})
+
+
+def weight_normed() -> Any:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.Linear(5, 2))
+
+
+class OwnLinear(nn.Module):  # type: ignore[misc]
+    """A class of a program's own, with the tensors of a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.zeros(4))
+
+
+def own_class(folder: Path) -> None:
+    torch.save(nn.ModuleDict({"a": OwnLinear(), "fc": nn.Linear(4, 3)}), folder / "in.pt")
+
+
+def two_policies(folder: Path) -> None:
+    POLICY(folder)
+    policy = torch.load(folder / "in.pt", weights_only=True)
+    torch.save(
+        {"left": policy, "right": {name: 2 * value for name, value in policy.items()}}, folder / "in.pt"
+    )
+
+
+def other_statistics(folder: Path) -> None:
+    POLICY(folder)
+    policy = torch.load(folder / "in.pt", weights_only=True)
+    kept = {"mean": torch.zeros(5), "var": torch.ones(5)}
+    torch.save({"actor": policy, "running_mean_std": kept}, folder / "in.pt")
+
+
+def statistics_beside(folder: Path) -> None:
+    POLICY(folder)
+    np.savez(folder / "obs_rms.npz", mean=np.ones(3), var=np.full(3, 2.0), count=10.0)
+
+
+def sample(folder: Path) -> None:
+    (folder / "in.pt").write_bytes(TORCH_SAMPLE.read_bytes())
+
+
+def exists(folder: Path) -> None:
+    WORDS(folder)
+    (folder / "out.npz").write_bytes(b"")
+
+
+def rows_of_hdf5(folder: Path) -> None:
+    with h5py.File(folder / "in.h5", "w") as file:
+        for number, shape in enumerate(((5, 32), (32,), (32, 3), (3,))):
+            file[str(number)] = normal(*shape)
+
+
+# --- Judgement ------------------------------------------------------------------------------------------
+
+
+def written(folder: Path) -> list[np.ndarray]:
+    """Return the arrays of the file that was written, as its own library reads it."""
+    found: list[np.ndarray] = []
+    if (folder / "out.pt").exists():
+        return [value.numpy() for value in torch.load(folder / "out.pt", weights_only=True).values()]
+    with h5py.File(folder / "out.weights.h5") as file:
+        file.visititems(lambda _, each: found.append(each[()]) if isinstance(each, h5py.Dataset) else None)
+    return found
+
+
+def holds(*wanted: np.ndarray) -> Check:
+    """Return a test that the written file has exactly these arrays, whatever they are called."""
+
+    def check(folder: Path) -> None:
+        found = written(folder)
+        assert len(found) == len(wanted), [each.shape for each in found]
+        for each in wanted:
+            assert any(each.shape == one.shape and np.array_equal(each, one) for one in found), each.shape
+
+    return check
+
+
+LAYERS = (normal(32), normal(3))
+DENSE = holds(normal(5, 32), normal(32, 3), *LAYERS)
+LINEAR = holds(normal(5, 32).T, normal(32, 3).T, *LAYERS)
+JOINED = holds(normal(32, 8).T, normal(4, 32).T, normal(32), normal(4))
+
+H5, PT = "convert in.pt out.weights.h5", "out.pt"
+OPTIONS = "--env Pendulum-v1 --episodes 1"
+FACTS = "--activation relu --head tanh"
+SITUATIONS = [
+    Situation("x@W to Keras", OWN, "convert in.npz out.weights.h5", ("--from tf",), DENSE),
+    Situation("x@W is PyTorch's", OWN, "convert in.npz out.weights.h5", ("--from torch",), DENSE),
+    Situation("x@W to PyTorch", OWN, "convert in.npz out.pt", ("--from tf",), LINEAR),
+    Situation("W and b", SHORT, "convert in.npz out.pt", ("--from tf",), LINEAR),
+    Situation(
+        "W and b of PyTorch",
+        SHORT,
+        "convert in.npz out.weights.h5",
+        ("--from torch", "--kind 'l1=dense' --kind 'l2=dense'"),
+        DENSE,
+    ),
+    Situation(
+        "numbered arrays",
+        COUNTED,
+        "convert in.npz out.pt",
+        ("--from tf", "--kind 'layer1=dense' --kind 'layer2=dense'"),
+        holds(normal(4, 4).T, normal(4, 4).T, normal(4), normal(4)),
+    ),
+    Situation(
+        "a square among x@W",
+        SQUARE,
+        "convert in.npz out.weights.h5 --layout none",
+        ("--from torch", "--kind 'l1=dense_in_out'"),
+        holds(normal(32, 32), normal(32), normal(32, 3), normal(3)),
+    ),
+    Situation("a layer in one word", WORDS, H5, ("--kind 'fc1=dense' --kind 'fc2=dense'",), JOINED),
+    Situation(
+        "a layer in one word beside others",
+        saved(fc1_weight=(32, 8), fc1_bias=(32,), fc2__weight=(4, 32), fc2__bias=(4,)),
+        H5,
+        ("--kind 'fc1=dense'",),
+        JOINED,
+    ),
+    Situation(
+        "an embedding",
+        saved(emb__weight=(10, 6), fc__weight=(3, 6), fc__bias=(3,)),
+        H5,
+        ("--kind 'emb=embedding'",),
+        holds(normal(10, 6), normal(3, 6).T, normal(3)),
+    ),
+    Situation(
+        "a matrix without a bias",
+        saved(emb__weight=(10, 6), fc__weight=(3, 6), fc__bias=(3,)),
+        H5,
+        ("--kind 'emb=dense'",),
+        holds(normal(10, 6).T, normal(3, 6).T, normal(3)),
+    ),
+    Situation("a flattened image", whole(convolved), H5, ("--flatten 'fc=5,5,4'",)),
+    Situation("no flattened image", whole(convolved), H5, ("--flatten 'fc=no'",)),
+    Situation("an attention", whole(attention), H5, ("--kind 'attn=attention:HEADS'",), words={"HEADS": "4"}),
+    Situation("weight norm", whole(weight_normed), H5, ("--fold-weight-norm",)),
+    Situation(
+        "depthwise",
+        whole(lambda: nn.ModuleDict({"d": nn.Conv2d(6, 6, 3, groups=6), "fc": nn.Linear(6, 2)})),
+        H5,
+        ("--kind 'd=depthwise'",),
+    ),
+    Situation("a class of one's own", own_class, H5, ("--kind 'a=dense'",)),
+    Situation("noise of a GAN", gan, H5, ("--allow-missing",)),
+    Situation("one network of two", gan, H5, ("--part generator",)),
+    Situation("NAdam", trained(torch.optim.NAdam), H5, ("--optimizer none",)),
+    Situation(
+        "an optimizer's file",
+        trained(torch.optim.Adam),
+        "convert net_optimizer.pt out.weights.h5",
+        ("ckpttool convert net.pt out.weights.h5",),
+    ),
+    Situation("a target's word", WORDS, "convert in.pt out.npz --to nzp", ("--to npz",)),
+    Situation("a target that exists", exists, "convert in.pt out.npz", ("--force",)),
+    Situation(
+        "bounds for Stable-Baselines3",
+        sample,
+        "convert in.pt out.d3 --to d3rlpy",
+        ("--bounds LOW HIGH",),
+        words={"LOW": "-2", "HIGH": "2"},
+    ),
+    Situation("bounds for ONNX", sample, "convert in.pt out.onnx", ("--env Pendulum-v1",)),
+    Situation("a part", sample, "convert in.pt out.pt --part actr", ("--part actor",)),
+    Situation(
+        "the environment",
+        sample,
+        "eval in.pt --episodes 1",
+        ("ckpttool eval in.pt --episodes 1 --env Pendulum-v1",),
+    ),
+    Situation(
+        "a lone policy",
+        POLICY,
+        f"eval in.pt {OPTIONS}",
+        (f"ckpttool eval in.pt --episodes 1 --env Pendulum-v1 {FACTS}",),
+    ),
+    Situation("two networks", two_policies, f"eval in.pt {OPTIONS} {FACTS}", ("--network left",)),
+    Situation(
+        "statistics beside", statistics_beside, f"eval in.pt {OPTIONS} {FACTS}", ("--obs-norm obs_rms.npz",)
+    ),
+    Situation(
+        "statistics of another size",
+        other_statistics,
+        f"eval in.pt {OPTIONS} {FACTS}",
+        ("ckpttool convert in.pt OUT.pt --to torch --part actor",),
+        words={"OUT": "out"},
+    ),
+    Situation("an agent's facts for ONNX", POLICY, "convert in.pt out.onnx --env Pendulum-v1", (FACTS,)),
+    Situation("another network", two_policies, f"eval in.pt {OPTIONS} {FACTS}", ("--network right",)),
+    Situation("a doctor's finding", POLICY, "doctor in.pt --env Pendulum-v1", (FACTS,)),
+    Situation("a pattern", sample, "stats in.pt --glob actr/**", ("--glob 'actor/**'",)),
+]
+
+
+# --- Models of the user's own ---------------------------------------------------------------------------
+
+MODELS = """
+import torch
+from torch import nn
+
+def dense(**layers):
+    return nn.ModuleDict({name: nn.Linear(*sizes) for name, sizes in layers.items()})
+
+class Made(nn.Module):
+    def __init__(self, **layers):
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+def mlp(): return Made(l1=nn.Linear(5, 32), l2=nn.Linear(32, 3))
+def square(): return Made(l1=nn.Linear(32, 32), l2=nn.Linear(32, 3))
+def words(): return Made(fc1=nn.Linear(8, 32), fc2=nn.Linear(32, 4))
+def heads(): return Made(mean=nn.Linear(4, 4), scale=nn.Linear(4, 4))
+def half(): return Made(fc=nn.Linear(4, 3)).half()
+def linear(): return nn.Linear(4, 3)
+def towers(): return Made(left=nn.Linear(4, 4), right=nn.Linear(4, 4))
+def separable():
+    return Made(dw=nn.Conv2d(3, 6, 3, groups=3, bias=False), pw=nn.Conv2d(6, 8, 1))
+"""
+
+
+def twins(folder: Path) -> None:
+    rows = [(f"{side}.{name}", shape) for side in ("left", "right") for name, shape in TOWER]
+    made = tensors(*rows)
+    torch.save({name: value * (1 + ("right" in name)) for name, value in made.items()}, folder / "in.pt")
+
+
+TOWER = (("weight", (4, 4)), ("bias", (4,)))
+
+
+def crossed(folder: Path) -> None:
+    made = torch.load(folder / "out.pt", weights_only=True)
+    assert torch.equal(made["scale.weight"] * 2, made["mean.weight"])
+
+
+def in_order(folder: Path) -> None:
+    made = torch.load(folder / "out.pt", weights_only=True)
+    assert torch.equal(made["mean.weight"] * 2, made["scale.weight"])
+
+
+def separable(folder: Path) -> None:
+    with h5py.File(folder / "in.weights.h5", "w") as file:
+        for number, shape in enumerate(((3, 3, 3, 2), (1, 1, 6, 8), (8,))):
+            file[f"layers/separable_conv2d/vars/{number}"] = normal(*shape)
+        file["layers/separable_conv2d"].attrs["name"] = "sep"
+
+
+def in_two(folder: Path) -> None:
+    made = torch.load(folder / "out.pt", weights_only=True)
+    kernel = normal(3, 3, 3, 2)
+    wanted = kernel.transpose(2, 3, 0, 1).reshape(6, 1, 3, 3)
+    assert np.array_equal(made["dw.weight"].numpy(), wanted)
+    assert np.array_equal(made["pw.weight"].numpy(), normal(1, 1, 6, 8).transpose(3, 2, 0, 1))
+
+
+LIKE = "convert in.{} out.pt --like models:{}"
+FILLED = [
+    Situation("x@W by --from tf", OWN, LIKE.format("npz", "mlp"), ("--from tf",), LINEAR),
+    Situation("x@W by --from torch", OWN, LIKE.format("npz", "mlp"), ("--from torch",), LINEAR),
+    Situation("W and b into a model", SHORT, LIKE.format("npz", "mlp"), ("--from tf",), LINEAR),
+    Situation(
+        "W and b of torch into a model",
+        SHORT,
+        LIKE.format("npz", "mlp"),
+        ("--from torch", "--kind 'l1=dense' --kind 'l2=dense'"),
+        LINEAR,
+    ),
+    Situation(
+        "a square among x@W into a model",
+        SQUARE,
+        LIKE.format("npz", "square"),
+        ("--from torch", "--kind 'l1=dense_in_out'"),
+        holds(normal(32, 32).T, normal(32), normal(32, 3).T, normal(3)),
+    ),
+    Situation(
+        "words into a model",
+        WORDS,
+        LIKE.format("pt", "words"),
+        ("--kind 'fc1=dense' --kind 'fc2=dense'",),
+        holds(normal(32, 8), normal(4, 32), normal(32), normal(4)),
+    ),
+    Situation("twins by order", twins, LIKE.format("pt", "heads"), ("--accept-order",), in_order),
+    Situation(
+        "twins by name",
+        twins,
+        LIKE.format("pt", "heads"),
+        ("--match SOURCE=TARGET",),
+        crossed,
+        words={"SOURCE=TARGET": "left=scale --match right=mean"},
+    ),
+    Situation("half", saved(fc__weight=(3, 4), fc__bias=(3,)), LIKE.format("pt", "half"), ("--cast",)),
+    Situation(
+        "an optimizer's state",
+        trained(torch.optim.Adam),
+        LIKE.format("pt", "linear"),
+        ("--part model", "--force"),
+    ),
+    Situation(
+        "another framework", twins, "convert in.pt out.weights.h5 --like models:towers", ("--to torch",)
+    ),
+    Situation("a separable convolution", separable, LIKE.format("weights.h5", "separable"), (), in_two),
+]
+
+
+# --- Following ------------------------------------------------------------------------------------------
+
+
+def printed(ran: Ran) -> str:
+    return " ".join((ran.out + ran.err).split())
+
+
+def follow(folder: Path, situation: Situation) -> Ran:
+    """Run the command and what its hints add to it; return the last run."""
+    situation.make(folder)
+    (folder / "models.py").write_text(MODELS)
+    words = shlex.split(situation.command)
+    ran = in_process(*words, cwd=folder)
+    for step in situation.steps:
+        assert ran.status in (1, 2), f"nothing is refused before {step}"
+        assert step in printed(ran), printed(ran)
+        for name, value in situation.words.items():
+            step = step.replace(name, value)
+        more = shlex.split(step)
+        if more[0] == "ckpttool":
+            words = more[1:]
+        else:
+            # An option that is given again replaces what was wrong of it.
+            given = [at for at, word in enumerate(words) if word == more[0] and more[0] not in REPEATED]
+            for at in reversed(given):
+                del words[at : at + 2]
+            words += more
+        ran = in_process(*words, cwd=folder)
+    return ran
+
+
+REPEATED = frozenset(("--kind", "--flatten", "--match", "--optimizer"))
+
+
+@pytest.mark.parametrize("situation", [pytest.param(each, id=each.name) for each in SITUATIONS])
+def test_a_hint_works_when_it_is_followed(situation: Situation, tmp_path: Path) -> None:
+    ran = follow(tmp_path, situation)
+    assert ran.status == 0, printed(ran)
+    situation.check(tmp_path)
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="a minute: CKPTTOOL_HINTS=1 runs it")
+@pytest.mark.parametrize("situation", [pytest.param(each, id=each.name) for each in FILLED])
+def test_a_hint_fills_a_model_when_it_is_followed(situation: Situation, tmp_path: Path) -> None:
+    ran = follow(tmp_path, situation)
+    assert ran.status == 0, printed(ran)
+    situation.check(tmp_path)
