@@ -367,8 +367,8 @@ def recorded() -> list[Outcome]:
 _PAGE = """## Other converters
 
 The same pairs, converted by other tools as their documentation describes, with the same inputs and the same
-tolerance. {count} models are converted in each direction; models that differ from these in names only are
-left out. ckpttool reads two kinds of files for the comparison: weights with a configuration or alone, and a
+tolerance. {torch} models are converted to PyTorch and {keras} to Keras; models that differ from these in names
+only are left out. ckpttool reads two kinds of files for the comparison: weights with a configuration or alone, and a
 graph.
 
 - **Keras 3 with the torch backend** loads `.keras` files, and `.weights.h5` files where the Keras code of the
@@ -409,7 +409,8 @@ def page() -> str:
     if not outcomes:
         return ""
     head = RESULTS.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-    text = _PAGE.format(count=len({each.program for each in outcomes}), versions=head, nobuco=NOBUCO)
+    count = {t: len({each.program for each in outcomes if each.target == t}) for t in TOOLS}
+    text = _PAGE.format(**count, versions=head, nobuco=NOBUCO)
     for target, title in (("torch", "Keras to PyTorch"), ("keras", "PyTorch to Keras")):
         columns = " | ".join(COLUMNS)
         text += f"### {title} with other converters\n\n| tool | reads | makes | {columns} | time | ratio |\n"
