@@ -367,9 +367,9 @@ def recorded() -> list[Outcome]:
 _PAGE = """## Other converters
 
 The same pairs, converted by other tools as their documentation describes, with the same inputs and the same
-tolerance. {torch} models are converted to PyTorch and {keras} to Keras; models that differ from these in names
-only are left out. ckpttool reads two kinds of files for the comparison: weights with a configuration or alone, and a
-graph.
+tolerance. {torch} models are converted to PyTorch and {keras} to Keras; models that differ from these in
+names only are left out. ckpttool reads two kinds of files for the comparison: weights with a configuration or
+alone, and a graph.
 
 - **Keras 3 with the torch backend** loads `.keras` files, and `.weights.h5` files where the Keras code of the
   model is at hand. The result is a Keras model that computes with torch tensors: it is an `nn.Module`, trains
