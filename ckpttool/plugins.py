@@ -91,6 +91,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("spinningup", "ckpttool.layouts.spinningup"),
         Plugin("d3rlpy", "ckpttool.layouts.d3rlpy"),
         Plugin("rsl_rl", "ckpttool.layouts.rsl_rl"),
+        Plugin("rl_games", "ckpttool.layouts.rl_games"),
         Plugin("fasttd3", "ckpttool.layouts.fasttd3"),
         Plugin("elegantrl", "ckpttool.layouts.elegantrl"),
         Plugin("skrl", "ckpttool.layouts.skrl"),

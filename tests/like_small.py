@@ -157,3 +157,11 @@ class Square(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(4, 4)
+
+
+class Halves(Named):
+    """A model of half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.half()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.cli.tables import with_joined_defaults
 from tests.conftest import TORCH_SAMPLE, Ran, in_process
 
 torch = pytest.importorskip("torch")
@@ -460,3 +461,75 @@ def test_a_hint_fills_a_model_when_it_is_followed(situation: Situation, tmp_path
     ran = follow(tmp_path, situation)
     assert ran.status == 0, printed(ran)
     situation.check(tmp_path)
+
+
+# --- What is refused at once, or needs no hint any more ---------------------------------------------------
+
+
+class QNetwork(nn.Module):  # type: ignore[misc]
+    """A network of values of discrete actions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(3, 8), nn.Linear(8, 2)
+
+
+@pytest.mark.parametrize("command", ["", f"--env Pendulum-v1 {FACTS}"])
+@pytest.mark.parametrize("case", ["class", "file", "modules"])
+def test_a_network_of_discrete_actions_gets_no_hint_to_play_it(
+    case: str, command: str, tmp_path: Path
+) -> None:
+    net, name = QNetwork(), "dqn.pt" if case == "file" else "in.pt"
+    both = {"q_network": net.state_dict(), "target_network": net.state_dict()}
+    torch.save({"class": net, "file": net.state_dict(), "modules": both}[case], tmp_path / name)
+    ran = in_process("eval", name, *command.split(), "--json", cwd=tmp_path)
+    error = ran.json()["error"]
+    assert (ran.status, error["kind"], error["hint"]) == (2, "unsupported", None)
+
+
+def test_a_discrete_environment_is_refused_before_facts_are_asked_for(tmp_path: Path) -> None:
+    torch.save(QNetwork().state_dict(), tmp_path / "in.pt")
+    ran = in_process("eval", "in.pt", "--env", "CartPole-v1", "--json", cwd=tmp_path)
+    assert ran.json()["error"]["kind"] == "unsupported"
+
+
+@pytest.mark.parametrize("make", [DOTTED := arrays(l1__kernel=(5, 32), l1__bias=(32,)), rows_of_hdf5])
+@pytest.mark.parametrize("target", ["out.weights.h5", "out-1"])
+def test_arrays_become_layers_of_objects(make: Make, target: str, tmp_path: Path) -> None:
+    make(tmp_path)
+    source = "in.npz" if make is DOTTED else "in.h5"
+    to = "keras" if target.endswith("h5") else "tf"
+    ran = in_process("convert", source, target, "--to", to, "--json", cwd=tmp_path)
+    assert ran.status == 0, printed(ran)
+    names = {Path(each["target"]).name for each in ran.json()["mapped"]}
+    assert names == {"kernel", "bias"} or names == {"0", "1"}
+    assert bool(ran.json()["assumed"]) is (make is rows_of_hdf5)
+
+
+def test_defaults_of_optimizers_are_one_sentence() -> None:
+    def said(name: str) -> list[str]:
+        rest = "the checkpoint does not hold it)"
+        facts = (("rho", 0.9, "Keras"), ("weight_decay", 0, "torch"))
+        return [f"{name} {what} = {value} (default of {whose}; {rest}" for what, value, whose in facts]
+
+    joined = with_joined_defaults(["first", *said("one"), *said("two"), "last"])
+    assert [joined[0], joined[-1], len(joined)] == ["first", "last", 3]
+    assert all(word in joined[1] for word in ("one", "two", "rho = 0.9", "weight_decay = 0"))
+    assert with_joined_defaults(["first", "last"]) == ["first", "last"]
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    POLICY(tmp_path)
+    listed = os.listdir
+
+    def refused(folder: str = ".") -> list[str]:
+        if os.path.samefile(folder, tmp_path):
+            raise PermissionError(13, "Permission denied", folder)
+        return listed(folder)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    ran = in_process("eval", "in.pt", *OPTIONS.split(), *FACTS.split(), "--json", cwd=tmp_path)
+    entries = [each for each in ran.json()["ledger"] if each["use"] == "cannot be known"]
+    assert any(str(tmp_path) in str(each) for each in entries), ran.json()

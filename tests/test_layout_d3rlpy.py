@@ -278,7 +278,7 @@ def test_an_imitator_alone_is_a_policy(last: str, tmp_path: Path) -> None:
     close(actions(path, obs), torch.tanh(policy(seen(obs))))
 
 
-def test_who_samples_actions_is_said_to(tmp_path: Path) -> None:
+def test_agents_that_sample_actions_decide(tmp_path: Path) -> None:
     # CRR: a target of a Gaussian policy, no temperature. BEAR: a decoder beside a Gaussian policy.
     state = sac()
     crr = {name: each for name, each in state.items() if name not in ("log_temp", "temp_optim")}
@@ -286,10 +286,8 @@ def test_who_samples_actions_is_said_to(tmp_path: Path) -> None:
         {**crr, "targ_policy": sac()["policy"]},
         {**state, "vae_decoder": Head(7, ACT).state_dict()},
     ):
-        assumed = restore(saved(tmp_path, "m.pt", more)).binding.moves.assumed
-        assert assumed == (
-            "the policy's mean acts: d3rlpy samples actions and takes the one of the highest value",
-        )
+        ledger = restore(saved(tmp_path, "m.pt", more)).ledger
+        assert [each.what for each in ledger if each.open and each.use == "not used"] == ["action map"]
 
 
 def test_a_policy_before_a_decoder_is_no_actor(tmp_path: Path) -> None:

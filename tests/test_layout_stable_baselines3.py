@@ -23,8 +23,10 @@ from ckpttool.layouts import canonical, stable_baselines3
 from ckpttool.layouts.recognise import recognise
 from ckpttool.leaf import Leaf, display
 from ckpttool.mapping.plan import build
+from ckpttool.ops import agent_way
 from ckpttool.ops.convert import convert
 from ckpttool.ops.restore import Agent, canonical_tree, own_sidecar, restore, with_names
+from ckpttool.ops.targets import target_kind
 from ckpttool.ops.wiring import Bounds, wire
 from ckpttool.tree import Tree
 from tests import sb3_files as sb3
@@ -460,6 +462,20 @@ def test_the_library_loads_what_was_written(tmp_path: Path, monkeypatch: pytest.
         close(played(restore(path), obs), np.array(answer["actions"]))
         assert (set(answer["steps"]), answer["updates"], answer["timesteps"]) == ({7}, 250, 1_000)
     assert answers["sac"]["log_alpha"] == -0.25
+
+
+def test_a_file_keeps_its_observation_space(tmp_path: Path) -> None:
+    tree = open_checkpoint(sb3.td3_agent(tmp_path / "a.zip")).tree
+    binding = recognise(tree, "a.zip")
+    assert binding is not None
+    space = [leaf for path, leaf in tree.tensors() if "observation_space/" in tree.names[path]]
+    assert space
+    made = build(tree, agent_way.plan(tree, binding, target_kind("b.zip", "sb3"), {}, None))
+    ends = write.request(made)["observation_space"]
+    assert [dtype for dtype, _ in ends] == [space[0].dtype] * 2
+    assert [[float(text) for text in numbers] for _, numbers in ends] == [
+        leaf.array().tolist() for leaf in space[:2]
+    ]
 
 
 @pytest.mark.parametrize(("n_critics", "algorithm"), [(1, "DDPG"), (2, "TD3"), (3, "TD3")])

@@ -674,6 +674,105 @@ def test_real_agents_have_no_false_evidence(corpus: Path) -> None:
     assert not {file: entries for file, entries in found.items() if entries}
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("args.txt", "policy: MyResidualPolicy"),
+        ("args.txt", "Namespace(policy='MyResidualPolicy', lr=0.1)"),
+        ("args.yml", "policy: ResNetPolicy"),
+        ("config.json", '{"actor": {"class_name": "GatedActor"}}'),
+        (".hydra/config.yaml", "agent: {actor: {_target_: ResidualActor}}"),
+        ("config.yaml", "network: residual_mlp"),
+    ],
+)
+def test_a_class_of_ones_own_beside_the_checkpoint_decides(file: str, text: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.pt", {"actor": states(mlp()), "critic": states(mlp(4))})
+    assert not [each for each in restore(path, facts=GIVEN).ledger if each.open]
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text + "\n")
+    found = [each for each in restore(path, facts=GIVEN).ledger if each.open]
+    assert [each.what for each in found] == ["custom code"]
+    assert found[0].where.startswith(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy: MlpPolicy", "policy: TD3", "policy: ActorCriticPolicy", "model: Actor", "agent: SACAgent",
+        "policy: MLPActorCritic", "network: mlp", "model_name: MyBestRun", "policy: stochastic",
+        "policy: SquashedGaussianMLPActor", "policy: ContinuousActorProbabilistic",
+        "optimizer: {_target_: torch.optim.Adam}", "agent: {_target_: agents.sac.SACAgent}",
+        "critic: {_target_: MyResidualCritic}", "policy: MultiInputPolicy", "agent_type: TD3Agent",
+    ],
+)  # fmt: skip
+def test_a_librarys_class_beside_the_checkpoint_decides_nothing(text: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.pt", {"actor": states(mlp()), "critic": states(mlp(4))})
+    (tmp_path / "config.yaml").write_text(text + "\n")
+    assert not [each for each in restore(path, facts=GIVEN).ledger if each.open]
+
+
+class Pickled(nn.Module):  # type: ignore[misc, name-defined]
+    """An actor of a program's own: layers by name, one activation for all of them."""
+
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.l1, self.l2, self.l3 = nn.Linear(3, 16), nn.Linear(16, 16), nn.Linear(16, 1)
+        self.act = activation
+
+
+class ResidualPart(nn.Module):  # type: ignore[misc, name-defined]
+    """A part of an actor whose class's name shows a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l2 = nn.Linear(16, 16)
+
+
+class WithPart(nn.Module):  # type: ignore[misc, name-defined]
+    """An actor with a part of a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l1, self.part, self.l3 = nn.Linear(3, 16), ResidualPart(), nn.Linear(16, 1)
+
+
+def pickled(path: Path, actor: Any) -> str:
+    return saved(path / "m.pt", {"actor": actor, "critic": states(mlp(4))})
+
+
+@pytest.mark.parametrize(
+    ("actor", "activation"),
+    [
+        (Pickled(nn.SiLU()), "silu"),
+        (Pickled(nn.Tanh()), "tanh"),
+        (
+            nn.Sequential(
+                nn.Linear(3, 16), nn.ELU(), nn.Linear(16, 16), nn.ELU(), nn.Linear(16, 1), nn.Tanh()
+            ),
+            "elu",
+        ),
+    ],
+)  # fmt: skip
+def test_the_parts_of_a_pickled_module_state_its_activations(
+    actor: Any, activation: str, tmp_path: Path
+) -> None:
+    agent = restore(pickled(tmp_path, actor))
+    assert agent.known.activations == [activation] * 2
+    assert str(agent.known.provenance["activations"]).startswith("read")
+
+
+@pytest.mark.parametrize("function", [nn.Hardswish(), nn.ELU(alpha=0.5), nn.PReLU()])
+def test_a_pickled_activation_that_cannot_be_computed_is_refused(function: Any, tmp_path: Path) -> None:
+    agent = restore(pickled(tmp_path, Pickled(function)))
+    with pytest.raises(UnsupportedError):
+        agent.runnable("actor")
+
+
+def test_a_pickled_part_with_a_sum_in_its_name_decides(tmp_path: Path) -> None:
+    found = [each.what for each in restore(pickled(tmp_path, WithPart())).ledger if each.open]
+    assert "custom code" in found
+
+
 # --- Conversions of models -----------------------------------------------------------------------------
 
 

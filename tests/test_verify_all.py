@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 from ckpttool import sidecar
-from ckpttool.errors import UnsupportedError
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import MappingError, UnsupportedError, UsageError
 from ckpttool.formats.resolve import open_checkpoint
 from ckpttool.leaf import Leaf, ValueLeaf, index, key
 from ckpttool.leaf import Path as TreePath
@@ -24,7 +26,9 @@ from ckpttool.ops.agent_facts import AgentFacts
 from ckpttool.ops.convert import convert
 from ckpttool.ops.diff import diff
 from ckpttool.ops.digest import digest
-from ckpttool.ops.discrepancies import RECEIPT
+from ckpttool.ops.discrepancies import RECEIPT, Party, contents
+from ckpttool.ops.reconversion import Receipt, receipt_of
+from ckpttool.ops.restore import Own, agent_of, playable_binding
 from ckpttool.ops.save import save
 from ckpttool.tree import Container, Tree
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
@@ -641,3 +645,103 @@ def test_a_converted_part_is_compared_with_that_part(tmp_path: Path) -> None:
         assert any("critic" in each for each in found.not_compared)
     Path(sidecar.beside(target)).unlink()
     assert not op.verify(source, target, facts=facts).within
+
+
+# --- Every entry of a conversion -----------------------------------------------------------------------
+
+
+class Sized(NamedTuple):
+    """A conversion of which every entry is changed in turn, and how it is made."""
+
+    to: str
+    options: dict[str, Any]
+    source: str = "td3 of torch"
+
+
+EVERY = {
+    "fujimoto's files": Sized("fujimoto", {"allow_missing": True}),
+    "cleanrl's file": Sized("cleanrl", {"allow_missing": True}),
+    "spinning up's file": Sized("spinningup", {"allow_missing": True}),
+    "a part for keras": Sized("keras", {"part": "actor"}),
+    "no optimizers": Sized("safetensors", {"optimizer": ["none"]}),
+    "a model of one's own, rounded": Sized(
+        "torch", {"like": "like_small:Halves", "cast": True, "part": "model"}, "named"
+    ),
+    "a part of one's own model": Sized("torch", {"like": "like_small:Named", "part": "model"}, "named"),
+}
+
+
+def named(home: Path) -> str:
+    draw = np.random.default_rng(9)
+    entries = {
+        "model/fc.weight": draw.standard_normal((4, 4)).astype("f4"),
+        "model/fc.bias": draw.standard_normal(4).astype("f4"),
+        "other/scale": np.ones(3, "f4"),
+    }
+    path = str(home / "named.pt")
+    save(torch_tree(entries), path)
+    return path
+
+
+def small_changes(tree: Tree) -> Iterator[tuple[str, Leaves]]:
+    """Go through the entries of a tree with what a change, and a removal, makes of them."""
+    for path, found in tree.items():
+        name = tree.names[path]
+        if name in ("save_counter",) or (isinstance(found, ValueLeaf) and not found.value):
+            continue  # the writer's own count, and switches that are off
+        changed = dict(tree.leaves)
+        if isinstance(found, Leaf):
+            array = found.array().copy()
+            array.reshape(-1)[array.size // 2] += 1
+            data = leaf(array, found.key)
+            changed[path] = replace(found, source=data.source)
+        else:
+            number = isinstance(found.value, int | float) and not isinstance(found.value, bool)
+            changed[path] = replace(found, value=found.value + 1 if number else f"{found.value}x")  # type: ignore[operator]
+        yield name, changed
+        rest = {at: each for at, each in tree.leaves.items() if at != path}
+        yield (
+            name,
+            {
+                at: replace(each, of=None) if isinstance(each, Leaf) and each.of == path else each
+                for at, each in rest.items()
+            },
+        )
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_no_changed_entry_of_a_conversion_is_silent(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = EVERY[case]
+    source = named(tmp_path) if wanted.source == "named" else str(TORCH_SAMPLE)
+    if "like" in wanted.options:
+        pytest.importorskip("torch")
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    done = convert(source, str(tmp_path / "b"), to=wanted.to, verify=False, **wanted.options)
+    assert done.written
+    found = diff(source, done.target)
+    assert [*found.changed, *found.only_left, *found.only_right] == []
+    a, b = open_checkpoint(source), open_checkpoint(done.target)
+    first, receipt = party(a, receipt_of(a)), receipt_of(b)
+    assert not contents(first, party(b, receipt)).discrepancies
+    silent = []
+    every = list(small_changes(b.tree))
+    for name, leaves in every[:: 1 + len(every) // 40]:
+        aliases = {path: others for path, others in b.tree.aliases.items() if path in leaves}
+        other = replace(b, tree=Tree(leaves, aliases, b.tree.containers))
+        with contextlib.suppress(
+            MappingError
+        ):  # copies of one number that differ are an error that names them
+            if not contents(first, party(other, receipt)).discrepancies:
+                silent.append(name)
+    assert not silent
+
+
+def party(checkpoint: Checkpoint, receipt: Receipt) -> Party:
+    """Return one side as `verify --all` has it, whatever the digest of its weights."""
+    agent = None
+    with contextlib.suppress(MappingError, UnsupportedError, UsageError):
+        binding = playable_binding(checkpoint)
+        agent = None if binding is None else agent_of(checkpoint, binding, Own(receipt.sidecar))
+    return Party(checkpoint, agent, receipt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -105,6 +106,10 @@ def _remarks(found: Sweep) -> list[str]:
     return [wrapped(line) for line in [*common, *own, *listed("note", (*source, *resumed, *found.notes))]]
 
 
+# Assumptions on the places of layers, which change every action where they are wrong.
+_PLACES = re.compile("layer norms (stand )?before|no sums with")
+
+
 def _report(one: Evaluation) -> list[str]:
     played, result = one.rollout, one.statistics
     lines = [f"{clean(urls.spelled(one.checkpoint))} in {clean(one.env)}"]
@@ -112,6 +117,7 @@ def _report(one: Evaluation) -> list[str]:
     if unused:
         facts = count(unused, "fact that changes the actions is", "facts that change the actions are")
         lines.append(f"NOT the return of the trained agent: {facts} not used or unknown (below)")
+    lines += _conditions(one)
     if result.std is None or result.ci95 is None:
         lines.append(f"return   {result.mean:.2f} (one episode)")
     else:
@@ -175,13 +181,24 @@ def _said(one: Evaluation) -> list[str]:
     ]
 
 
+def _conditions(one: Evaluation) -> list[str]:
+    """Return a line with what decides the actions and stands in no file, and the options that state it."""
+    assumed = [each for each in one.ledger if each.use == "assumed"]
+    decisive = {
+        each.value: each.hint
+        for each in assumed
+        if each.hint or each.what == "custom code" or _PLACES.match(each.value)
+    }
+    if not decisive:
+        return []
+    options = ", ".join(dict.fromkeys(hint for hint in decisive.values() if hint))
+    stated = f"; state others with {options}" if options else ""
+    return [clean(f"ASSUMES {', '.join(decisive)} (in no file){stated}")]
+
+
 def _options(one: Evaluation) -> list[str]:
-    """Return lines with the options that use what is not used, or replace what no file can confirm."""
-    lines = list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
-    options = dict.fromkeys(entry.hint for entry in one.ledger if entry.use == "assumed" and entry.hint)
-    named = ", ".join(each for each in options if each)
-    stated = f"hint: library defaults are not stored in the file; override with {named}"
-    return [*lines, *([stated] if named else [])]
+    """Return lines with the options that use what is not used."""
+    return list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
 
 
 def _number(value: float | None) -> str:

@@ -132,7 +132,9 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
     elif not done.within:
         lines.append("nothing was written: the model does not compute what the checkpoint does")
     elif not report.complete:
-        lines.append("nothing was written: --allow-missing writes what is mapped")
+        # A model that is not filled as a whole computes something else.
+        rest = "; the missing tensors keep your model's own numbers" if done.model and report.missing else ""
+        lines.append(f"nothing was written: --allow-missing writes what is mapped{rest}")
     elif not quiet:
         lines.append("nothing was written: this was a dry run")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""The canonical names of torch's activations, by the last part of their classes' names.
+"""The canonical names of activations: by the classes of torch, by the settings of RLlib.
 
-Source: torch/nn/modules/activation.py.
+Sources: torch/nn/modules/activation.py; rllib/models/utils.py, `get_activation_fn`.
 """
 
 from __future__ import annotations
@@ -15,3 +15,5 @@ TORCH = {
     "GELU": "gelu",
     "Softplus": "softplus",
 }
+
+RLLIB = {"swish": "silu", "None": "linear"}

@@ -20,7 +20,7 @@ from ckpttool.layouts.d3rlpy_plan import plan, plan_d3
 from ckpttool.layouts.distributions import distributions
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, Path, ValueLeaf
-from ckpttool.ledger import unknown
+from ckpttool.ledger import Entry, unknown
 from ckpttool.tree import Tree
 
 __all__ = ["TABLE", "companions", "plan", "plan_d3", "recognise", "told_by"]
@@ -88,10 +88,8 @@ def recognise(tree: Tree, name: str) -> Binding | None:
     if binding is None:
         return None
     binding = binding.noted(*distributions(binding, tree))
-    assumed = (*binding.moves.assumed, *found.assumed())
     binding = replace(
-        binding,
-        moves=replace(binding.moves, assumed=assumed),
+        binding.entered(*found.chosen()),
         unplaced={**binding.unplaced, **found.left},
         consumed=binding.consumed | _said(tree),
     )
@@ -157,16 +155,16 @@ class _Found:
         critic = self._first("_q_func/_q_funcs/0" if self.mark else "q_funcs/0")
         return policy is not None and policy == critic
 
-    def assumed(self) -> tuple[str, ...]:
-        """Return what d3rlpy does besides asking its policy: some agents choose among sampled actions."""
+    def chosen(self) -> Iterator[Entry]:
+        """Yield an entry where d3rlpy chooses among actions that its policy samples."""
         # BEAR has a decoder beside a Gaussian policy; CRR's has a target, and neither a temperature (SAC,
         # AWAC) nor IQL's value (d3rlpy/algos/qlearning/torch/bear_impl.py, crr_impl.py).
         crr = self.has(f"{self.mark}targ_policy") and not any(
             self.has(self.mark + other) for other in ("log_temp", "value_func")
         )
         if self.has(f"{self.mark}policy/_mu") and (crr or any(map(self._has_decoder, _DECODERS))):
-            return ("the policy's mean acts: d3rlpy samples actions and takes the one of the highest value",)
-        return ()
+            value = "the choice of the sampled action with the highest value: the policy's mean acts"
+            yield Entry("not used", "action map", value, decides=True)
 
     def _has_decoder(self, name: str) -> bool:
         return self.has(self.mark + name) and self.has(f"{self.mark}policy")

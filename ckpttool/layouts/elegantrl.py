@@ -84,12 +84,15 @@ def _strange(tree: Tree, names: dict[str, Leaf], component: str) -> dict[str, tu
 
 
 def _activated(binding: Binding, module: Whole) -> Binding:
-    """Return the binding with the activations that the module's classes say."""
+    """Return the binding with the activations of the module's classes; refuse other classes."""
     net = "net" if "net" in module.classes else "net_s"
     parts = [each for each in module.children(net) if not module.classes[each].endswith(".Linear")]
-    found = [module.activation(each) for each in parts]
-    known = tuple(name for name in found if name is not None)
-    if not known or len(known) != len(found):
+    found = {each: module.activation(each) for each in parts}
+    known = tuple(name for name in found.values() if name is not None)
+    if len(known) != len(found):
+        strange = (f"{module.classes[each]} ({each})" for each, name in found.items() if name is None)
+        return binding.refused(binding.parts[0].component, *strange)
+    if not known:
         return binding
     return replace(binding, facts=binding.facts.read(net, activations=known))
 

@@ -9,6 +9,7 @@ the argument action_bounds).
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from ckpttool.errors import UnsupportedError
@@ -54,6 +55,8 @@ TABLE = Table(
     },
 )
 
+# SimNormLinear: a dense layer, a norm, and a softmax over groups of numbers.
+_SIMPLICIAL = re.compile(r"\w+_state_dict/.*(fc_head|net/\d+)/(linear|\d+/linear|[a-z_]+)/")
 # A view can be wider than its file.
 _MOST = 1 << 16
 # What the actor explores with; nothing of it makes the action without noise.
@@ -68,6 +71,9 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     binding = bind(tree, TABLE)
     if binding is None:
         return None
+    for component, entry in {"actor": "actor_state_dict", "critic": "qnet_state_dict"}.items():
+        if any(_SIMPLICIAL.match(tree.names[path]) for path, _ in tree.tensors() if path[0] == key(entry)):
+            binding = binding.refused(component, "a simplicial embedding (sim_type)")
     behind = frozenset(path for path in tree if _stays(path))
     binding = binding.without({tree.names[path] for path in behind}).noted(*distributions(binding, tree))
     return replace(

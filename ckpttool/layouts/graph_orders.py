@@ -432,6 +432,14 @@ def _to_space(node: Node, entries: Any) -> Any:
     return made.transpose(0, 1, 3, 2, 4, 5).reshape(count, high * block, wide * block, -1)
 
 
+def _shuffled(run: _Reader, node: Node, given: _Given) -> Any:
+    if _is_first(node):
+        return Opaque()
+    up = node.op == "DepthToSpace"
+    move = _to_space if up else _to_depth
+    return run.evaluation.shuffled(_tensor(run, given[0]), lambda entries: move(node, entries), up=up)
+
+
 def _gather(run: _Reader, node: Node, given: _Given) -> Any:
     x, at, axis = given[0], given[1], given[2] if len(given) > 2 else np.array(0)
     if isinstance(x, _Weight):
@@ -585,17 +593,22 @@ def _convolution(run: _Reader, node: Node, given: _Given) -> Any:
     rank = len(kernel) - 2
     if _is_first(node) or len(x.shape) != rank + 2:
         return Opaque()
+    plain = isinstance(given[1], _Weight) and len(given[1].paths) == 1 and node.op != "DepthwiseConv2dNative"
+    weight = given[1].paths if plain and kernel[-2] == x.shape[-1] else ()
     channels = kernel[-1] * (kernel[-2] if node.op.startswith("Depthwise") else 1)
     strides = _spatial(node, _attribute(node, "strides"), 1, rank)
     wide = _spatial(node, _attribute(node, "dilations"), 1, rank)
     sizes = _window(node, x.shape[1:-1], kernel[:-2], strides, wide)
-    return run.evaluation.convolved(x, (x.shape[0], *sizes, channels))
+    return run.evaluation.convolved(x, (x.shape[0], *sizes, channels), *weight)
 
 
 def _transposed(run: _Reader, node: Node, given: _Given) -> Any:
     if _is_first(node):
         return Opaque()
-    return run.evaluation.convolved(_tensor(run, given[2]), _numbers(given[0]))
+    plain = isinstance(given[1], _Weight) and len(given[1].paths) == 1
+    return run.evaluation.convolved(
+        _tensor(run, given[2]), _numbers(given[0]), *(given[1].paths if plain else ())
+    )
 
 
 def _pool(run: _Reader, node: Node, given: _Given) -> Any:
@@ -642,8 +655,8 @@ _OPERATIONS: dict[str, _Operation] = {
     "Pad": _moving(lambda _, entries, pads: np.pad(entries, pads, constant_values=-1)),
     "PadV2": _moving(lambda _, entries, pads, __: np.pad(entries, pads, constant_values=-1)),
     "MirrorPad": _moving(lambda _, entries, pads: np.pad(entries, pads, "reflect")),
-    "SpaceToDepth": _moving(_to_depth),
-    "DepthToSpace": _moving(_to_space),
+    "SpaceToDepth": _shuffled,
+    "DepthToSpace": _shuffled,
     "GatherV2": _gather,
     "ResourceGather": _embedded,
     "ConcatV2": _joined,

@@ -2,7 +2,8 @@
 
 A state_dict holds no activations, sums or norms without parameters. torch's Sequential numbers all of its
 modules, so gaps between the numbers of layers show where something stands and where nothing does. A
-SavedModel lists the operations of its functions, a .keras file the activation of each layer.
+SavedModel lists the operations of its functions, a .keras file the activation of each layer, a pickled module
+the classes of all its parts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from ckpttool.errors import NotFoundError, UnsupportedError, some
 from ckpttool.formats import keras_tree
 from ckpttool.layouts import graph_steps
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding, Part, PartLayer
-from ckpttool.ledger import Entry
+from ckpttool.layouts.whole_module import activation_of
+from ckpttool.leaf import Path, ValueLeaf, attr, index
+from ckpttool.ledger import Entry, unknown
+from ckpttool.tree import Tree
 
 _RESIDUAL = re.compile(
     r"(^|_)(res|residual|skip|shortcut|resnet|res_?blocks?|residual_?blocks?)(_?\d+)?(_|$)"
@@ -127,7 +131,10 @@ def _norms(binding: Binding, framework: str) -> Iterator[str]:
 
 def recorded(binding: Binding, checkpoint: Checkpoint) -> Binding:
     """Return the binding of a layout with the hidden activations that the checkpoint itself records."""
-    if binding.layout == NO_LAYOUT or {"hidden", "activations"} & binding.facts.said.keys():
+    if binding.layout == NO_LAYOUT:
+        return binding
+    binding = _pickled(binding, checkpoint.tree)
+    if {"hidden", "activations"} & binding.facts.said.keys():
         return binding
     listed = _configured(binding, checkpoint)
     if listed is not None:
@@ -140,6 +147,114 @@ def recorded(binding: Binding, checkpoint: Checkpoint) -> Binding:
         return binding
     facts = binding.facts.without_lack("activation")
     return replace(binding, facts=facts.read("the SavedModel's graph", hidden=next(iter(hidden))))
+
+
+_TORCH = "torch.nn.modules."
+_ACTIVATION = f"{_TORCH}activation."
+# Parts of a pickled module without an effect on what is played, and those whose weights are layers'.
+_NEUTRAL = re.compile(
+    re.escape(_TORCH)
+    + r"(container\.\w+|linear\.(Linear|Identity)|normalization\.LayerNorm|dropout\.\w+|flatten\.\w+)"
+)
+_MODULES = attr("_modules")
+_TENSORS = (attr("_parameters"), attr("_buffers"))
+
+
+def _pickled(binding: Binding, tree: Tree) -> Binding:
+    """Return the binding with the activations that are parts of a policy that was pickled as a module.
+
+    An activation between two layers of one Sequential is in its place by the order of the file. Of other
+    modules only the classes are known: one kind is that of all hidden layers, several are of unknown places.
+    """
+    part = next((part for part in binding.parts if part.acts), None)
+    if part is None or part.program is not None:
+        return binding
+    weights = [
+        move.source[:-2]
+        for number in range(len(part.layers))
+        for move in binding.moves.moves
+        if move.target[: len(part.prefix) + 1] == (*part.prefix, index(number))
+        and move.source[-2:-1]
+        and move.source[-2] in _TENSORS
+    ]
+    layers = list(dict.fromkeys(weights))
+    if len(layers) < 2:
+        return binding
+    module = layers[0]
+    while any(layer[: len(module)] != module for layer in layers) or module in layers:
+        module = module[:-2]
+    classes = {
+        path: container.name
+        for path, container in tree.containers.items()
+        if container.name
+        and len(path) > len(module)
+        and len(path) % 2 == len(module) % 2
+        and path[: len(module)] == module
+        and all(step == _MODULES for step in path[len(module) :: 2])
+    }
+    if not classes:
+        return binding
+    functions = {path: name for path, name in classes.items() if name.startswith(_ACTIVATION)}
+    binding = binding.entered(*_own_parts(classes, part.component))
+    strange = sorted({name for path, name in functions.items() if _function(tree, path, name) is None})
+    if strange:
+        return binding.refused(part.component, *strange)
+    if not functions or {"hidden", "activations"} & binding.facts.said.keys():
+        return binding
+    where = "/".join(str(step.value) for step in module if step != _MODULES) or "the pickled module"
+    order = list(classes)
+    between = [
+        [each for each in order[order.index(one) : order.index(two)] if each in functions]
+        for one, two in pairwise(layers)
+        if one in classes and two in classes
+    ]
+    facts = binding.facts.without_lack("activation")
+    dense = sum(layer.kind == "dense" for layer in part.layers) - 1
+    placed = [_function(tree, each[0], functions[each[0]]) for each in between if len(each) == 1]
+    names = tuple(name for name in placed if name is not None)
+    if len(names) == dense and all(len(each) < 2 for each in between):
+        return replace(binding, facts=facts.read(where, activations=names))
+    kinds = {_function(tree, path, name) for path, name in functions.items()}
+    # A last tanh is the action's map.
+    hidden = kinds - {"tanh"} or kinds
+    if len(hidden) == 1 and (name := next(iter(hidden))) is not None:
+        return replace(binding, facts=facts.read(where, hidden=name, activations=None))
+    listed = ", ".join(sorted(map(str, kinds)))
+    several = unknown("activation", f"the activations: {where} has {listed}", decides=True)
+    return replace(binding, facts=facts.lacking(several))
+
+
+def _function(tree: Tree, path: Path, name: str) -> str | None:
+    """Return the canonical name of an activation by its class, None for one with another slope or of none."""
+
+    def value(attribute: str) -> object:
+        leaf = tree.get((*path, attr(attribute)))
+        return leaf.value if isinstance(leaf, ValueLeaf) else None
+
+    return activation_of(name, value)
+
+
+def _own_parts(classes: Mapping[Path, str], component: str) -> Iterator[Entry]:
+    """Yield an entry where a part of a pickled policy is of a class whose code the file does not hold."""
+    own = sorted(
+        {
+            name
+            for path, name in classes.items()
+            if not _NEUTRAL.fullmatch(name) and not name.startswith((_ACTIVATION, "tianshou.", "torch.nn."))
+        }
+    )
+    joined = [name for name in own if any(map(_RESIDUAL.search, _words(name))) or "Gat" in name]
+    if joined:
+        value = f"what {some(joined, 3)} computes with its layers"
+        yield Entry("cannot be known", "custom code", value, component, decides=True)
+    rest = [name for name in own if name not in joined]
+    if rest:
+        yield Entry("assumed", "custom code", f"{some(rest, 3)} applies its layers one after another")
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """Return the last part of a class's name as words with underscores: ResBlock as res_block."""
+    return (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2]).lower(),)
 
 
 def _configured(binding: Binding, checkpoint: Checkpoint) -> tuple[str, ...] | None:

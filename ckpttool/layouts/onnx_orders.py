@@ -163,7 +163,7 @@ def _conv(run: _Reader, node: Node, given: _Given) -> Any:
     rank = len(kernel) - 2
     strides, wide = node.get("strides") or (1,) * rank, node.get("dilations") or (1,) * rank
     pads, how = list(node.get("pads") or [0] * (2 * rank)), node.get("auto_pad", b"NOTSET")
-    groups = node.get("group", 1)
+    groups, path = node.get("group", 1), given[1].path if isinstance(given[1], _Weight) else None
     if len(x.shape) != rank + 2:
         raise UntraceableError
     if node.op == "ConvTranspose":
@@ -176,13 +176,15 @@ def _conv(run: _Reader, node: Node, given: _Given) -> Any:
                 zip(x.shape[2:], strides, more, kernel[2:], wide, strict=True)
             )
         )
-        return run.evaluation.convolved(x, (x.shape[0], kernel[1] * groups, *sizes))
+        return run.evaluation.convolved(
+            x, (x.shape[0], kernel[1] * groups, *sizes), path, grouped=groups != 1
+        )
     if how in (b"SAME_UPPER", b"SAME_LOWER"):
         sizes = tuple(-(-size // step) for size, step in zip(x.shape[2:], strides, strict=True))
     else:
         both = [pads[n] + pads[n + rank] for n in range(rank)]
         sizes = extents(x.shape[2:], kernel[2:], strides, both, wide)
-    return run.evaluation.convolved(x, (x.shape[0], kernel[0], *sizes))
+    return run.evaluation.convolved(x, (x.shape[0], kernel[0], *sizes), path, grouped=groups != 1)
 
 
 def _pool(run: _Reader, node: Node, given: _Given) -> Any:
@@ -367,7 +369,7 @@ def _shuffled(run: _Reader, node: Node, given: _Given) -> Any:
         made = entries.reshape(count, *lead, high, wide).transpose(axes)
         return made.reshape(count, -1, high * block, wide * block)
 
-    return run.evaluation.moved(x, move)
+    return run.evaluation.shuffled(x, move, up=node.op == "DepthToSpace")
 
 
 def _recurrent(run: _Reader, node: Node, given: _Given) -> Any:

@@ -147,6 +147,7 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
             )
         binding = _bound(module.state, checkpoint, network, module)
         return None if binding is None else module.bound(binding)
+    _require_actions(tree, checkpoint.path)
     plain = decorations.undecorated(tree)
     if plain is None:
         return _bound(tree, checkpoint, network)
@@ -195,6 +196,30 @@ def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | Non
     )
     bounded = _bounded(binding, numbers, limits, chain.layers)
     return _normalised(bounded, normalisers, chain.layers, where)
+
+
+def _require_actions(tree: Tree, file: str) -> None:
+    """Raise UnsupportedError for an actor of TorchRL whose last layer may give means and deviations.
+
+    ProbabilisticActor is a TensorDictSequential: `module.0` computes the parameters of a distribution, which
+    has no tensors of its own. A TanhModule behind it has its bounds as buffers.
+    """
+    matrices = {
+        match[1]: leaf.shape
+        for path, leaf in tree.tensors()
+        if (match := _TORCHRL.fullmatch(tree.names[path])) is not None and len(leaf.shape) == 2
+    }
+    for root, shape in matrices.items():
+        behind = any(name.startswith(f"{root}module/1/") for name in tree.names.values())
+        if not behind and shape[0] % 2 == 0 and not _is_critic(root.split("/")):
+            raise UnsupportedError(
+                "an actor of TorchRL whose last layer may give the means and the deviations of the actions",
+                file=file,
+                found=f"{shape[0]} outputs",
+            )
+
+
+_TORCHRL = re.compile(r"(|.*/)module/0/module/(?:\d+/)?\d+/weight")
 
 
 def _limits(tree: Tree) -> dict[str, list[float] | None]:

@@ -47,6 +47,11 @@ class Activation:
         self._make, self._entries = make, None
 
     @property
+    def is_numbered(self) -> bool:
+        """Whether something asked for the entries."""
+        return self._entries is not None
+
+    @property
     def entries(self) -> Any:
         """The numbers of the entries, an array of `shape`."""
         if self._entries is None:
@@ -77,6 +82,7 @@ class Evaluation:
     activations: Activations = field(default_factory=Activations)
     uses: dict[Path, dict[str, list[Any]]] = field(default_factory=dict)
     lost: bool = False
+    _made: list[tuple[Path, Activation]] = field(default_factory=list)
     _steps: int = 0
     _numbered: int = 0
 
@@ -130,13 +136,23 @@ class Evaluation:
 
     # --- Operations -------------------------------------------------------------------------------------
 
-    def convolved(self, x: Activation, shape: Sequence[int]) -> Activation:
-        """Return what an operation on images makes of one."""
+    def convolved(
+        self, x: Activation, shape: Sequence[int], weight: Path | None = None, *, grouped: bool = False
+    ) -> Activation:
+        """Return what an operation on images makes of one, a convolution by its weight.
+
+        A convolution's channels have an order of their own where a pixel shuffle stands beside it.
+        """
         if len(x.shape) < _IMAGE_RANK or len(shape) != len(x.shape):
             raise UntraceableError
         if not x.is_image and not self.shapes_only:
             self.activations.take(x.entries, self.channel % len(x.shape))
-        return self.image(shape)
+        made = self.image(shape)
+        if weight is not None and not grouped and not self.shapes_only:
+            self._made.append((weight, made))
+            if not x.is_image:
+                self.takes(weight, x, self.channel % len(x.shape))
+        return made
 
     def moved(self, x: Activation, move: Callable[[Any], Any]) -> Activation:
         """Return a result whose entries are those of another one, elsewhere."""
@@ -146,6 +162,14 @@ class Evaluation:
             raise UntraceableError from error
         self._room(made.shape)
         return Activation(made.shape, lambda: made)
+
+    def shuffled(self, x: Activation, move: Callable[[Any], Any], *, up: bool) -> Activation:
+        """Return what a pixel shuffle makes of an image: places of channels if `up`, else the reverse."""
+        made = self.moved(x, move)
+        image = made if up else x
+        if not self.shapes_only:
+            self.activations.take(image.entries, self.channel % len(image.shape))
+        return made
 
     def reshaped(self, x: Activation, shape: Sequence[int]) -> Activation:
         """Return the result in another shape, in which one extent may be -1."""
@@ -205,10 +229,15 @@ class Evaluation:
         if self.shapes_only:
             return
         held = self.uses.setdefault(weight, {}).setdefault(side, [])
+        if isinstance(x, Activation) and not (x.shape and x.entries.size):
+            raise UntraceableError
         if isinstance(x, Opaque):
             held.append(None if x.features is None else x.features)
         else:
-            held.append(np.moveaxis(x.entries, axis, -1).reshape(-1, x.shape[axis])[0] if x.shape else None)
+            rows = np.moveaxis(x.entries, axis, -1).reshape(-1, x.shape[axis])
+            # The first place may be padding.
+            whole = np.flatnonzero((rows >= 0).all(1))
+            held.append(rows[whole[0] if len(whole) else 0])
 
     def dense(self, x: Activation | Opaque, weight: Path, sizes: tuple[int, int]) -> Activation | Opaque:
         """Return what a dense layer of these sizes, inputs and outputs, makes along the last axis."""
@@ -240,6 +269,10 @@ class Evaluation:
 
     def features(self) -> dict[Path, Features]:
         """Return the orders by weight, UNKNOWN where an operation on the way was not evaluated."""
+        for weight, made in self._made:
+            # Of most convolutions nothing asked for the entries.
+            if made.is_numbered:
+                self.makes(weight, made, self.channel % len(made.shape))
         self.activations.finish()
         found = {}
         for weight, sides in self.uses.items():

@@ -4,7 +4,9 @@ Sources, in github.com/ray-project/ray: rllib/algorithms/sac/sac_catalog.py and
 torch/default_sac_torch_rl_module.py (`pi_encoder`, `pi`, `qf_encoder`, `qf`, their twins and targets),
 rllib/algorithms/ppo/ppo_catalog.py (`encoder`, `pi`, `vf`), rllib/core/rl_module/default_model_config.py
 (activations), rllib/models/torch/torch_distributions.py (the last layer gives means, then log standard
-deviations; without noise SAC's action is tanh of the mean, PPO's the mean), rllib/utils/spaces/space_utils.py
+deviations), rllib/core/distribution/torch/torch_distribution.py (what acts without noise: PPO's mean; SAC's
+mean too, without the tanh that its samples go through, github.com/ray-project/ray/issues/51544),
+rllib/core/models/torch/primitives.py (layer norms), rllib/utils/spaces/space_utils.py
 (`unsquash_action`: [-1, 1] goes to the bounds and is limited to them),
 rllib/connectors/env_to_module/mean_std_filter.py and rllib/utils/filter.py (observations become
 `(x - mean) / (std + 1e-8)`, limited to `clip_by_value`), rllib/connectors/connector_pipeline_v2.py (each
@@ -19,14 +21,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ckpttool import places
-from ckpttool.layouts import optimizers
+from ckpttool.layouts import activations, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, settings_stay
 from ckpttool.layouts.rllib_plan import plan
 from ckpttool.layouts.rllib_policy import mean_std
 from ckpttool.layouts.small_arrays import numbers
 from ckpttool.layouts.table import Table, bind
 from ckpttool.leaf import Leaf, ValueLeaf
-from ckpttool.ledger import NO_ENVIRONMENT, NO_STATISTICS, Entry
+from ckpttool.ledger import NO_ENVIRONMENT, NO_STATISTICS, Entry, unknown
 from ckpttool.tree import Tree
 
 __all__ = ["TABLE", "companions", "plan", "recognise", "told_by"]
@@ -36,6 +38,14 @@ _ARGUMENTS = "class_and_ctor_args.pkl"
 # With which a module's own folder begins: SAC's, PPO's.
 _ENCODERS = ("pi_encoder", "encoder")
 _LACKS = (NO_ENVIRONMENT,)
+# Training samples tanh of a Gaussian; the action without noise has no tanh in the library's own code.
+_SQUASHED = unknown(
+    "action map",
+    "whether tanh bounds the mean (yes in training: --head affine; no where RLlib acts with explore=False: "
+    "--head clip_affine)",
+    decides=True,
+)
+_LAYER_NORM = 1e-3
 
 TABLE = Table(
     name="rllib",
@@ -44,7 +54,7 @@ TABLE = Table(
     components={},
     optimizers={},
     counters={},
-    facts=Facts(head="affine", hidden="tanh", epsilon=1e-5, lacks=_LACKS),
+    facts=Facts(head="affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=(*_LACKS, _SQUASHED)),
     optimizer=optimizers.from_torch,
     seen="SAC and PPO as Ray 2.60 saves them",
     joined=True,
@@ -57,7 +67,7 @@ _NEUTRAL = re.compile(
     "|AgentToModuleMapping|BatchIndividualItems|NumpyToTensor|FlattenObservations|WriteObservationsToEpisodes"
 )
 _FILTER = "MeanStdFilter"
-_PPO = Facts(head="clip_affine", hidden="tanh", epsilon=1e-5, lacks=_LACKS)
+_PPO = Facts(head="clip_affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=_LACKS)
 
 
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the folder's name says nothing
@@ -72,6 +82,9 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
     (module,) = modules
     gaussian = any("pi_encoder" in parts[:5] for parts in stored)
     table = _table(module, gaussian=gaussian)
+    deviation = f"{module}pi/log_std"
+    if deviation in tree.names.values():  # DefaultModelConfig.free_log_std
+        table = replace(table, joined=False, tensors={deviation: "actor/log_std"})
     binding = bind(tree, table)
     if binding is None or not any(part.acts for part in binding.parts):
         return None
@@ -176,7 +189,10 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
     facts = facts.bounded(_ARGUMENTS, low, high) or facts
     names = [_one(said, f"model_config/{name}fcnet_activation") for name in ("", "head_")]
     inside, head = (
-        leaf.value if isinstance(leaf, ValueLeaf) and isinstance(leaf.value, str) else None for leaf in names
+        activations.RLLIB.get(leaf.value, leaf.value)
+        if isinstance(leaf, ValueLeaf) and isinstance(leaf.value, str)
+        else None
+        for leaf in names
     )
     actor = next(part for part in binding.parts if part.acts)
     encoder = ["encoder" in layer.name[0] for layer in actor.layers[:-1]]

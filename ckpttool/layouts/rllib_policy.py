@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ckpttool.layouts import optimizers
+from ckpttool.layouts import activations, optimizers
 from ckpttool.layouts.canonical import Binding, Facts, Norm, settings_stay
 from ckpttool.layouts.small_arrays import numbers, tensor, unpacked
 from ckpttool.layouts.table import Table, bind
@@ -45,14 +45,14 @@ Said = Mapping[str, Leaf | ValueLeaf]
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the folder's name says nothing
     """Return the way to the canonical agent of a checkpoint with one policy's weights."""
     names = [tree.names[path].split("/") for path, _ in tree.tensors()]
-    roots = {"/".join(n[:2]) for n in names if n[0] == "policies" and n[2:3] == ["weights"]}
+    roots = {"/".join((*n[:2], "")) for n in names if n[0] == "policies" and n[2:3] == ["weights"]}
     # A policy's own folder has its weights at the top.
     roots = roots or {"" for n in names if n[0] == "weights"}
     if len(roots) != 1:
         return None
     (policy,) = roots
     said = {tree.names[path]: leaf for path, leaf in tree.items()}
-    table = _table(f"{policy}/weights" if policy else "weights", said)
+    table = _table(f"{policy}weights", said)
     binding = bind(tree, table) if table is not None else None
     if binding is None or not any(part.acts for part in binding.parts):
         return None
@@ -62,7 +62,7 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the f
 
 def _own_activations(binding: Binding, said: Said, policy: str) -> Binding:
     """Refuse Q-functions whose activation is another one than the policy's: an agent has one for both."""
-    for config in ("algorithm_state/config", f"{policy}/policy_spec/config"):
+    for config in ("algorithm_state/config", f"{policy}policy_spec/config"):
         names = ("q_model_config/fcnet_activation", "critic_hidden_activation")
         theirs = next((name for each in names if (name := _text(said, f"{config}/{each}"))), None)
         if binding.facts.head == "affine" and theirs not in (None, binding.facts.hidden):
@@ -91,24 +91,28 @@ def _table(weights: str, said: Said) -> Table | None:
         return replace(TABLE, components={f"{weights}/{n}": ours for n, ours in names.items()})
     if f"{weights}/_logits/_model/0/weight" in said:
         value = f"{weights}/_value_branch_separate+{weights}/_value_branch"
-        free = f"{weights}/log_std" in said
         names = {dense(""): "actor", value: "value"}
-        return replace(TABLE, components=names, facts=_PPO, joined=not free)
+        free = f"{weights}/_append_free_log_std/log_std"  # misc.py, AppendBiasLayer
+        tensors = {free: "actor/log_std"} if free in said else {}
+        return replace(TABLE, components=names, facts=_PPO, joined=not tensors, tensors=tensors)
     return None
 
 
 def _settings(facts: Facts, said: Said, policy: str) -> Facts:
     """Return the facts with the environment and the activation of the algorithm's or the policy's config."""
-    for config in ("algorithm_state/config", f"{policy}/policy_spec/config"):
+    for config in ("algorithm_state/config", f"{policy}policy_spec/config"):
         env = _text(said, f"{config}/env")
         if env is not None and ":" not in env and facts.env is None:
             facts = facts.read(config, env=env)
         model = "policy_model_config" if facts.head == "affine" else "model"
-        activation = _text(said, f"{config}/{model}/fcnet_activation")
+        # fcnet.py: of a network of post layers alone, theirs counts.
+        post = not any(name.startswith(f"{config}/{model}/fcnet_hiddens/") for name in said)
+        post = post and any(name.startswith(f"{config}/{model}/post_fcnet_hiddens/") for name in said)
+        activation = _text(said, f"{config}/{model}/{'post_' if post else ''}fcnet_activation")
         # DDPG's and TD3's (rllib/algorithms/ddpg/ddpg.py).
         activation = activation or _text(said, f"{config}/actor_hidden_activation")
         if activation is not None and "hidden" not in facts.said:
-            facts = facts.read(config, hidden=activation)
+            facts = facts.read(config, hidden=activations.RLLIB.get(activation, activation))
     return facts if facts.env is not None else facts.lacking(NO_ENVIRONMENT)
 
 
@@ -118,7 +122,7 @@ def _text(said: Said, name: str) -> str | None:
 
 
 def _bounds(facts: Facts, said: Said, policy: str) -> Facts:
-    space = f"{policy}/policy_spec/action_space/space"
+    space = f"{policy}policy_spec/action_space/space"
     low, high = (
         _array(_text(said, f"{space}/{end}"), _text(said, f"{space}/dtype")) for end in ("low", "high")
     )
@@ -144,7 +148,7 @@ def _array(text: str | None, dtype: str | None) -> tuple[float, ...]:
 
 def _statistics(facts: Facts, said: Said, policy: str) -> Facts:
     """Return the facts with the running statistics of a MeanStdFilter, if there is one."""
-    place = f"algorithm_state/worker/filters/{policy.rpartition('/')[2]}/running_stats"
+    place = f"algorithm_state/worker/filters/{policy.rstrip('/').rpartition('/')[2]}/running_stats"
     if f"{place}/mean_array" not in said:
         return facts
     pushes = said.get(f"{place}/num_pushes")

@@ -37,6 +37,9 @@ TABLE = Table(
         f"{_MODEL}/critic": "value",
         "actor_state_dict/mlp": "actor",
         "critic_state_dict/mlp": "value",
+        # Distillation: the student is what acts.
+        f"{_MODEL}/student": "actor",
+        "student_state_dict/mlp": "actor",
     },
     optimizers={"optimizer_state_dict": canonical.JOINT},
     counters={"iter": "iter"},
@@ -48,8 +51,11 @@ TABLE = Table(
         # Before 5.0 a model holds them itself, since then its distribution.
         "actor_state_dict/std": "actor/std",
         "actor_state_dict/log_std": "actor/log_std",
-        "actor_state_dict/distribution/std_param": "actor/std",
-        "actor_state_dict/distribution/log_std_param": "actor/log_std",
+        **{
+            f"{role}_state_dict/distribution/{spread}_param": f"actor/{spread}"
+            for role in ("actor", "student")
+            for spread in ("std", "log_std")
+        },
     },
     seen="written by rsl_rl 2.2.4, 2.3.3, 3.0.0, 3.3.0, 4.0.0 and 5.5.1: PPO",
 )
@@ -59,10 +65,12 @@ _CRITIC = {
     "obs_norm_state_dict": "critic_obs_norm_state_dict",
     f"{_MODEL}/actor_obs_normalizer": f"{_MODEL}/critic_obs_normalizer",
     "actor_state_dict/obs_normalizer": "critic_state_dict/obs_normalizer",
+    "student_state_dict/obs_normalizer": "teacher_state_dict/obs_normalizer",
+    f"{_MODEL}/student_obs_normalizer": f"{_MODEL}/teacher_obs_normalizer",
 }
 # Without either the last layer gives the standard deviation too (3.1 and later, as an option).
 _DEVIATIONS = frozenset((attr("actor"), attr(name)) for name in ("std", "log_std"))
-_EVIDENCE = re.compile(rf"({_MODEL}/actor|actor_state_dict/mlp)/0/weight")
+_EVIDENCE = re.compile(rf"({_MODEL}/(actor|student)|(actor|student)_state_dict/mlp)/0/weight")
 # rsl_rl/utils/utils.py, resolve_nn_activation; those that we have.
 _ACTIVATIONS = {
     "elu": "elu",
@@ -75,8 +83,8 @@ _ACTIVATIONS = {
     "softplus": "softplus",
     "identity": "linear",
 }
-_RECURRENT = re.compile(rf"({_MODEL}/memory_a|actor_state_dict/rnn)/")
-_CNN = re.compile(rf"({_MODEL}/actor_cnns?|actor_state_dict/cnns?)/")
+_RECURRENT = re.compile(rf"({_MODEL}/memory_[as]|(actor|student)_state_dict/rnn)/")
+_CNN = re.compile(rf"({_MODEL}/(actor|student)_cnns?|(actor|student)_state_dict/cnns?)/")
 
 
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # the file's name says nothing
@@ -120,6 +128,7 @@ def told_by(binding: Binding, file: str, tree: Tree) -> Binding:
         if path and path[-1].value == "activation"
     }
     of_both = said.get("policy/activation", "")
+    of_both = of_both or said.get("student/activation", "")
     policy, value = (said.get(f"{name}/activation", of_both) for name in ("actor", "critic"))
     if not policy:
         return binding

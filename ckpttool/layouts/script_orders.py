@@ -395,13 +395,15 @@ def _convolution(
                 x.shape[2:], stride, pads, dilation, kernel, extra, strict=True
             )
         )
-        return run.evaluation.convolved(x, (x.shape[0], shape[1] * groups, *sizes))
+        return run.evaluation.convolved(
+            x, (x.shape[0], shape[1] * groups, *sizes), weight.path, grouped=groups != 1
+        )
     if padding == "same":
         sizes = x.shape[2:]
     else:
         pads = _sizes(0 if padding == "valid" else padding, rank)
         sizes = extents(x.shape[2:], kernel, stride, [2 * pad for pad in pads], dilation)
-    return run.evaluation.convolved(x, (x.shape[0], shape[0], *sizes))
+    return run.evaluation.convolved(x, (x.shape[0], shape[0], *sizes), weight.path, grouped=groups != 1)
 
 
 def _pool(rank: int, *, dilated: bool, indices: bool = False) -> _Operation:
@@ -548,6 +550,14 @@ def _unshuffled(entries: Any, factor: int) -> Any:
     count, channels, high, wide = entries.shape
     made = entries.reshape(count, channels, high // factor, factor, wide // factor, factor)
     return made.transpose(0, 1, 3, 5, 2, 4).reshape(count, -1, high // factor, wide // factor)
+
+
+def _shuffle(move: Callable[[Any, int], Any], *, up: bool) -> _Operation:
+    def read(run: _Evaluator, given: _Given) -> Any:
+        x = run.activation(given[0])
+        return run.evaluation.shuffled(x, lambda entries: move(entries, given[1]), up=up)
+
+    return read
 
 
 def _padded(entries: Any, pads: Sequence[int], *_: Any) -> Any:
@@ -810,8 +820,8 @@ _OPERATIONS: dict[str, _Operation] = {
     "expand": _moved(_expand),
     "repeat": _moved(lambda a, counts: np.tile(a, counts)),
     "tile": _moved(lambda a, counts: np.tile(a, counts)),
-    "pixel_shuffle": _moved(_shuffled),
-    "pixel_unshuffle": _moved(_unshuffled),
+    "pixel_shuffle": _shuffle(_shuffled, up=True),
+    "pixel_unshuffle": _shuffle(_unshuffled, up=False),
     "constant_pad_nd": _moved(_padded),
     "pad": _moved(_padded),
     "split": _pieces(_split),

@@ -197,6 +197,7 @@ def _told(binding: Binding, tree: Tree) -> Binding:
             unplaced["actor"] = (*unplaced.get("actor", ()), f"a mean limited to {clip}")
     if baselines_settings.setting(tree, "policy_kwargs", "squash_output", False) is True:
         facts = facts._replace(head="affine")
+    facts = _by_class(facts, tree)
     images = baselines_settings.images(tree)
     if images:
         unplaced["actor"] = (*unplaced.get("actor", ()), images)
@@ -227,6 +228,21 @@ def _told(binding: Binding, tree: Tree) -> Binding:
         unplaced=unplaced,
         fronts=fronts,
     )
+
+
+def _by_class(facts: Facts, tree: Tree) -> Facts:
+    """Return the facts with what the library's own policy class does where its arguments ask for no other.
+
+    The file holds the class and all arguments that it was made with: what they leave out is the default.
+    """
+    kind = baselines_settings.class_of(tree, "policy_class")
+    arguments = (_DATA, key("policy_kwargs"))
+    given = arguments in tree.containers or any(path[:2] == arguments for path in tree)
+    if kind is None or not kind.startswith(_LIBRARIES) or not given:
+        return facts
+    if "hidden" not in facts.said:
+        facts = facts.read("data/policy_kwargs", hidden=facts.hidden)
+    return facts.read("data/policy_class", head=facts.head)
 
 
 def _layers_alone(tree: Tree) -> Tree:

@@ -18,7 +18,9 @@ from dataclasses import replace
 
 from ckpttool.layouts import canonical, optimizers
 from ckpttool.layouts.canonical import NORMALIZER, Binding, Facts, Norm
+from ckpttool.layouts.small_arrays import numbers
 from ckpttool.layouts.table import Table, bind
+from ckpttool.layouts.whole_module import whole
 from ckpttool.layouts.writing import LIST, Lone, Names, Network, Writing, critics, gaussian, valued, written
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, index, key
 from ckpttool.ledger import NO_BOUNDS, unknown
@@ -98,6 +100,14 @@ _OBS_RMS = key("obs_rms")
 
 def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # policy.pth says nothing
     """Return the way to the canonical agent of a policy whose actor is `preprocess` and a last layer."""
+    module = whole(tree)
+    if module is not None:
+        binding = _bound(module.state)
+        return None if binding is None else _by_attributes(module.bound(binding), tree)
+    return _bound(tree)
+
+
+def _bound(tree: Tree) -> Binding | None:
     found = {match[1] for path in tree if path and (match := _ACTOR.fullmatch(str(path[-1].value)))}
     if "preprocess" not in found or len(found) < 2:
         return None
@@ -106,13 +116,50 @@ def recognise(tree: Tree, name: str) -> Binding | None:  # noqa: ARG001  # polic
     modules = {step for name in tree.names.values() for step in name.split("/")}
     q_functions = modules & {"critic1", "critic2", "critic_old", "critic1_old"}
     alike = wide is not None and wide == narrow
-    on_policy = alike and not q_functions
+    # The policy alone, as 2.x keeps it: a deviation that is a parameter is that of PPO and its kin.
+    alone = wide is None and bool(modules & {"sigma_param"})
+    on_policy = (alike and not q_functions) or alone
     binding = bind(tree, _ON_POLICY if on_policy else _SAC if "mu" in found else TABLE)
     if binding is None:
         return None
     if alike and "mu" not in found:
         return _discrete(binding)
     return _with_statistics(binding, tree)
+
+
+def _by_attributes(binding: Binding, tree: Tree) -> Binding:
+    """Return the binding with the bounds and the action map that a policy pickled whole has as attributes."""
+    said = {
+        tuple(step.value for step in path if step.value not in ("_modules", "policy")): leaf
+        for path, leaf in tree.items()
+    }
+
+    def value(*names: str) -> object:
+        leaf = said.get(names)
+        return leaf.value if isinstance(leaf, ValueLeaf) else None
+
+    low, high = (numbers(said.get(("action_space", end))) for end in ("low", "high"))
+    facts = binding.facts.bounded("action_space", low, high) or binding.facts
+    if facts.action_high is None or ("action_bound_method",) not in said:
+        return replace(binding, facts=facts)
+    limit, method = value("actor", "max_action"), value("action_bound_method")
+    deterministic = ("actor", "_unbounded") not in said
+    bounded = deterministic or value("actor", "_unbounded") is False
+    soft = facts.head == "affine"  # SAC takes tanh of the mean
+    if value("action_scaling") is not True or method not in ("clip", "tanh", None):
+        return replace(binding, facts=facts).refused("actor", "actions that are not scaled to the bounds")
+    if soft or (bounded and limit == 1.0 and method != "tanh") or (not bounded and method == "tanh"):
+        head = "affine"
+    elif bounded and limit == facts.action_high[0] and method == "clip":
+        head = "tanh_clip_affine"
+    elif not bounded and method == "clip":
+        head = "clip_affine"
+    else:
+        reason = f"an action map with max_action {limit} and action_bound_method {method}"
+        return replace(binding, facts=facts).refused("actor", reason)
+    left = (*_LACKS, *_PROBABILISTIC[1:])
+    facts = facts._replace(lacks=tuple(what for what in facts.lacks if what not in left))
+    return replace(binding, facts=facts.read("action_bound_method", head=head))
 
 
 def _inputs(tree: Tree, component: str) -> int | None:

@@ -14,7 +14,7 @@ from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, key
 from ckpttool.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ckpttool.layouts.canonical import Binding
 
@@ -56,20 +56,26 @@ class Whole:
 
     def activation(self, module: str) -> str | None:
         """Return the canonical name of the activation that the module is, None for anything else."""
-        found = self.classes.get(module, "")
-        if found == _IDENTITY:
-            return "linear"
-        short = found.removeprefix(_ACTIVATION)
-        defaults = _ARGUMENTS.get(short, {})
-        if any(self.value(module, name) != default for name, default in defaults.items()):
-            return None
-        return activations.TORCH.get(short) if found.startswith(_ACTIVATION) else None
+        return activation_of(self.classes.get(module, ""), lambda name: self.value(module, name))
 
     def bound(self, binding: Binding) -> Binding:
         """Return a binding of the state as one of the file: what is no tensor of it says how it was built."""
         moved = binding.moved(self.sources.__getitem__)
         plain = frozenset(path for path, _ in self.tree.plain())
         return replace(moved, consumed=moved.consumed | plain)
+
+
+def activation_of(name: str, value: Callable[[str], object]) -> str | None:
+    """Return the canonical activation of a class by its name, and by what `value` returns of its attributes.
+
+    None for another class, and for one with another slope, limit or approximation than its default.
+    """
+    if name == _IDENTITY:
+        return "linear"
+    short = name.removeprefix(_ACTIVATION)
+    if any(value(each) != default for each, default in _ARGUMENTS.get(short, {}).items()):
+        return None
+    return activations.TORCH.get(short) if name.startswith(_ACTIVATION) else None
 
 
 def _place(module: str) -> Path:

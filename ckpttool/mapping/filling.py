@@ -14,11 +14,11 @@ from ckpttool.errors import MappingError, UsageError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
-from ckpttool.mapping.flattened import Reordering, reordering, unknown
-from ckpttool.mapping.kinds import IN_OUT, POINTWISE, Kind, asked, candidates
+from ckpttool.mapping.flattened import Reordering, reordering, shuffled_as_they_are, unknown
+from ckpttool.mapping.kinds import IN_OUT, NUMBERED, POINTWISE, Kind, asked, candidates
 from ckpttool.mapping.layers import Choice, Layer, converted, layers, proposals
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
-from ckpttool.mapping.modules import About
+from ckpttool.mapping.modules import About, modules
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
@@ -91,6 +91,8 @@ def fill(
     needs = cautions.notes(made.done) if foreign else ()
     if foreign or made.turned:
         made.assumed += cautions.without_classes([(layer, layer.group(tree)) for layer in made.done])
+    if foreign:
+        made.assumed += shuffled_as_they_are(tree, tuple(made.done))
     made.assumed += cautions.differences(made.both, foreign=foreign)
     made.assumed += cautions.own_calls(target for _, target in made.both)
     filled, unfit = _filled(tree, skeleton.tree, made, strict=strict, cast=cast)
@@ -152,6 +154,9 @@ def _sides(
             one, other = (_forms(found, more) for found in both)
             mine, wanted = both if one and other and one != other else (mine, wanted)
     theirs, ours = side(tree, mine, in_order=in_order), side(target, wanted)
+    if framework == "tensorflow" and foreign:
+        mine = _numbered(theirs, ours, described)
+        theirs = side(tree, mine, in_order=in_order)
     mine, wanted = _layers_alone(theirs, ours), _layers_alone(ours, theirs)
     theirs = theirs if mine == theirs.layers else side(tree, mine, in_order=in_order)
     ours = ours if wanted == ours.layers else side(target, wanted)
@@ -181,6 +186,33 @@ def _choices(
     wanted = [layer.title for layer in skeleton.layers(target) if all(kind.refused for kind in layer.kinds)]
     own = [choice for choice in choices if choice.kind and any(map(choice.fits, wanted))]
     return [choice for choice in choices if choice not in own or any(map(choice.fits, mine))], own
+
+
+def _numbered(theirs: Side, ours: Side, described: Mapping[Path, About] | None) -> tuple[Layer, ...]:
+    """Return the source's layers, with those of numbered variables that can be layers of the model.
+
+    A lone vector stays what it is where the model has such a tensor outside of layers.
+    """
+    wanted = {s for each in ours.candidates for s in each.signatures}
+    known = {layer.name for layer in theirs.layers}
+    found = list(theirs.layers)
+    for module in modules(theirs.tree, "tensorflow", {}, described):
+        group = module.group(theirs.tree)
+        numbered = bool(group) and all(name.startswith("vars/") for name in group)
+        if not numbered or module.name in known or module.about.cls:
+            continue
+        first = next(iter(group.values()))
+        if len(group) == 1 and (BARE, first.shape) in wanted:
+            continue
+        able = []
+        for kind in NUMBERED:
+            layer = Layer(module.name, (kind,), module.tensors, module.part, about=module.about)
+            if kind.fits(group) and signature(theirs.tree, layer, kind) in wanted:
+                able.append(kind)
+        if able:
+            found.append(Layer(module.name, tuple(able), module.tensors, module.part, about=module.about))
+    places = {path: n for n, path in enumerate(theirs.tree)}
+    return tuple(sorted(found, key=lambda layer: min(places[path] for path in layer.tensors.values())))
 
 
 _SEVERAL = frozenset(("attention", "separable"))

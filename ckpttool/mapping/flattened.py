@@ -94,7 +94,8 @@ def unknown(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:  # noqa:
     if by_name and not refused and not any(_takes_image(layer) for layer in found):
         refused = _untaken(tree, found, every)
     unflattened = _unflattened(tree, found)
-    return {**_as_wide(tree, found, refused, unflattened), **unflattened, **refused}
+    shuffled = _shuffled(tree, found)
+    return {**shuffled, **_as_wide(tree, found, refused, unflattened), **unflattened, **refused}
 
 
 def _is_by_name(found: Sequence[Layer]) -> bool:
@@ -144,6 +145,91 @@ def taken_as_they_are(tree: Tree, found: tuple[Layer, ...]) -> Iterator[str]:
                 f"{layer.title} takes {inputs:,} numbers in one order in both: if they are a flattened "
                 f"picture of 3 channels, --flatten '{layer.title}={places},3'"
             )
+
+
+def _shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
+    """Return why convolutions are refused between which channels may become places, or the reverse.
+
+    One gives 4, 9 or 16 times what another takes, and nothing takes what it gives, or the other way round.
+    The frameworks order the channels of a pixel shuffle differently.
+    """
+    sides = _image_sides(tree, found)
+    refused: dict[str, str] = {}
+    if any(takes is None or gives is None for _, takes, gives in sides):
+        return refused
+    dense = {_inputs(tree, each) for each in found if {k.name for k in each.kinds} <= {"dense", *_RECURRENT}}
+    taken = {takes for _, takes, _ in sides}
+    given = [gives for _, _, gives in sides]
+    for layer, takes, gives in sides:
+        assert takes is not None and gives is not None  # noqa: S101, PT018 - as asked above
+        used = gives in taken or any(count % gives == 0 for count in dense)
+        for square in _SQUARES:
+            made = gives // square if gives % square == 0 else 0
+            if made > 1 and made in taken and not used and layer.told.makes is None:
+                refused.setdefault(
+                    layer.title,
+                    f"{layer.title} gives {gives:,} channels, of which a pixel shuffle may make {made:,}, "
+                    f"which the two order differently (--unflatten '{layer.title}={square},{made}'), or not "
+                    f"(--unflatten '{layer.title}=no')",
+                )
+            before = takes // square if takes % square == 0 else 0
+            joined = before > 1 and before in given and takes not in given and before not in taken
+            if joined and given.count(before) < square and _is_untold(layer):
+                refused.setdefault(
+                    layer.title,
+                    f"{layer.title} takes {takes:,} channels, which may be the places of {before:,}, which "
+                    f"the two order differently (--flatten '{layer.title}={square},{before}'), or not "
+                    f"(--flatten '{layer.title}=no')",
+                )
+    return refused
+
+
+def shuffled_as_they_are(tree: Tree, found: tuple[Layer, ...]) -> Iterator[str]:
+    """Yield a sentence on convolutions at the ends of a model that may stand beside a pixel shuffle.
+
+    The first takes 4, 9 or 16 times the channels of a picture in colours; the last gives so many times what
+    the first takes.
+    """
+    sides = _image_sides(tree, found)
+    taken, given = {takes for _, takes, _ in sides}, {gives for _, _, gives in sides}
+    if None in taken | given or not sides:
+        return
+    colours = {3, *(takes for _, takes, _ in sides if takes is not None and 1 < takes < _COLOURS)}
+    for layer, takes, gives in sides:
+        for square in _SQUARES:
+            if takes is not None and takes not in given and takes == 3 * square and _is_untold(layer):
+                yield (
+                    f"{layer.title} takes {takes:,} channels in one order in both: if they are places of a "
+                    f"picture of 3 channels, --flatten '{layer.title}={square},3'"
+                )
+            made = gives // square if gives is not None and gives % square == 0 else 0
+            if made in colours and gives not in taken and layer.told.makes is None:
+                yield (
+                    f"{layer.title} gives {gives:,} channels in one order in both: if they become places of "
+                    f"a picture of {made} channels, --unflatten '{layer.title}={square},{made}'"
+                )
+
+
+def _image_sides(tree: Tree, found: Iterable[Layer]) -> list[tuple[Layer, int | None, int | None]]:
+    """Return what each convolution takes and gives, None for both where its tensors do not tell which."""
+    sides: list[tuple[Layer, int | None, int | None]] = []
+    for layer in found:
+        if {kind.name for kind in layer.kinds} != {"convolution"}:
+            continue
+        leaves = canonical(tree, layer, layer.kinds[0])
+        first, last = leaves["kernel"].shape[-2:]
+        bias = leaves["bias"].shape[0] if "bias" in leaves else None
+        if bias == last:
+            sides.append((layer, first, last))
+        elif bias == first:
+            sides.append((layer, last, first))
+        else:
+            sides.append((layer, *((None, None) if first != last else (first, last))))
+    return sides
+
+
+# Places of which a pixel shuffle makes one, or the reverse.
+_SQUARES = (4, 9, 16)
 
 
 def _untaken(tree: Tree, found: tuple[Layer, ...], every: Iterable[_Images]) -> dict[str, str]:
@@ -413,6 +499,7 @@ def _reason(
 _NORM = {name: {"takes": 0} for name in ("scale", "offset", "mean", "variance")}
 _FEATURES: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "dense": {"kernel": {"takes": 0, "makes": 1}, "bias": {"makes": 0}},
+    "convolution": {"kernel": {"takes": -2, "makes": -1}, "bias": {"makes": 0}},
     "embedding": {"embeddings": {"makes": 1}},
     **{name: {"kernel": {"takes": 0}} for name in ("lstm", "gru", "simple_rnn")},
     "batch_norm": _NORM,
@@ -445,13 +532,19 @@ def reordering(tree: Tree, layer: Layer, kind: Kind, ours: Told, frameworks: tup
     """
     axes = _FEATURES.get(kind.name, {})
     found = {name: leaf.shape for name, leaf in canonical(tree, layer, kind).items() if name in axes}
+    ranks = _RANKS
+    if kind.name == "convolution":
+        # Only a pixel shuffle before or behind it shows; an input that is padded shows nothing.
+        layer, ours = layer._replace(told=_followed(layer.told)), _followed(ours)
+        ranks = {"kernel": len(found["kernel"])}
+        axes = {**axes, "kernel": {side: ranks["kernel"] + at for side, at in axes["kernel"].items()}}
     rules: dict[str, list[Rule]] = {}
     assumed: list[str] = []
     flatten: Shape | None = () if layer.told.flatten == () else None
     for side in ("takes", "makes"):
         places = [(name, axes[name][side]) for name in found if side in axes[name]]
         lengths = {found[name][axis] for name, axis in places if axis < len(found[name])}
-        if len(lengths) != 1 or any(len(found[name]) != _RANKS.get(name, 1) for name, _ in places):
+        if len(lengths) != 1 or any(len(found[name]) != ranks.get(name, 1) for name, _ in places):
             continue
         made = _Side(layer, side, lengths.pop(), ours, frameworks).meeting()
         if made is None:
@@ -469,7 +562,15 @@ def reordering(tree: Tree, layer: Layer, kind: Kind, ours: Told, frameworks: tup
     return Reordering({name: chained(*each) for name, each in rules.items()}, flatten, tuple(assumed))
 
 
-_RANKS = {"kernel": 2, "embeddings": 2}
+_RANKS: Mapping[str, int] = {"kernel": 2, "embeddings": 2}
+
+
+def _followed(told: Told) -> Told:
+    """Return what is known without orders that could not be followed."""
+    return told._replace(
+        takes=None if told.takes == UNKNOWN else told.takes,
+        makes=None if told.makes == UNKNOWN else told.makes,
+    )
 
 
 class _Side:

@@ -151,7 +151,11 @@ def _placed(
     left = [tree.names[path] for _, made, _ in done for path in made.left]
     said = (*cautions.left(left), *cautions.notes(layer for layer, _, _ in done))
     oriented = cautions.without_classes([(layer, layer.group(tree)) for layer, _, _ in done])
-    pictures = tuple(flattened.taken_as_they_are(tree, tuple(layer for layer, _, _ in done)))
+    converted_ = tuple(layer for layer, _, _ in done)
+    pictures = (
+        *flattened.taken_as_they_are(tree, converted_),
+        *flattened.shuffled_as_they_are(tree, converted_),
+    )
     return Placed(tuple(done), (*refused, *said), frozenset(not_done), (*oriented, *pictures))
 
 

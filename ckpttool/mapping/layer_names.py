@@ -25,6 +25,8 @@ _AUTO = re.compile(rf"({_CLASSES})(?:_(\d{{1,9}}))?")
 _DIRECTION = re.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
 _PART = re.compile(r"l(\d{1,9})(_reverse)?")
 _DIGITS = re.compile(r"\d{1,9}")
+# An item of a list in the TensorFlow models of Hugging Face: `layer_._0` is PyTorch's `layer.0`.
+_ITEM = re.compile(r"(\w+)_\._(\d{1,9})")
 
 
 class Word(NamedTuple):
@@ -36,7 +38,15 @@ class Word(NamedTuple):
 
 def words(name: tuple[str, ...]) -> tuple[tuple[str, Word], ...]:
     """Return the steps of a name with what each says; bookkeeping says nothing and is left out."""
-    return tuple((step, word(step)) for step in name if step and step not in _BOOKKEEPING)
+    found: list[tuple[str, Word]] = []
+    for step in name:
+        item = _ITEM.fullmatch(step)
+        if item is not None and not (found and found[-1][1] == word(item[1])):
+            found.append((item[1], word(item[1])))
+        if step and step not in _BOOKKEEPING:
+            step = step if item is None else item[2]
+            found.append((step, word(step)))
+    return tuple(found)
 
 
 def word(step: str) -> Word:

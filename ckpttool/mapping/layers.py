@@ -268,11 +268,14 @@ def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], fr
 def _require_features(layer: Layer) -> None:
     if not {kind.name for kind in layer.kinds} & _FEATURES:
         raise UsageError(
-            "only a dense or recurrent layer or a norm takes a flattened image", path=layer.title
+            "only a dense, recurrent or convolutional layer or a norm takes a flattened image",
+            path=layer.title,
         )
 
 
-_FEATURES = frozenset(("dense", "lstm", "gru", "simple_rnn", "batch_norm", "layer_norm", "rms_norm", "prelu"))
+_FEATURES = frozenset(
+    ("dense", "convolution", "lstm", "gru", "simple_rnn", "batch_norm", "layer_norm", "rms_norm", "prelu")
+)
 
 
 def _in_own_order(order: Order | None, framework: str) -> Order | None:

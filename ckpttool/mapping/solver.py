@@ -285,9 +285,10 @@ class _Solver:
                     self._resolve(theirs, ours)
             if len(self.pairs) > found:
                 return
-        self._by_numbers(having, wanting)
-        if len(self.pairs) == found:
-            self._by_calls(having, wanting)
+        for parted in (self._by_numbers, self._by_calls, self._by_stems):
+            parted(having, wanting)
+            if len(self.pairs) > found:
+                return
 
     def _pair(self, source: int, target: int, by: By) -> bool:
         """Match two unless their words exclude each other."""
@@ -388,11 +389,36 @@ class _Solver:
         if agreed is None:
             return
         calls = [self.targets[n] for n in ours.layers]
-        if agreed == "counted" and all(one.call >= 0 for one in calls) and not _is_chain(calls):
+        seen = all(one.call >= 0 for one in calls)
+        if agreed == "counted" and seen and not _is_chain(calls):
             return
+        if agreed == "named" and seen and any(b.call < a.call for a, b in pairwise(calls)):
+            return  # the model does not call its layers in the order of their numbers
         for source, target in zip(theirs.layers, ours.layers, strict=True):
             if self._pair(source, target, "numbers"):
                 (self.counted if agreed == "counted" else self.numbered).append(self.pairs[-1])
+
+    def _by_stems(self, having: list[int], wanting: list[int]) -> None:
+        """Match layers that have several names with numbers, by how many layers have each of these names.
+
+        The norm of a stem (`bn1`) stands beside those of its blocks (`layer1/0/bn1`), as `conv1_bn` does.
+        """
+        sides: list[dict[tuple[str, ...], list[int]]] = [{}, {}]
+        for side, every, some in zip(sides, (self.sources, self.targets), (having, wanting), strict=True):
+            for n in some:
+                side.setdefault(stem(tuple(step for step, _ in words(every[n].name))), []).append(n)
+        parts = [sorted(side.values(), key=len) for side in sides]
+        sizes = [[len(part) for part in side] for side in parts]
+        if sizes[0] != sizes[1] or not 1 < len(sizes[0]) == len(set(sizes[0])):
+            return
+        for theirs, ours in zip(*parts, strict=True):
+            if len(theirs) > 1:
+                before = len(self.pairs)
+                self._by_numbers(theirs, ours)
+                if len(self.pairs) == before:
+                    self._by_calls(theirs, ours)
+            elif self._pair(theirs[0], ours[0], "numbers"):
+                self.numbered.append(self.pairs[-1])
 
     def _by_calls(self, having: list[int], wanting: list[int]) -> None:
         """Match a row of numbered layers with those of a model that calls them one after the other."""
@@ -402,6 +428,9 @@ class _Solver:
         ours = sorted(wanting, key=lambda n: self.targets[n].call)
         if theirs is None or theirs.has_networks or not _is_chain([self.targets[n] for n in ours]):
             return
+        own = _row(self.targets, wanting)
+        if own is not None and not own.by_framework and own.layers != ours:
+            return  # numbers that the program chose say another order
         for source, target in zip(theirs.layers, ours, strict=True):
             if self._pair(source, target, "calls"):
                 self.counted.append(self.pairs[-1])

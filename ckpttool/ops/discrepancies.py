@@ -138,10 +138,13 @@ def contents(a: Party, b: Party, progress: Progress = silent) -> Contents:
 
 def _declared(found: Laid) -> Iterator[str]:
     for side, word in (("left", "A"), ("right", "B")):
-        names = [each.path for each in found.declared if each.side == side and each.what != "added"]
-        if names:
-            entries = count(len(names), "entry", "entries")
-            yield f"{entries} only in {word}, left to the sidecar: {some(names, 3)}"
+        for added, how in ((False, "left to the sidecar"), (True, "that the format's writer adds")):
+            names = [
+                each.path for each in found.declared if each.side == side and (each.what == "added") is added
+            ]
+            if names:
+                entries = count(len(names), "entry", "entries")
+                yield f"{entries} only in {word}, {how}: {some(names, 3)}"
 
 
 # Entries.
@@ -327,7 +330,7 @@ def _is_guess(agent: Agent, name: str) -> bool:
 
 def _fact(name: str, value: Any) -> dict[str, Any]:
     """Return the parts of a fact by name, "" for one that has none."""
-    if value is None:
+    if value is None or (name == "obs_norm" and _is_identity(value)):
         return {}
     if name in ("env", "epsilon", "obs_norm"):
         return {
@@ -338,6 +341,12 @@ def _fact(name: str, value: Any) -> dict[str, Any]:
     if name == "activations":
         return {"": sorted(set(value)) if len(set(value)) == 1 else list(value)}
     return {"": value}
+
+
+def _is_identity(norm: Mapping[str, Any]) -> bool:
+    """Say whether statistics leave observations as they are, as a library writes them for none."""
+    plain = not any(norm["mean"]) and all(each == 1 for each in norm["var"])
+    return plain and not norm.get("epsilon") and norm.get("clip") is None
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -70,7 +70,7 @@ VOCABULARY: Mapping[Topic, re.Pattern[str]] = {
     ),
     "custom code": re.compile(
         r"policy_class|features?_extractor(_class)?|custom_(model|policy|network|preprocessor)\w*"
-        r"|(model|actor|network|policy|agent)(_(class|cls|type|name))?"
+        r"|(model|actor|network|policy|agent)(_(class|cls|type|name))?|_target_|class_path|class_name"
     ),
 }
 # Tensors beside the weights of a layer that what the layer computes depends on, or that replace them.
@@ -98,7 +98,8 @@ _STATISTICS_FILE = re.compile(r"(.+)\.(pkl|pickle|pt|pth|npz|npy|json|h5|hdf5|sa
 _SETTINGS_WORDS = re.compile(
     r"config(uration)?|conf|cfg|params?|args|flags|options?|opts|hparams|hyper|hyperparam(eter)?s?|settings|agent"
 )
-_SETTINGS_FILE = re.compile(r"(.+)\.(ya?ml|json|toml)", re.IGNORECASE)
+_SETTINGS_FILE = re.compile(r"(.+)\.(ya?ml|json|toml|txt)", re.IGNORECASE)
+_NAMESPACE = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[^,()\[\]]+)""")
 _WORDS = re.compile(r"[^._\-\s]+")
 # Other names of the functions of agents.network.ActivationName.
 _ACTIVATIONS = {"swish": "silu", "leakyrelu": "leaky_relu", "identity": "linear", "none": "linear"}
@@ -130,6 +131,27 @@ _TANH = frozenset(("tanh", "affine", "unit_tanh", "tanh_clip_affine", "clip_tanh
 _LIBRARIES = re.compile(
     "stable_baselines3?|sb3_contrib|torch|tensorflow|keras|tf_keras|numpy|gymnasium|gym|builtins|collections|ray"
     "|rllib|d3rlpy|tianshou|skrl|rsl_rl|acme|sonnet|tf_agents|typing|functools"
+)
+# Words of the names of classes that are chains of layers in every library; any other word is code.
+_PLAIN_WORDS = re.compile(
+    r"actor|critic|policy|net|network|model|agent|module|mlp|mlps|fc|cnn|lstm|gru|rnn|recurrent|multi"
+    r"|input|linear|deterministic|squashed|tanh|gaussian|diag|independent|normal|stochastic|probabilistic"
+    r"|prob|categorical|fully|connected|feed|forward|dense|vector|default|q|v|qf|vf|twin|double|clipped"
+    r"|continuous|discrete|base|features|feature|extractor|flatten|combined|nature|torch|tf|keras|rl"
+    r"|encoder|factory|value|function|distribution|mixin|ensemble|shared|separate|simple|basic|standard|on"
+    r"|off|td3|td|sac|ddpg|dqn|qrdqn|tqc|ppo|a2c|a3c|trpo|ars|npg|redq|droq|crossq|cross|bc|cql|iql|awac"
+    r"|fast|main|target|old|new|box|s|d|p|g|r|l|a|c|2|3"
+)
+_HUMPS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
+# Names of networks that add, gate or attend, however they are spelled.
+_JOINED = re.compile(
+    r"(^|_)(res(idual|net|_?mlp|_?block)s?|simba|d2rl|gated|transformer|attention|gtrxl|siren)(_|$|\d)"
+)
+_ROLES = re.compile(
+    r"(^|_)(actors?|polic(y|ies)|pi|networks?|net|mlp|models?|agents?|extractor|encoder|torso)(_|$)"
+)
+_NO_ROLE = re.compile(
+    r"critic|value|optim|env|buffer|logger|wrapper|schedul|noise|replay|runner|trainer|callback"
 )
 _OF_OBSERVATIONS: Topic = "observation statistics"
 _MOST_FILES, _MOST_OPENED, _LARGEST = 2_000, 40, 1 << 20
@@ -470,12 +492,49 @@ class _Used(NamedTuple):
     def _code(self, found: Evidence, where: str, _: str | None) -> Entry | None:
         value = found.plain
         name = value.name if isinstance(value, Record) else value
-        if not isinstance(name, str) or _empty(name) or "." not in name:
+        if not isinstance(name, str) or _empty(name):
             return None
+        last = _last(found.name)
+        if last in ("_target_", "class_path", "class_name") and not _has_role(found.name, name):
+            return None
+        if "." not in name:
+            return _entry(found, where, decides=True) if _is_own_class(last, name.strip("'\"")) else None
         if re.search(r"[/\\\s]", name) or not re.fullmatch(r"\W*(class\s|function\s)?.*\.[A-Z]\w*\W*", name):
             return None  # a file's name, a version
         module = re.sub(r"^\W*(class|function)?\s*['\"]?", "", name).partition(".")[0]
-        return None if _LIBRARIES.fullmatch(module) else _entry(found, where, decides=True)
+        if _LIBRARIES.fullmatch(module):
+            return None
+        # A configuration builds everything by such names, a plain agent of the program's own too.
+        plain = last in ("_target_", "class_path") and _is_plain(_HUMPS.findall(name.rpartition(".")[2]))
+        return _entry(found, where, decides=not plain)
+
+
+def _has_role(setting: str, class_: str) -> bool:
+    """Return whether a class is that of a policy or a part of one, by its own name or by its setting's."""
+    words = _HUMPS.findall(class_.rpartition(".")[2])
+    owners = [each for each in re.split(r"[/.]", setting.lower())[:-1] if not each.isdigit()][-2:]
+    if any(map(_NO_ROLE.search, owners)) or _NO_ROLE.search(class_.lower()):
+        return False
+    return any(map(_ROLES.search, owners)) or bool(words and _ROLES.fullmatch(words[-1].lower()))
+
+
+def _is_plain(words: Sequence[str]) -> bool:
+    return all(_PLAIN_WORDS.fullmatch(word.lower()) for word in words)
+
+
+def _is_own_class(setting: str, name: str) -> bool:
+    """Return whether a name without a module is that of a class or a kind of network that no library has."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        return False
+    if _JOINED.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()):
+        return True
+    words = _HUMPS.findall(name)
+    if not name[0].isupper() or len(words) < 2 or name.isupper():
+        return False  # an algorithm, or a word of the program's own
+    foreign = not _is_plain(words)
+    # What is called model_name may be the name of a run.
+    role = _ROLES.fullmatch(words[-1].lower()) is not None
+    return foreign and (role or not re.fullmatch("(model|agent)(_.*)?|.*_(name|type)", setting))
 
 
 def _entry(found: Evidence, where: str, *, decides: bool = False, hint: str | None = None) -> Entry:
@@ -783,6 +842,15 @@ def _text_sizes(file: str) -> Sequence[int] | None:
     return (*map(len, rows), len(rows))
 
 
+def _namespace(file: str) -> dict[str, str] | None:
+    """Return the arguments of a file of text that is the representation of a Namespace, None for another."""
+    with open(file, encoding="utf-8", errors="replace") as source:
+        text = source.read(1 << 16).strip()
+    if not re.match(r"\w*(Namespace|Args|Config)\(", text):
+        return None
+    return {name: value.strip().strip("'\"") for name, value in _NAMESPACE.findall(text)}
+
+
 def _settings_file(file: str, name: str, facts: _Used | _Written) -> Iterator[Entry]:
     """Yield the settings of a file beside the checkpoint that state something else than what is used."""
     try:
@@ -795,6 +863,8 @@ def _settings_file(file: str, name: str, facts: _Used | _Written) -> Iterator[En
 
             with open(file, "rb") as source:
                 tree = settings.tree(tomllib.load(source), "the file")
+        elif name.lower().endswith(".txt") and (found := _namespace(file)) is not None:
+            tree = settings.tree(found, "the file")
         else:
             tree = yaml_settings.read(file)
     except (CkpttoolError, OSError, ValueError, TypeError, RecursionError):

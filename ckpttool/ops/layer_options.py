@@ -28,9 +28,9 @@ def choices(
     return (*_kinds(kinds), *_flattened(flatten), *_unflattened(unflatten))
 
 
-def texts(given: Sequence[Choice]) -> tuple[list[str], list[str]]:
-    """Return the values of --kind and --flatten that give these choices."""
-    kinds, flatten = [], []
+def texts(given: Sequence[Choice]) -> tuple[list[str], list[str], list[str]]:
+    """Return the values of --kind, --flatten and --unflatten that give these choices."""
+    kinds, flatten, unflatten = [], [], []
     for choice_ in given:
         told = choice_.told
         if choice_.kind is not None:
@@ -38,7 +38,17 @@ def texts(given: Sequence[Choice]) -> tuple[list[str], list[str]]:
             kinds.append(f"{choice_.pattern}={choice_.kind}{number}")
         elif told.flatten is not None:
             flatten.append(f"{choice_.pattern}={','.join(map(str, told.flatten)) or _NO}")
-    return kinds, flatten
+        elif told.takes is not None:
+            flatten.append(f"{choice_.pattern}={_spelled(told.takes)}")
+        elif told.makes is not None:
+            unflatten.append(f"{choice_.pattern}={_spelled(told.makes)}")
+    return kinds, flatten, unflatten
+
+
+def _spelled(order: Order) -> str:
+    """Return the shape that `_order` reads as this order."""
+    parts = (f"{places},{channels}" if places > 1 else str(channels) for places, channels in order.parts)
+    return _NO if order == NO_IMAGE else "+".join(parts)
 
 
 def _kinds(said: Sequence[str]) -> Iterator[Choice]:

@@ -135,7 +135,9 @@ def like(
         def told(written: Digest, found: Checkpoint) -> Sidecar:
             if how.prove:  # before anything has its name
                 beside.prove(found)
-            return receipt.receipt(checkpoint, way, own, written, back, how.part)
+            return receipt.receipt(
+                checkpoint, way, own, written, back, how.part, {"cast": True} if how.cast else {}
+            )
 
         put = save.write(
             way.tree,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from ckpttool import plugins
+from ckpttool import dtypes, plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import ChecksumError, CkpttoolError, is_of_system
 from ckpttool.formats.probe import WritingFormat
@@ -22,7 +22,7 @@ from ckpttool.layouts.canonical import Binding
 from ckpttool.leaf import Path, display
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Mapped, Move
-from ckpttool.mapping.rules import Rule, ToTensor, ToValue, chained
+from ckpttool.mapping.rules import KEEP, Cast, Rule, ToTensor, ToValue, chained
 from ckpttool.mapping.spelling import parsed
 from ckpttool.ops import save
 from ckpttool.ops.agent_facts import GIVEN
@@ -219,9 +219,10 @@ def _planned(
         _text(options.get("part")),
         Wanted(*(options.get(name) is True for name in ("strip", "restore", "fold_weight_norm"))),
         stated=_stated(receipt),
-        given=choices(_texts(options.get("kind")), _texts(options.get("flatten"))),
+        given=choices(*(_texts(options.get(name)) for name in ("kind", "flatten", "unflatten"))),
         weights=_text(options.get("weights")),
         fold_normalizer=options.get("fold_normalizer") is True,
+        source=_text(options.get("from")),
         no_optimizers=options.get("no_optimizers") is True,
     )
     # A conversion back restores the source from its record, which is no evidence: it is planned.
@@ -229,23 +230,58 @@ def _planned(
     made = route(pair.source, request, before, agent)
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     tree = save.as_stored(writer, made.tree, kind.options)
+    rules = made.report.mapped
+    if options.get("cast") is True:
+        tree, rules = _rounded(tree, pair.target.tree, rules)
     residue = frozenset(str(each.get("path")) for each in receipt.residue) if receipt is not None else ()
     unused = {made_name: path for path, made_name in made.names.items()}
     dropped = tuple(unused[name] for name in made.report.unused if name in unused)
-    kept = _left(made, dropped)
+    # Of a part, or of names without wrappers, the entries of the checkpoint itself.
+    own = {name: path for path, name in pair.source.tree.names.items()}
+    stored = {path: own.get(name, path) for path, name in made.names.items()}
     return Conversion(
         tree,
-        _places(made, tree),
-        kept,
-        dropped,
-        frozenset(path for path in dropped if made.names[path] in residue),
-        made.report.mapped,
+        {stored.get(path, path): places for path, places in _places(made, tree).items()},
+        tuple(stored.get(path, path) for path in _left(made, dropped)),
+        tuple(stored.get(path, path) for path in dropped),
+        frozenset(stored.get(path, path) for path in dropped if made.names[path] in residue),
+        rules,
         made.report.assumed,
         made.settings,
         made.report.notes,
         library=_LIBRARY.get(kind.format, ()),
         folded=request.fold_normalizer,
     )
+
+
+def _rounded(tree: Tree, target: Tree, rules: tuple[Mapped, ...]) -> tuple[Tree, tuple[Mapped, ...]]:
+    """Return the tree with numbers rounded to the types of the target, as `--cast` does, and the rules."""
+    types = {target.names[path]: leaf.dtype for path, leaf in target.tensors()}
+    leaves = dict(tree.leaves)
+    casts: dict[str, str] = {}
+    for path, leaf in tree.tensors():
+        name = tree.names[path]
+        dtype = types.get(name, leaf.dtype)
+        if dtype != leaf.dtype and "float" in dtype and "float" in leaf.dtype:
+            rule = Cast(dtype, rounded=not _holds(dtype, leaf.dtype))
+            leaves[path], casts[name] = rule.leaf(leaf), rule.name
+    lines = (
+        replace(
+            line, rule=casts[line.target] if line.rule == KEEP.name else f"{line.rule}, {casts[line.target]}"
+        )
+        if line.target in casts
+        else line
+        for line in rules
+    )
+    return Tree(leaves, tree.aliases, tree.containers), tuple(lines)
+
+
+def _holds(wide: str, narrow: str) -> bool:
+    """Say whether one type of floating numbers holds all of another exactly."""
+    import numpy as np
+
+    found = np.promote_types(dtypes.numpy_dtype(wide), dtypes.numpy_dtype(narrow))
+    return bool(found == dtypes.numpy_dtype(wide))
 
 
 def _left(made: Route, dropped: tuple[Path, ...]) -> tuple[Path, ...]:

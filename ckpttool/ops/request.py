@@ -64,12 +64,14 @@ class Request(NamedTuple):
     @property
     def options(self) -> dict[str, str | bool | list[str]]:
         """The options that decide what the target holds, for the receipt; `part` and the statements apart."""
-        kinds, flatten = layer_options.texts(self.given)
+        kinds, flatten, unflatten = layer_options.texts(self.given)
         found = {
             "layout": self.layout,
             "weights": self.weights,
             "kind": kinds,
             "flatten": flatten,
+            "unflatten": unflatten,
+            "from": self.source,
             "strip": self.wanted.strip,
             "restore": self.wanted.restore,
             "fold_weight_norm": self.wanted.fold,

@@ -193,11 +193,18 @@ def _differ_in_names(first: Side, second: Side) -> bool:
 
 
 def _is_conversion(first: Side, second: Side) -> bool:
-    """Say whether the receipt of one of two names the other's weights, and their entries differ."""
-    if set(first.checkpoint.tree.names.values()) == set(second.checkpoint.tree.names.values()):
+    """Say whether the receipt of one of two names the other's weights, and their entries differ in form."""
+    if _forms(first.checkpoint.tree) == _forms(second.checkpoint.tree):
         return False
     pair = _pair((first, second))
     return pair.linked or pair.turned.linked
+
+
+def _forms(tree: Tree) -> dict[str, tuple[str, Shape] | None]:
+    return {
+        tree.names[path]: (leaf.dtype, leaf.shape) if isinstance(leaf, Leaf) else None
+        for path, leaf in tree.items()
+    }
 
 
 def _pair(sides: tuple[Side, Side]) -> Pair:

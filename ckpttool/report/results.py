@@ -10,6 +10,7 @@ from typing import Any
 
 from ckpttool import documents
 from ckpttool.errors import FormatError
+from ckpttool.ops import training_step
 from ckpttool.ops.training_step import ANY_UNIT, UNITS
 from ckpttool.shown import clean, shortened
 
@@ -19,11 +20,14 @@ _TEXT, _NOTES = 200, 20
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One checkpoint's returns: NaN stands for what the document leaves open, `ci95` is None then."""
+    """One checkpoint's returns: NaN stands for what the document leaves open, `ci95` is None then.
+
+    `counts` are the numbers that it counts, by the titles of training_step.TITLES.
+    """
 
     checkpoint: str
     env: str
-    step: float | None
+    counts: Mapping[str, int]
     returns: tuple[float, ...]
     mean: float
     std: float
@@ -52,6 +56,12 @@ class Results:
     notes: tuple[str, ...]
     unit: str = ANY_UNIT
     """what the steps of the curves count"""
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The titles of all that any checkpoint counts: a column each."""
+        titles = ("step", *training_step.TITLES.values())
+        return tuple(title for title in titles if any(title in each.counts for each in self.results))
 
 
 def read(files: Sequence[str]) -> Results:
@@ -89,7 +99,7 @@ def _result(found: Mapping[str, Any]) -> Result:
     return Result(
         _text(found.get("checkpoint", "")),
         _text(found.get("env", "")),
-        step if math.isfinite(step := _number(found.get("step"))) else None,
+        _counts(found),
         tuple(_number(each) for each in found["returns"]),
         _number(found.get("mean")),
         _number(found.get("std")),
@@ -102,6 +112,14 @@ def _result(found: Mapping[str, Any]) -> Result:
             *_sentences(found.get("notes")),
         ),
     )
+
+
+def _counts(found: Mapping[str, Any]) -> dict[str, int]:
+    """Return what an evaluation counts; documents of older versions name one step alone."""
+    given = {title: _number(found.get(name)) for name, title in training_step.TITLES.items()}
+    counts = {title: int(number) for title, number in given.items() if math.isfinite(number)}
+    step = _number(found.get("step"))
+    return counts if counts or not math.isfinite(step) else {"step": int(step)}
 
 
 def _means(found: object) -> Iterator[Curve]:

@@ -1,7 +1,8 @@
 """Makes agents with the libraries that are installed, and records the actions that the libraries compute.
 
-`python -m tests.agent_truth.agents FOLDER LIBRARY...` writes for each agent its files and `NAME.json`: what a
-person who trained it knows. A library that is not installed is left out, and named in `absent.json`.
+`python -m tests.agent_truth.agents FOLDER LIBRARY [NAME...]` writes for each agent, or for those of these
+names, its files and `NAME.json`: what a person who trained it knows. A library that is not installed is left
+out, and named in `absent.json`.
 Faithful small modules stand for programs that are no libraries (CleanRL, Spinning Up, TD3's authors).
 """
 
@@ -552,44 +553,51 @@ def programs() -> Iterator[Agent]:
     yield Agent("spinningup_ppo", _program("spinningup_ppo"), -100, 100)
 
 
-LIBRARIES: Mapping[str, Callable[[], Iterator[Agent]]] = {
-    "stable_baselines3": stable_baselines3,
-    "sb3_contrib": sb3_contrib,
-    "zoo": zoo,
-    "tianshou": tianshou,
-    "d3rlpy": d3rlpy,
-    "rsl_rl": rsl_rl,
-    "skrl": skrl,
-    "programs": programs,
-    "variants": lambda: importlib.import_module("tests.agent_truth.variants").variants(),
-}
+def generators() -> dict[str, tuple[str, Callable[[], Iterator[Agent]]]]:
+    """Return by library what must be importable, and what yields its agents."""
+    from tests.agent_truth import libraries, variants
+
+    own: dict[str, Callable[[], Iterator[Agent]]] = {
+        "stable_baselines3": stable_baselines3,
+        "sb3_contrib": sb3_contrib,
+        "zoo": zoo,
+        "tianshou": tianshou,
+        "d3rlpy": d3rlpy,
+        "rsl_rl": rsl_rl,
+        "skrl": skrl,
+        "programs": programs,
+        "variants": variants.variants,
+    }
+    found = {name: (MODULES[name], each) for name, each in own.items()}
+    return found | {name: (libraries.MODULES[name], each) for name, each in libraries.LIBRARIES.items()}
 
 
 def available(library: str) -> bool:
     """Return whether the library can be imported."""
     try:
-        importlib.import_module(MODULES[library])
+        importlib.import_module(generators()[library][0])
     except ImportError:
         return False
     return True
 
 
-def write(folder: Path, libraries: Sequence[str]) -> None:
-    """Write the agents of these libraries into the folder, and `absent.json`."""
+def write(folder: Path, library: str, names: Sequence[str] = ()) -> None:
+    """Write the library's agents, or those of these names, into the folder, and `absent.json`."""
     obs = observations()
     np.save(folder / "obs.npy", obs)
-    absent = [each for each in libraries if not available(each)]
+    absent = [] if available(library) else [library]
     (folder / "absent.json").write_text(json.dumps(absent))
-    for library in libraries:
-        for agent in LIBRARIES[library]() if library not in absent else ():
-            file, truth = agent.write(folder / agent.name, obs)
-            if agent.env is None:
-                np.save(folder / f"{agent.name}.npy", truth)
-            document = {"library": library, "file": file, "low": agent.low, "high": agent.high}
-            document |= {"known": list(agent.known.items()), "env": agent.env}
-            document |= {"return": truth if agent.env is not None else None}
-            (folder / f"{agent.name}.json").write_text(json.dumps(document))
+    for agent in generators()[library][1]() if not absent else ():
+        if names and agent.name not in names:
+            continue
+        file, truth = agent.write(folder / agent.name, obs)
+        if agent.env is None:
+            np.save(folder / f"{agent.name}.npy", np.asarray(truth, np.float32))
+        document = {"library": library, "file": file, "low": agent.low, "high": agent.high}
+        document |= {"known": list(agent.known.items()), "env": agent.env}
+        document |= {"return": truth if agent.env is not None else None}
+        (folder / f"{agent.name}.json").write_text(json.dumps(document))
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), sys.argv[2:] or list(LIBRARIES))
+    write(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -18,6 +18,7 @@ import numpy as np
 from ckpttool.agents.backends import numpy as backend
 from ckpttool.agents.components import policy_network
 from ckpttool.errors import CkpttoolError
+from ckpttool.layouts.fronts import Front
 from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.ops.evaluate import evaluate
 from ckpttool.ops.evaluation import Protocol
@@ -49,11 +50,14 @@ class Verdict(NamedTuple):
         return "\t".join(self)
 
 
-def make(folder: Path, libraries: Iterable[str]) -> list[str]:
-    """Write the libraries' agents, each in a process of its own; return the libraries that are absent."""
+def make(folder: Path, libraries: Iterable[str], names: Iterable[str] = ()) -> list[str]:
+    """Write the libraries' agents, each in a process of its own; return the libraries that are absent.
+
+    With `names` only those agents are written.
+    """
     absent: list[str] = []
     for library in libraries:
-        command = [sys.executable, "-m", "tests.agent_truth.agents", str(folder), library]
+        command = [sys.executable, "-m", "tests.agent_truth.agents", str(folder), library, *names]
         subprocess.run(command, check=True, capture_output=True, timeout=300)
         absent += json.loads((folder / "absent.json").read_text())
     return absent
@@ -138,11 +142,19 @@ def _played(
             raise CkpttoolError("no policy")
         wiring, assumptions = wire(agent, Bounds([case["low"]] * 2, [case["high"]] * 2, "the environment"))
         network = policy_network(agent.tree, part, wiring, agent.front(part.title))
-        played, _ = backend.build(network, "cpu").step(obs, ())
+        played, _ = backend.build(network, "cpu").step(_observed(obs, agent.front(part.title)), ())
         difference = float(np.abs(played - truth).max() / max(1.0, np.abs(truth).max()))
         entries = (*agent.ledger, *assumptions)
     assumed = tuple(dict.fromkeys(each.sentence for each in entries if each.use == "assumed"))
     return difference, assumed, tuple(each.sentence for each in entries if each.open)
+
+
+def _observed(obs: np.ndarray, front: Front | None) -> np.ndarray | dict[str, np.ndarray]:
+    """Return observations as the policy takes them: parts of a Dict by name, as its streams are."""
+    if front is None:
+        return obs
+    ends = np.cumsum([stream.size for stream in front.streams])[:-1]
+    return {s.name: each for s, each in zip(front.streams, np.split(obs, ends, axis=1), strict=True)}
 
 
 def recorded() -> dict[str, Verdict]:
@@ -165,11 +177,11 @@ def say(line: str) -> None:
 
 def main() -> None:
     """Run the agents of all libraries that are installed."""
-    from tests.agent_truth.agents import LIBRARIES
+    from tests.agent_truth.agents import generators
 
     parser = argparse.ArgumentParser(prog="python -m tests.agent_truth")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="agents whose name matches")
-    parser.add_argument("--libraries", default=",".join(LIBRARIES), metavar="NAME,...")
+    parser.add_argument("--libraries", default=",".join(generators()), metavar="NAME,...")
     parser.add_argument("--record", action="store_true", help="write the results into results.tsv")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

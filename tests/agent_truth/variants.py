@@ -179,6 +179,28 @@ def _beside() -> Iterator[Agent]:
         yield Agent(f"variant_beside_{name}", _write({}, activation="tanh", beside=settings))
 
 
+def _classes() -> Iterator[Agent]:
+    """Yield agents whose settings name a class of the program's own, without its module."""
+    texts = {
+        "args.txt": "policy: MyResidualPolicy\nlr: 0.001",
+        "args.yml": "policy: ResNetPolicy",
+        "config.json": '{"actor": {"class_name": "GatedActor"}}',
+        ".hydra/config.yaml": "agent: {actor: {_target_: my.nets.ResidualActor}}",
+        "hparams.txt": "Namespace(policy='MyResidualPolicy', lr=0.001)",
+    }
+    for file, text in texts.items():
+
+        def settings(folder: Path, file: str = file, text: str = text) -> None:
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_text(text + "\n")
+
+        name = file.replace("/", "_").replace(".", "_").lstrip("_")
+        other = _write({}, lambda x, run: 0.5 * _scaled(run(x)), beside=settings)
+        yield Agent(f"variant_class_{name}", other)
+    inside = _write({"config": {"network": "residual_mlp"}}, lambda x, run: 0.5 * _scaled(run(x)))
+    yield Agent("variant_class_inside", inside)
+
+
 def _inside() -> Iterator[Agent]:
     for name, tensors in {
         "mean_std": {"mean": MEAN, "std": STD}, "gain": {"gain": np.float32([1.7])},
@@ -194,6 +216,7 @@ def variants() -> Iterator[Agent]:
     yield from _statistics()
     yield from _settings()
     yield from _beside()
+    yield from _classes()
     yield from _inside()
     limited = _write({}, lambda x, run: 0.7 * run(x).tanh(), inside={"max_action": np.float32(0.7)})
     yield Agent("variant_inside_max_action", limited)

@@ -69,7 +69,7 @@ _MOST_HINTS = 8
 # What `--kind` says of layers.
 _KINDS = {"embed": "embedding", "attention": "attention:{heads}", "depthwise": "depthwise"}
 # Conversions of each program in each direction, of about 15 and 25, that are recorded.
-EACH = 2
+EACH = 5
 _AT_ONCE = 10  # programs in one process, which has ten minutes
 
 

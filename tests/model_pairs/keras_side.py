@@ -28,6 +28,21 @@ class Positions(keras.layers.Layer):  # type: ignore[misc]
         return x + self.table
 
 
+@keras.saving.register_keras_serializable("model_pairs")
+class Shuffle(keras.layers.Layer):  # type: ignore[misc]
+    """TensorFlow's pixel shuffle, or its inverse."""
+
+    def __init__(self, factor: int, *, up: bool, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.factor, self.up = factor, up
+
+    def call(self, x: Any) -> Any:
+        return (tf.nn.depth_to_space if self.up else tf.nn.space_to_depth)(x, self.factor)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "factor": self.factor, "up": self.up}
+
+
 def _layer(line: Line, name: str) -> Any:
     k, args, taken, made = keras.layers, line.args, line.ins[0].shape, line.out.shape
     rank = len(taken) - 1
@@ -84,6 +99,8 @@ def _step(line: Line, layer: Any, given: list[Any], *, layers: bool) -> Any:
         q, key, v = given
         scores = keras.ops.matmul(q, keras.ops.transpose(key, (0, 2, 1))) / line.out.shape[-1] ** 0.5
         return keras.ops.matmul(keras.ops.softmax(scores, -1), v)
+    if op in ("shuffle", "unshuffle"):
+        return Shuffle(line.args["factor"], up=op == "shuffle")(x)
     names = {1: "1D", 2: "2D", 3: "3D"}
     places = tuple(range(1, rank + 1))
     if not layers:
@@ -92,6 +109,8 @@ def _step(line: Line, layer: Any, given: list[Any], *, layers: bool) -> Any:
             "pool": lambda: keras.ops.max_pool(x, 2),
             "gap": lambda: keras.ops.mean(x, places),
             "mean": lambda: keras.ops.mean(x, 1),
+            "scale": lambda: x * _reshape(given[1], (*(1,) * rank, -1), layers=False),
+            "step": lambda: keras.ops.expand_dims(x, 1),
             "rows": lambda: _reshape(x, (-1,), layers=False),
             "patches": lambda: _reshape(x, line.out.shape, layers=False),
             "concat": lambda: keras.ops.concatenate(given, -1),
@@ -103,6 +122,8 @@ def _step(line: Line, layer: Any, given: list[Any], *, layers: bool) -> Any:
         "pool": lambda: getattr(k, f"MaxPooling{names[rank]}")(2)(x),
         "gap": lambda: getattr(k, f"GlobalAveragePooling{names[rank]}")()(x),
         "mean": lambda: k.GlobalAveragePooling1D()(x),
+        "scale": lambda: k.Multiply()([x, k.Reshape((*(1,) * rank, x.shape[-1]))(given[1])]),
+        "step": lambda: k.Reshape((1, x.shape[-1]))(x),
         "rows": lambda: k.Flatten()(x),
         "patches": lambda: _reshape(x, line.out.shape, layers=True),
         "concat": lambda: k.Concatenate()(given),

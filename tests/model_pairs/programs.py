@@ -145,11 +145,27 @@ class Program:
         shape[axis] = sum(each.shape[axis] for each in values)
         return self.step("concat", values, self.value(first.kind, *shape))
 
+    def shuffle(self, x: Value, factor: int = 2) -> Value:
+        """Make places of channels, in each framework's own order of them."""
+        channels, *size = x.shape
+        out = self.value("image", channels // factor**2, *(extent * factor for extent in size))
+        return self.step("shuffle", [x], out, factor=factor)
+
+    def unshuffle(self, x: Value, factor: int = 2) -> Value:
+        """Make channels of places, in each framework's own order of them."""
+        channels, *size = x.shape
+        out = self.value("image", channels * factor**2, *(extent // factor for extent in size))
+        return self.step("unshuffle", [x], out, factor=factor)
+
     def add(self, one: Value, two: Value) -> Value:
         return self.step("add", [one, two], self.value(one.kind, *one.shape))
 
     def multiply(self, one: Value, two: Value) -> Value:
         return self.step("multiply", [one, two], self.value(one.kind, *one.shape))
+
+    def scale(self, image: Value, gate: Value) -> Value:
+        """Multiply each channel of an image by one number."""
+        return self.step("scale", [image, gate], self.value("image", *image.shape))
 
     def mean(self, x: Value) -> Value:
         return self.step("mean", [x], self.value("vector", x.shape[-1]))
@@ -446,6 +462,56 @@ def _squeeze(p: Program) -> Program:
     return p.done(p.dense(p.multiply(p.gap(x), gate), 3, "out"))
 
 
+def _squeeze_flat(p: Program) -> Program:
+    """A squeeze-excite block, whose image is flattened."""
+    x = p.relu(p.conv(p.given("image", 3, 7, 6), 8, "conv"))
+    gate = p.dense(p.relu(p.dense(p.gap(x), 4, "squeeze")), 8, "excite")
+    return p.done(p.dense(p.flatten(p.scale(x, gate)), 3, "out"))
+
+
+def _super_resolution(p: Program) -> Program:
+    """Convolutions whose channels become places: one before a convolution, one at the end."""
+    x = p.relu(p.conv(p.given("image", 2, 6, 5), 12, "wide"))
+    x = p.relu(p.conv(p.shuffle(x), 8, "next", kernel=2))
+    return p.done(p.shuffle(x))
+
+
+def _focus(p: Program) -> Program:
+    """An image whose places become channels first, and again between convolutions."""
+    x = p.relu(p.conv(p.unshuffle(p.given("image", 3, 12, 8)), 4, "stem", kernel=1))
+    x = p.bn(p.conv(p.unshuffle(x), 6, "next", kernel=2), "norm")
+    return p.done(p.dense(p.flatten(p.relu(x)), 3, "out"))
+
+
+def _transposed_flat(p: Program) -> Program:
+    """What a transposed convolution gives, flattened."""
+    x = p.relu(p.convt(p.given("image", 3, 3, 4), 5, "up"))
+    return p.done(p.dense(p.relu(p.dense(p.flatten(x), 6, "hidden")), 2, "out"))
+
+
+def _both_sides(p: Program, *, order: str = "own") -> Program:
+    """A flattened image between two vectors, one of them a layer's."""
+    x = p.flatten(p.relu(p.conv(p.given("image", 3, 6, 5), 4, "conv")), order)
+    one, two = p.given("vector", 3), p.relu(p.dense(p.given("vector", 4), 5, "encode"))
+    return p.done(p.dense(p.relu(p.dense(p.concat(one, x, two), 7, "hidden")), 2, "out"))
+
+
+def _flat_recurrent(p: Program, order: str = "own") -> Program:
+    """A flattened image as a sequence of one step."""
+    x = p.flatten(p.relu(p.conv(p.given("image", 3, 6, 5), 4, "conv")), order)
+    x = p.step("step", [x], p.value("sequence", 1, x.shape[0]))
+    return p.done(p.dense(p.lstm(x, 6, "memory", "gru"), 2, "out"))
+
+
+def _deep(p: Program) -> Program:
+    """Blocks of convolutions with norms and pools, then two dense layers."""
+    x = p.given("image", 3, 14, 12)
+    for number, width in enumerate((4, 6, 6)):
+        x = p.relu(p.bn(p.conv(x, width, f"conv{number + 1}", kernel=2), f"norm{number + 1}"))
+        x = p.pool(x) if number else x
+    return p.done(p.dense(p.relu(p.dense(p.flatten(x), 8, "fc1")), 4, "fc2"))
+
+
 def _encoder(p: Program) -> Program:
     x = p.given("sequence", 5, 8)
     x = p.ln(p.add(x, p.attention(x, 2, "attention")), "norm1")
@@ -529,6 +595,13 @@ for _made in (
     _u_net,
     _separable,
     _squeeze,
+    _squeeze_flat,
+    _super_resolution,
+    _focus,
+    _transposed_flat,
+    _both_sides,
+    _flat_recurrent,
+    _deep,
     _encoder,
     _transformer,
     _vit,
@@ -562,11 +635,30 @@ def parts(made: Program, title: str, said: Sequence[str], *, makes: bool) -> str
             if len(each.out.shape) == 1 and math.prod((each.out if makes else each.ins[0]).shape) in lengths
         }
         return able.pop() if len(able) == 1 else None
+    if line.op in ("conv", "convt"):
+        ways = {"shuffle": (line.out, 0), "unshuffle": (line.ins[0], 1)}
+        value, at = ways["shuffle" if makes else "unshuffle"]
+        for other in made.lines:
+            if other.op == ("shuffle" if makes else "unshuffle") and _is_one(made, value, other, at):
+                small = other.out.shape[0] if makes else other.ins[0].shape[0]
+                return f"{other.args['factor'] ** 2},{small}"
+        return "no"
     if makes or line.op in ("bn", "ln", "prelu"):
         found = _behind(made, line.out)
         if found or makes:
             return found or "no"
     return _before(made, line.ins[0]) or "no"
+
+
+def _is_one(made: Program, value: Value, line: Line, at: int) -> bool:
+    """Say whether a step takes (0) or makes (1) a value, but for functions of each number."""
+    while True:
+        if value in (line.ins if at == 0 else (line.out,)):
+            return True
+        step = next((e for e in made.lines if (value in e.ins if at == 0 else e.out == value)), None)
+        if step is None or step.op not in ("relu", "bn"):
+            return False
+        value = step.out if at == 0 else step.ins[0]
 
 
 def _length(option: str) -> int:
@@ -585,7 +677,7 @@ def _before(made: Program, value: Value) -> str:
         inner = [_before(made, each) for each in line.ins]
         sizes = [each.shape[-1] for each in line.ins]
         return "+".join(x or str(n) for x, n in zip(inner, sizes, strict=True)) if any(inner) else ""
-    if line.op in ("relu", "bn", "ln", "multiply", "add", "prelu"):
+    if line.op in ("relu", "bn", "ln", "multiply", "add", "prelu", "step"):
         return _before(made, line.ins[0])
     return ""
 
@@ -601,6 +693,12 @@ def _behind(made: Program, value: Value) -> str:
         if line.op in ("relu", "bn", "ln", "prelu", "add") and (found := _behind(made, line.out)):
             return found
     return ""
+
+
+_put("both_sides_last", lambda p: _both_sides(p, order="last"))
+_put("both_sides_first", lambda p: _both_sides(p, order="first"))
+_put("flat_recurrent_last", lambda p: _flat_recurrent(p, "last"))
+_put("flat_recurrent_first", lambda p: _flat_recurrent(p, "first"))
 
 
 # The same models under other names in PyTorch, which number layers of a kind.

@@ -113,6 +113,10 @@ def _step(line: Line, layer: Any, given: list[Tensor]) -> Tensor:
         "pool": lambda: _POOL[size](x, 2),
         "gap": lambda: x.mean(tuple(range(2, size + 2))),
         "mean": lambda: x.mean(1),
+        "shuffle": lambda: torch.pixel_shuffle(x, line.args["factor"]),
+        "unshuffle": lambda: torch.pixel_unshuffle(x, line.args["factor"]),
+        "scale": lambda: x * given[1][(...,) + (None,) * size],
+        "step": lambda: x.unsqueeze(1),
         "rows": lambda: x.flatten(1),
         "patches": lambda: x.flatten(2).transpose(1, 2),
         "concat": lambda: torch.cat(given, 1 if line.out.kind == "image" else -1),
@@ -170,9 +174,12 @@ def save(name: str, folder: Path, sources: Sequence[str]) -> None:
     if "onnx" in sources:
         import warnings
 
-        with warnings.catch_warnings(), torch.no_grad():
+        # Without gradients an attention is one operation, which the exporter does not know.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(net, given, str(folder / "model.onnx"), dynamo=False)
+            # Norms stay layers of their own.
+            kept = torch.onnx.TrainingMode.PRESERVE
+            torch.onnx.export(net, given, str(folder / "model.onnx"), dynamo=False, training=kept)
     np.savez(folder / "torch_outputs.npz", *outputs(net))
 
 

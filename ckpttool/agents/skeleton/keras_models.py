@@ -34,6 +34,8 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
 
 def _followed(model: Any, wanted: list[list[int]], *, required: bool) -> dict[int, dict[str, Any]]:
     calls, trace, probes = Calls(), tracer(_computes(model)), Probes()
+    if trace is not None:
+        trace.flow = calls.flow
     layer: Any = next(base for base in type(model).__mro__ if base.__name__ == "Layer")
     inner = layer.__call__
 

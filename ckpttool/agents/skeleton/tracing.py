@@ -23,6 +23,8 @@ class Trace:
     def __init__(self) -> None:
         self.activations = Activations()
         self.failed = False
+        # Is told of every operation besides: what it takes and makes.
+        self.flow: Callable[[None, Any, Any], None] | None = None
         # A tensor is kept: an id is not given twice.
         self._entries: dict[int, tuple[Any, Any]] = {}
         self._seen: dict[int, dict[str, list[Any]]] = {}
@@ -80,8 +82,10 @@ class Trace:
 
     def _use(self, number: int, side: str, tensor: Any, axis: int) -> None:
         moved = self.activations.numpy.moveaxis(self.entries(tensor), axis, -1)
-        held = self._seen.setdefault(number, {}).setdefault(side, [])
-        held.append(moved.reshape(-1, moved.shape[-1])[0])
+        rows = moved.reshape(-1, moved.shape[-1])
+        # The first place may be padding.
+        whole = self.activations.numpy.flatnonzero((rows >= 0).all(1))
+        self._seen.setdefault(number, {}).setdefault(side, []).append(rows[whole[0] if len(whole) else 0])
 
     def given(self, arrays: list[Any]) -> list[Any]:
         """Return the model's inputs as tensors that are followed; images have their channels last."""
@@ -271,8 +275,12 @@ class TorchTrace(Trace):
                 rest, kwargs = [args[1], -1], {}
             kwargs = {key: value for key, value in kwargs.items() if key not in ("dtype", "memory_format")}
             again = [each.contiguous().numpy() for each in _flat(func(first_one, *rest, **kwargs))]
+        if name == "pixel_unshuffle":
+            self.activations.take(self.entries(args[0]), 1)
         for number, each in enumerate(outputs):
             self.put(each, again[number])
+        if name == "pixel_shuffle":
+            self.activations.take(again[0], 1)
 
 
 def _is_whole(tensor: Any) -> bool:
@@ -339,7 +347,11 @@ class TensorFlowTrace(Trace):
             op: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
         ) -> None:
             del op_name
-            if graph is not None or self.failed:
+            if graph is not None:
+                return
+            if self.flow is not None:
+                self.flow(None, list(inputs), list(outputs))
+            if self.failed:
                 return
             try:
                 name = op.decode() if isinstance(op, bytes) else str(op)
@@ -409,9 +421,14 @@ class TensorFlowTrace(Trace):
         flat = tuple(part for pair in pairs for part in pair)
         from tensorflow.python.eager import context
 
+        last = dict(pairs).get("data_format") in (None, b"NHWC", "NHWC")
+        if op == "SpaceToDepth" and last:
+            self.activations.take(self.entries(inputs[0]), -1)
         made = execute.quick_execute(op, len(outputs), given, flat, context.context())
         for number, each in enumerate(outputs):
             self.put(each, made[number].numpy())
+        if op == "DepthToSpace" and last:
+            self.activations.take(self.entries(outputs[0]), -1)
 
 
 def _pairs(attrs: Any) -> list[tuple[str, Any]]:

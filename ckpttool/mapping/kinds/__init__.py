@@ -21,6 +21,7 @@ __all__ = [
     "COMPOSED",
     "IN_OUT",
     "KINDS",
+    "NUMBERED",
     "OUT_IN",
     "POINTWISE",
     "ROW_BIAS",
@@ -48,6 +49,24 @@ KINDS: tuple[Kind, ...] = (
 )
 # Those whose tensors stand in several modules below one.
 COMPOSED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind.is_composed)
+
+# Layers whose variables a Keras file only numbers, in the order in which the layer makes them. What such a
+# layer is, only a model that is filled tells (keras/src/saving/saving_lib.py, save_own_variables).
+NUMBERED: tuple[Kind, ...] = (
+    Kind("dense", "tensorflow", (Weight("vars/0", "kernel", 2),)),
+    Kind("embedding", "tensorflow", (Weight("vars/0", "embeddings", 2),)),
+    Kind("layer_norm", "tensorflow", (Weight("vars/0", "scale", 1), Weight("vars/1", "offset", 1))),
+    Kind(
+        "batch_norm",
+        "tensorflow",
+        tuple(
+            Weight(f"vars/{number}", name, 1)
+            for number, name in enumerate(("scale", "offset", "mean", "variance"))
+        ),
+    ),
+    Kind("rms_norm", "tensorflow", (Weight("vars/0", "scale", 1),)),
+    Kind("prelu", "tensorflow", (Weight("vars/0", "alpha", 1),)),
+)
 
 # How a kind is spelled when it is written; the first row of a framework that fits.
 SPELLING: dict[tuple[str, str], Kind] = {}

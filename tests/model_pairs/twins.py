@@ -1,0 +1,293 @@
+"""Models written twice by hand, once for each framework, with names and construction orders of their own.
+
+Unlike the programs, the two of a pair share no code: their layers are called, nested and constructed
+differently, and most shapes are square, so that a transposed or exchanged weight loads without an error.
+Every pair is saved in each form and filled into its twin, which must compute the source's outputs, on usual
+inputs and on such small ones that the epsilon of a norm shows. `python -m tests.model_pairs.twins --record`
+records the states.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).with_name("twins.tsv")
+FAMILIES = ("twins_dense", "twins_images", "twins_attention")
+KERAS = ("keras", "weights", "h5", "objects", "npz_keras")
+TORCH = ("pt", "safetensors", "whole", "script")
+# Of the outputs' size. Inputs of a thousandth are divided by a norm's deviation, and rounding with them.
+CLOSE, CLOSE_SMALL = 2e-5, 5e-5
+STATES = ("right", "assumed", "refused", "WRONG ASSUMED", "WRONG", "crash", "unable")
+
+Spec = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Twins:
+    """A pair: what makes both models, their inputs, and what the outputs' axes are.
+
+    An input is ("v", *shape), ("ids", length, words), or an image ("img", H, W, C) or sequence ("seqc", T, C)
+    whose channels PyTorch has first.
+    """
+
+    inputs: tuple[Spec, ...]
+    out: str
+    make: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One filling: the pair, the form of the source, its state, and what was assumed or refused."""
+
+    pair: str
+    source: str
+    state: str
+    sentence: str = ""
+
+
+PAIRS: dict[str, Twins] = {}
+
+
+def pair(name: str, *inputs: Spec, out: str = "v", expect: str = "right") -> Callable[[Any], Any]:
+    """Register a function that returns what makes the Keras model and what makes the PyTorch model."""
+    del expect
+
+    def register(make: Any) -> Any:
+        assert name not in PAIRS, name
+        PAIRS[name] = Twins(inputs, out, make)
+        return make
+
+    return register
+
+
+def load_families() -> None:
+    """Import the modules that register the pairs."""
+    for name in FAMILIES:
+        importlib.import_module(f"tests.model_pairs.{name}")
+
+
+def shapes(twins: Twins, framework: str) -> list[tuple[int, ...]]:
+    """Return the shapes of the inputs without the batch."""
+    found: list[tuple[int, ...]] = []
+    for kind, *shape in twins.inputs:
+        if kind == "ids":
+            found.append((shape[0],) if shape[0] else ())
+        elif kind in ("img", "seqc") and framework == "torch":
+            found.append((shape[-1], *shape[:-1]))
+        else:
+            found.append(tuple(shape))
+    return found
+
+
+def given(twins: Twins, framework: str, seed: int, scale: float = 1.0) -> list[np.ndarray]:
+    """Return random inputs; those of one seed are the same for both frameworks."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for kind, *shape in twins.inputs:
+        if kind == "ids":
+            length, words = shape
+            found.append(draw.integers(1, words, (3, length) if length else (3,)))
+            continue
+        value = (draw.standard_normal((3, *shape)) * scale).astype(np.float32)
+        first = kind in ("img", "seqc") and framework == "torch"
+        found.append(np.ascontiguousarray(np.moveaxis(value, -1, 1)) if first else value)
+    return found
+
+
+def weights(name: str, shape: tuple[int, ...], draw: np.random.Generator) -> np.ndarray:
+    """Return random values for a weight of this name."""
+    low = name.lower()
+    if "variance" in low or "running_var" in low:
+        return draw.uniform(0.5, 2, shape).astype(np.float32)
+    if len(shape) < 2:
+        return draw.normal(0.4, 0.5, shape).astype(np.float32)
+    fan = max(1, int(np.prod(shape)) // max(shape))
+    return draw.normal(0, fan**-0.5, shape).astype(np.float32)
+
+
+def flat(value: Any) -> list[Any]:
+    """Return the tensors of a nest."""
+    return [each for one in value for each in flat(one)] if isinstance(value, list | tuple) else [value]
+
+
+class Keras:
+    """Keras's side of a pair."""
+
+    def build(self, twins: Twins, seed: int) -> Any:
+        """Return the model with random weights."""
+        model = twins.make()[0]()
+        self.outputs(model, twins, 1)
+        draw = np.random.default_rng(seed)
+        for variable in model.weights:
+            if "seed" not in variable.path and "int" not in str(variable.dtype):
+                variable.assign(weights(variable.path, tuple(variable.shape), draw))
+        return model
+
+    def outputs(self, model: Any, twins: Twins, seed: int, scale: float = 1.0) -> list[np.ndarray]:
+        """Return what the model makes of random inputs."""
+        x = given(twins, "keras", seed, scale)
+        x = [each.astype("int32") if each.dtype.kind == "i" else each for each in x]
+        return [np.asarray(each) for each in flat(model(x if len(x) > 1 else x[0]))]
+
+    def save(self, model: Any, form: str, folder: Path, twins: Twins) -> str:
+        """Write the model in a form; return the file."""
+        import tensorflow as tf
+
+        del twins
+        file = {"keras": "m.keras", "weights": "m.weights.h5", "h5": "m.h5", "npz_keras": "m.npz"}.get(form)
+        path = str(folder / (file or "objects"))
+        if form == "weights":
+            model.save_weights(path)
+        elif form == "objects":
+            return str(tf.train.Checkpoint(model=model).write(path))
+        elif form == "npz_keras":
+            np.savez(path, **{each.path: np.asarray(each) for each in model.weights})
+        else:
+            model.save(path)
+        return path
+
+
+class Torch:
+    """PyTorch's side of a pair."""
+
+    def build(self, twins: Twins, seed: int) -> Any:
+        """Return the model with random weights, in evaluation mode."""
+        import torch
+
+        model = twins.make()[1]()
+        draw = np.random.default_rng(seed)
+        with torch.no_grad():
+            for name, each in (*model.named_parameters(), *model.named_buffers()):
+                if each.is_floating_point():
+                    each.copy_(torch.from_numpy(weights(name, tuple(each.shape), draw)))
+        return model.eval()
+
+    def outputs(self, model: Any, twins: Twins, seed: int, scale: float = 1.0) -> list[np.ndarray]:
+        """Return what the model makes of random inputs, images with their channels last."""
+        import torch
+
+        with torch.no_grad():
+            made = flat(model.eval()(*map(torch.from_numpy, given(twins, "torch", seed, scale))))
+        first = twins.out in ("img", "seqc")
+        return [np.moveaxis(e.numpy(), 1, -1) if first and e.ndim > 2 else e.numpy() for e in made]
+
+    def save(self, model: Any, form: str, folder: Path, twins: Twins) -> str:
+        """Write the model in a form; return the file."""
+        import torch
+        from safetensors.torch import save_file
+
+        path = str(folder / {"safetensors": "t.safetensors", "script": "s.pt"}.get(form, f"{form}.pt"))
+        if form == "pt":
+            torch.save(model.state_dict(), path)
+        elif form == "safetensors":
+            save_file({name: each.clone() for name, each in model.state_dict().items()}, path)
+        elif form == "whole":
+            _name_classes(model)
+            torch.save(model, path)
+        else:
+            torch.jit.trace(model, tuple(map(torch.from_numpy, given(twins, "torch", 1)))).save(path)
+        return path
+
+
+def _name_classes(model: Any) -> None:
+    """Let pickle find the classes that a function made."""
+    for each in model.modules():
+        cls = type(each)
+        if "<locals>" in cls.__qualname__:
+            cls.__qualname__ = cls.__name__
+            setattr(sys.modules[cls.__module__], cls.__name__, cls)
+
+
+def error(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
+    """Return the largest difference, of the outputs' size."""
+    found = 0.0
+    for a, b in zip(one, other, strict=True):
+        assert a.shape == b.shape
+        found = max(found, float(np.abs(a - b).max() / (np.abs(a).max() + 1e-12)))
+    return found
+
+
+def cells(names: Sequence[str], sources: Sequence[str]) -> Iterator[Cell]:
+    """Fill the twins of these pairs from these forms, in this process, which imports both frameworks."""
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            for source in sources:
+                try:
+                    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        found = _cell(name, source, Path(folder))
+                except Exception:  # noqa: BLE001  # a crash is a result
+                    found = Cell(name, source, "crash", traceback.format_exc()[-300:])
+                sentence = " ".join(found.sentence.replace(folder, "").split())[:300]
+                yield Cell(name, source, found.state, sentence)
+
+
+def _cell(name: str, source: str, folder: Path) -> Cell:
+    from ckpttool.errors import CkpttoolError
+    from ckpttool.ops.load_into import load_into
+
+    twins = PAIRS[name]
+    sides: tuple[Any, Any] = (Keras(), Torch()) if source in KERAS else (Torch(), Keras())
+    theirs, ours = sides
+    model = theirs.build(twins, 1)
+    try:
+        file = theirs.save(model, source, folder, twins)
+    except Exception as failure:  # noqa: BLE001  # the framework's own
+        return Cell(name, source, "unable", str(failure))
+    twin = ours.build(twins, 7)
+    try:
+        framework = "torch" if source in KERAS else "keras"
+        done = load_into(twin, file, shapes=shapes(twins, framework))
+    except CkpttoolError as refusal:
+        return Cell(name, source, "refused", f"{refusal} [{refusal.hint or ''}]")
+    usual, small = (
+        error(theirs.outputs(model, twins, 5, scale), ours.outputs(twin, twins, 5, scale))
+        for scale in (1.0, 1e-3)
+    )
+    assumed = done.report.assumed
+    if usual <= CLOSE and small <= CLOSE_SMALL:
+        state = "assumed" if assumed else "right"
+    else:
+        state = "WRONG ASSUMED" if assumed else "WRONG"
+    return Cell(name, source, state, "; ".join(assumed))
+
+
+def recorded() -> list[Cell]:
+    """Return the recorded states."""
+    lines = RESULTS.read_text(encoding="utf-8").splitlines()
+    return [Cell(*line.split("\t")) for line in lines]
+
+
+def main() -> None:
+    """Run pairs and print their states; all of them are recorded with --record."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--sources", default=",".join((*KERAS, *TORCH)))
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    load_families()
+    found = []
+    for cell in cells(options.names or [*PAIRS], options.sources.split(",")):
+        found.append(cell)
+        print("\t".join((cell.pair, cell.source, cell.state, cell.sentence)), flush=True)  # noqa: T201
+    if options.record:
+        rows = ("\t".join((c.pair, c.source, c.state, c.sentence.replace("\t", " "))) for c in found)
+        RESULTS.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    # The registry is this module by its name, not by `__main__`.
+    importlib.import_module("tests.model_pairs.twins").main()

@@ -1,0 +1,108 @@
+"""rl_games: an A2C model's state_dict, its running statistics, and the settings beside the folder nn.
+
+Followed in github.com/Denys88/rl_games: rl_games/algos_torch/network_builder.py, models.py, players.py. The
+library's own models are compared by `python -m tests.agent_truth --libraries rl_games`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool.agents.backends import numpy as backend
+from ckpttool.agents.components import policy_network
+from ckpttool.errors import UnsupportedError
+from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
+from ckpttool.ops.restore import restore
+from tests.restored import observations, same, wiring
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+nn = torch.nn
+
+OBS, ACT = 5, 2
+GIVEN = AgentFacts(activations="elu")
+MEAN, VAR = np.linspace(-1, 1, OBS), np.linspace(0.3, 3, OBS)
+
+
+def close(file: str, facts: AgentFacts, obs: np.ndarray, wanted: Any) -> None:
+    """Assert that the restored policy acts so between -1 and 3."""
+    agent = restore(file, facts=facts)
+    part = agent.runnable("actor")
+    assert part is not None
+    made = policy_network(agent.tree, part, wiring(agent, (-1.0,) * ACT, (3.0,) * ACT))
+    same(np.asarray(backend.build(made).step(obs)[0]), wanted.detach().numpy())
+
+
+class Network(nn.Module):  # type: ignore[misc, name-defined]
+    """A2CBuilder.Network of two hidden layers."""
+
+    def __init__(self, activation: Any, *, learned: bool, separate: bool) -> None:
+        super().__init__()
+        mlp = lambda: nn.Sequential(nn.Linear(OBS, 16), activation(), nn.Linear(16, 8), activation())  # noqa: E731
+        self.actor_mlp = mlp()
+        self.critic_mlp = mlp() if separate else nn.Sequential()
+        self.value = nn.Linear(8, 1)
+        self.mu = nn.Linear(8, ACT)
+        self.sigma = nn.Linear(8, ACT) if learned else nn.Parameter(torch.zeros(ACT))
+
+
+def saved(
+    path: Path,
+    activation: Any = nn.ELU,
+    *,
+    normed: bool = True,
+    learned: bool = False,
+    separate: bool = False,
+) -> tuple[str, Any]:
+    """Save the file of a training; return it and what gives mu of observations."""
+    torch.manual_seed(3)
+    network = Network(activation, learned=learned, separate=separate)
+    state = {f"a2c_network.{name}": each for name, each in network.state_dict().items()}
+    if normed:
+        for name, rows in {"running_mean": MEAN, "running_var": VAR, "count": np.array(9.0)}.items():
+            state[f"running_mean_std.{name}"] = torch.from_numpy(rows)
+    (path / "nn").mkdir()
+    file = path / "nn" / "agent.pth"
+    torch.save({"model": state, "epoch": 3, "frame": 300, "last_mean_rewards": 1.0, "env_state": None}, file)
+
+    def mu(obs: np.ndarray) -> Any:
+        x = np.clip((obs - MEAN) / np.sqrt(VAR + 1e-5), -5, 5) if normed else obs
+        return network.mu(network.actor_mlp(torch.from_numpy(x.astype(np.float32))))
+
+    return str(file), mu
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("learned", "separate"), [(False, False), (True, False), (False, True)])
+def test_mu_is_limited_and_mapped_to_the_bounds(
+    normed: bool, learned: bool, separate: bool, tmp_path: Path
+) -> None:
+    file, mu = saved(tmp_path, normed=normed, learned=learned, separate=separate)
+    obs = observations(OBS)
+    agent = restore(file, facts=GIVEN)
+    assert agent.binding.layout == "rl_games"
+    close(file, GIVEN, obs, 2 * mu(obs).clamp(-1, 1) + 1)
+    assert not [each for each in agent.ledger if each.open]
+    assert [each.what for each in restore(file).ledger if each.open] == ["activation"]
+
+
+@pytest.mark.parametrize("place", ["config.yaml", "params/agent.yaml"])
+def test_settings_beside_the_folder_state_the_activation(place: str, tmp_path: Path) -> None:
+    file, mu = saved(tmp_path, nn.ReLU)
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    text = (
+        "params: {network: {mlp: {activation: relu}, space: {continuous: {mu_activation: MU}}}, config: {}}\n"
+    )
+    (tmp_path / place).write_text(text.replace("MU", "None"))
+    obs = observations(OBS)
+    close(file, NO_FACTS, obs, 2 * mu(obs).clamp(-1, 1) + 1)
+    assert not [each for each in restore(file).ledger if each.open]
+    (tmp_path / place).write_text(text.replace("MU", "tanh"))
+    close(file, NO_FACTS, obs, 2 * mu(obs).tanh() + 1)
+    (tmp_path / place).write_text(text.replace("relu", "selu"))
+    with pytest.raises(UnsupportedError, match="actor"):
+        restore(file).runnable("actor")

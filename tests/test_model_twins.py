@@ -1,0 +1,165 @@
+"""Models of independent names: what decides which layer fills which, and what an own layer computes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.agents.skeleton.calls import computed
+from ckpttool.mapping.scopes import PLACE, Candidate, placed
+from ckpttool.mapping.solver import solve
+from tests.model_pairs import twins
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_recorded_twins_are_never_wrong_without_a_word():
+    cells = twins.recorded()
+    assert len({cell.pair for cell in cells}) >= 60
+    states = Counter(cell.state for cell in cells)
+    assert set(states) <= set(twins.STATES)
+    assert not states["WRONG"] + states["crash"]
+    assert all(cell.sentence for cell in cells if cell.state in ("assumed", "WRONG ASSUMED", "refused"))
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_a_sample_of_twins_computes_the_same():
+    names = ("resnet_timm_vs_kapp", "own_xw_torch", "rms_own", "aspp_parallel_dilated", "llama_block")
+    command = [sys.executable, "-m", "tests.model_pairs.twins", *names, "--sources", "keras,pt"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    states = {tuple(line.split("\t")[:2]): line.split("\t")[2] for line in done.stdout.splitlines()}
+    # The flow of calls, what a layer computes and a dilation decide.
+    assert [states[name, "keras"] for name in names[:4]] == ["right"] * 4
+    # A state_dict has neither: what is taken from it is named, or refused.
+    assert states["resnet_timm_vs_kapp", "pt"] == "assumed"
+    assert states["llama_block", "pt"] in {"assumed", "refused"}
+
+
+# --- What a layer computes ------------------------------------------------------------------------------
+
+
+def _weights(seed=3, **shapes):
+    draw = np.random.default_rng(seed)
+    return {name: draw.standard_normal(shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("activation", [lambda x: x, lambda x: np.maximum(x, 0), np.tanh])
+def test_a_square_matrix_is_told_by_what_its_layer_computes(activation):
+    held = _weights(weight=(6, 6), bias=(6,))
+    w, b = held["weight"], held["bias"]
+    assert computed(held, (2, 6), lambda x: activation(x @ w + b)) == {"kind": "dense", "form": "in_out"}
+    assert computed(held, (2, 6), lambda x: activation(x @ w.T + b)) == {"kind": "dense", "form": "out_in"}
+
+
+def test_a_matrix_that_both_or_no_orientation_explains_is_no_layer():
+    held = _weights(weight=(6, 6))
+    w = held["weight"]
+    assert computed({"weight": w + w.T}, (2, 6), lambda x: x @ (w + w.T)) == {}
+    assert computed(held, (2, 6), lambda x: x @ w @ w) == {}
+    assert computed(held, (2, 6), lambda x: x @ (w / np.linalg.norm(w))) == {}
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1e-5, 1e-6])
+def test_norms_are_told_from_scales_and_from_each_other(epsilon):
+    held = _weights(weight=(6,), bias=(6,))
+    scale, offset = held["weight"], held["bias"]
+
+    def layer_norm(x):
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon) * scale + offset
+
+    def rms_norm(x, by=scale):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * by
+
+    alone = {"weight": scale}
+    assert computed(held, (4, 6), layer_norm) == {"kind": "layer_norm", "epsilon": epsilon}
+    assert computed(alone, (4, 6), rms_norm) == {"kind": "rms_norm", "epsilon": epsilon}
+    assert computed(alone, (4, 6), lambda x: rms_norm(x, 1 + scale)) == {}
+    assert computed(held, (4, 6), lambda x: x * scale + offset) == {}
+
+
+def test_a_module_of_other_tensors_is_not_compared():
+    for shapes in ({"weight": (2, 3, 3)}, {"a": (3, 3), "b": (3, 3)}, {"other": (3,)}):
+        with pytest.raises(ValueError, match=r"no (layer|scale)"):
+            computed(_weights(**shapes), (2, 3), lambda x: x)
+
+
+# --- Which layer fills which ----------------------------------------------------------------------------
+
+KIND = frozenset({("dense", (8, 8))})
+
+
+def layer(name, *, call=-1, after=0, settings=()):
+    return Candidate(tuple(name.split("/")), KIND, name, -1, call, after, frozenset(settings))
+
+
+def found(sources, targets, **how):
+    solution = solve(sources, targets, **how)
+    return {sources[p.source].title: targets[p.target].title for p in solution.pairs}, solution
+
+
+def test_a_common_word_does_not_pair_names_that_each_have_another_one():
+    theirs = [layer("post_attention_layernorm"), layer("input_layernorm")]
+    ours = [layer("self_attention_layernorm"), layer("feedforward_layernorm")]
+    pairs, solution = found(theirs, ours)
+    assert pairs == {}
+    assert solution.ambiguous
+
+
+def test_a_word_of_one_side_alone_is_no_objection():
+    pairs, _ = found([layer("value_dense"), layer("advantage_dense")], [layer("advantage"), layer("value")])
+    assert pairs == {"value_dense": "value", "advantage_dense": "advantage"}
+
+
+def test_settings_tell_layers_apart():
+    theirs = [layer(f"rate{n}", settings={("dilation", n)}) for n in (1, 2, 3)]
+    ours = [layer(f"convs/{3 - n}", settings={("dilation", n)}) for n in (1, 2, 3)]
+    pairs, _ = found(theirs, ours)
+    assert pairs == {"rate1": "convs/2", "rate2": "convs/1", "rate3": "convs/0"}
+
+
+def chain(names, order):
+    """Return layers that are listed as `names` and called in this order."""
+    place = {name: n for n, name in enumerate(order)}
+    return [layer(name, call=place[name], after=(1 << place[name]) - 1) for name in names]
+
+
+def test_the_flow_of_calls_decides_whatever_names_say():
+    theirs = chain(["head", "up1", "up2"], ["up2", "up1", "head"])
+    ours = chain(["up1", "up2", "out"], ["up1", "up2", "out"])
+    pairs, solution = found(*placed(theirs, ours))
+    assert pairs == {"up2": "up1", "up1": "up2", "head": "out"}
+    # Names that belong to other layers are said.
+    assert {ours[p.target].title for p in solution.renamed} == {"up1", "up2"}
+
+
+def test_layers_that_stand_beside_each_other_share_a_place():
+    theirs = [layer("a", call=0), layer("b", call=1), layer("c", call=2, after=0b11)]
+    ours = [layer("x", call=0), layer("y", call=1), layer("z", call=2, after=0b11)]
+    pairs, solution = found(*placed(theirs, ours))
+    assert pairs == {"c": "z"}
+    assert len(solution.ambiguous) == 1
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        [layer("x", call=0), layer("y", call=1), layer("z", call=2, after=0b11)],
+        [layer("x", call=0), layer("y"), layer("z", call=2)],
+    ],
+)
+def test_another_flow_or_an_unseen_call_is_no_evidence(ours):
+    sides = placed(chain(["a", "b", "c"], ["a", "b", "c"]), ours)
+    assert not any(name == PLACE for side in sides for each in side for name, _ in each.settings)
+
+
+def test_numbers_of_a_model_that_calls_its_layers_in_another_order_pair_nothing():
+    theirs = [layer(f"ls/{n}") for n in range(3)]
+    ours = chain(["fc1", "fc2", "fc3"], ["fc3", "fc2", "fc1"])
+    assert found(theirs, ours)[0] == {}
+    assert len(found(theirs, chain(["fc1", "fc2", "fc3"], ["fc1", "fc2", "fc3"]))[0]) == 3

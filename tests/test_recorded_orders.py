@@ -1,0 +1,167 @@
+"""The orders that a file's own computation records, and those of a live tf.Module."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool.activations import UNKNOWN, Features, natural, plain
+from ckpttool.layouts.recorded_orders import Evaluation, Opaque, UntraceableError
+from ckpttool.layouts.script_orders import _Evaluator
+from ckpttool.leaf import Leaf, attr, key
+from ckpttool.source import Inline
+from ckpttool.tree import Container, Tree
+from tests import tensorflow_child, warm
+from tests.conftest import ROOT
+
+WEIGHT = (key("weight"),)
+
+
+def leaf(*shape: int) -> Leaf:
+    return Leaf("float32", shape, Inline(np.zeros(shape, "<f4").tobytes()), "weight")
+
+
+def evaluation(channel: int) -> Evaluation:
+    return Evaluation(Tree({WEIGHT: leaf(7, 24)}), channel)
+
+
+def test_a_dense_layer_takes_an_image_in_the_order_in_which_it_was_reshaped():
+    for channel, framework in ((1, "torch"), (-1, "tensorflow")):
+        call = evaluation(channel)
+        image = call.image((1, 3, 2, 4))
+        call.dense(call.reshaped(image, (1, -1)), WEIGHT, (24, 7))
+        parts = ((8, 3),) if channel == 1 else ((6, 4),)
+        assert call.features() == {WEIGHT: Features(natural(parts, framework), plain(7))}
+
+
+def test_a_vector_between_images_is_a_part_of_its_own():
+    call = evaluation(1)
+    images = [call.reshaped(call.image((1, 2, 5)), (1, 10)) for _ in range(2)]
+    call.dense(call.joined([images[0], call.given((1, 4)), images[1]], 1), WEIGHT, (24, 7))
+    takes = call.features()[WEIGHT].takes
+    assert takes == natural(((5, 2), (1, 4), (5, 2)), "torch")
+
+
+def test_what_an_unknown_operation_gives_has_no_order():
+    call = evaluation(1)
+    made = call.dense(Opaque(), WEIGHT, (24, 7))
+    assert isinstance(made, Opaque)
+    assert made.features == 7
+    assert call.features()[WEIGHT].takes == UNKNOWN
+
+
+def test_two_calls_that_take_an_image_differently_have_no_order():
+    call = evaluation(1)
+    image = call.image((1, 3, 2, 4))
+    turned = call.moved(image, lambda entries: entries.transpose(0, 2, 3, 1))
+    for each in (image, turned):
+        call.dense(call.reshaped(each, (1, 24)), WEIGHT, (24, 7))
+    assert call.features()[WEIGHT].takes == UNKNOWN
+
+
+@pytest.mark.parametrize("shape", [(1, 23), (1, -1, -1), (5, -1)])
+def test_a_shape_that_does_not_fit_is_not_evaluated(shape):
+    with pytest.raises(UntraceableError):
+        evaluation(1).reshaped(evaluation(1).fresh((1, 24)), shape)
+
+
+def test_a_dense_layer_of_another_width_is_not_evaluated():
+    call = evaluation(1)
+    with pytest.raises(UntraceableError):
+        call.dense(call.fresh((1, 23)), WEIGHT, (24, 7))
+
+
+CODE = """class Net(Module):
+  def forward(self: __torch__.Net,
+    x: Tensor) -> Tensor:
+    y = torch.conv2d(x, self.conv, None, [1, 1], [0, 0], [1, 1])
+    for i in range(2):
+      y = torch.relu(y)
+    if torch.eq(torch.dim(y), 4):
+      z = {move}
+    else:
+      ops.prim.RaiseException("no image", "builtins.ValueError")
+    return torch.linear(torch.flatten(z, 1), self.dense, None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("move", "order"),
+    [
+        ("y", natural(((6, 4),), "torch")),
+        ("torch.permute(y, [0, 2, 3, 1])", natural(((6, 4),), "tensorflow")),
+        ("torch.movedim(y, 1, -1)", natural(((6, 4),), "tensorflow")),
+        ("torch.transpose(torch.flatten(y, 2), 1, 2)", natural(((6, 4),), "tensorflow")),
+        ("torch.unknown_operation(y)", UNKNOWN),
+    ],
+)
+def test_the_code_of_a_script_tells_the_order(move, order):
+    conv, dense = (attr("conv"),), (attr("dense"),)
+    tree = Tree({conv: leaf(4, 3, 2, 2), dense: leaf(7, 24)}, {}, {(): Container("record", "__torch__.Net")})
+    run = _Evaluator(tree, {"__torch__": CODE.format(move=move)}, evaluation=Evaluation(tree, 1))
+    run.parsed["__torch__"] = ast.parse(run.texts["__torch__"])
+    run.run([(2, 3, 3, 4)])
+    assert run.evaluation.features()[dense].takes == order
+
+
+# --- A live tf.Module -----------------------------------------------------------------------------------
+
+_MODULE = """
+import sys
+sys.path.insert(0, {root!r})
+import numpy as np
+import tensorflow as tf
+import ckpttool
+from ckpttool.errors import MappingError
+
+class Layer(tf.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.w = tf.Variable(tf.zeros(shape), name="w")
+        self.b = tf.Variable(tf.zeros(shape[-1]), name="b")
+
+class Net(tf.Module):
+    def __init__(self, move):
+        super().__init__()
+        self.conv, self.dense, self.move = Layer((2, 2, 3, 4)), Layer((24, 7)), move
+
+    @tf.function
+    def __call__(self, x):
+        x = self.move(tf.nn.relu(tf.nn.conv2d(x, self.conv.w, 1, "VALID") + self.conv.b))
+        return tf.reshape(x, (-1, 24)) @ self.dense.w + self.dense.b
+
+draw = np.random.default_rng(0)
+state = {{"conv.weight": draw.standard_normal((4, 3, 2, 2), "f4"), "conv.bias": np.zeros(4, "f4"),
+          "dense.weight": draw.standard_normal((7, 24), "f4"), "dense.bias": np.zeros(7, "f4")}}
+np.savez("torch.npz", **state)
+
+def fill(move, **options):
+    net = Net(move)
+    done = ckpttool.load_into(net, "torch.npz", shapes=[(3, 4, 3)], from_="torch", **options)
+    return net.dense.w.numpy(), done.report.assumed
+
+first, _ = fill(lambda x: tf.transpose(x, (0, 3, 1, 2)))
+np.testing.assert_array_equal(first, state["dense.weight"].T)
+last, assumed = fill(lambda x: x)
+wanted = state["dense.weight"].reshape(7, 4, 6).transpose(2, 1, 0).reshape(24, 7)
+np.testing.assert_array_equal(last, wanted)
+assert any("flatten={{'dense': 'no'}}" in each for each in assumed), assumed
+same, _ = fill(lambda x: x, flatten={{"dense": "no"}})
+np.testing.assert_array_equal(same, state["dense.weight"].T)
+try:
+    fill(lambda x: tf.transpose(x, (0, 2, 3, 1))[:, ::-1])
+except MappingError as error:
+    assert "flatten={{'dense': 'no'}}" in (error.hint or ""), error.hint
+else:
+    raise AssertionError("an order of the model's own was assumed")
+"""
+
+
+@pytest.mark.tensorflow
+def test_a_live_module_of_tensorflow_shows_the_order_that_it_takes(tmp_path: Path) -> None:
+    tensorflow_child.require("tensorflow")
+    status, output = warm.run("tensorflow", _MODULE.format(root=str(ROOT)), tmp_path)
+    assert status == 0, output[-2000:]
