@@ -139,6 +139,26 @@ class ChannelsConvolution(nn.Module):
         return self.head(x.transpose(1, 2)).transpose(1, 2)
 
 
+class Tokens(nn.Module):
+    """A table, and two layers of the names of GPT-2's attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 4)
+        self.attn = nn.ModuleDict({"c_attn": nn.Linear(4, 12), "c_proj": nn.Linear(4, 4)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attn["c_proj"](self.attn["c_attn"](self.words(x))[..., :4])
+
+
+class Square(nn.Module):
+    """A table of as many rows as columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 4)
+
+
 class Halves(Named):
     """A model of half precision."""
 

@@ -183,12 +183,14 @@ def test_the_tree_fits_a_terminal_and_has_no_colour_in_a_pipe() -> None:
     assert "m of policy/critic/q2/l3/kernel" in wide.out
 
 
-def test_sentences_are_wrapped_on_a_terminal_and_one_line_in_a_pipe(tmp_path: Path) -> None:
-    command = ("convert", str(TF_SAMPLE), str(tmp_path / "x.pt"), "--dry-run")
+def on_a_terminal(*words: str) -> str:
+    """Return what a successful command prints on a terminal of 80 columns."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-    words = (sys.executable, "-m", "ckpttool", *command)
-    with subprocess.Popen(words, stdout=theirs, env=environment) as process:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "TERM": "xterm-256color"}
+    environment.pop("NO_COLOR", None)
+    with subprocess.Popen(
+        (sys.executable, "-m", "ckpttool", *words), stdout=theirs, env=environment
+    ) as process:
         os.close(theirs)
         shown = b""
         # Linux says EIO where the last writer is gone.
@@ -197,9 +199,24 @@ def test_sentences_are_wrapped_on_a_terminal_and_one_line_in_a_pipe(tmp_path: Pa
                 shown += piece
         os.close(ours)
     assert process.returncode == 0
+    return shown.decode()
+
+
+def test_help_has_its_colours_on_a_terminal() -> None:
+    shown = on_a_terminal("check", "--help")
+    assert "\x1b[" in shown
+    assert r"\x1b" not in shown
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\r", "")
+    assert max(map(len, plain.splitlines())) <= 80
+    assert "\x1b" not in (piped := in_process("check", "--help").out)
+    assert plain.split() == piped.split()
+
+
+def test_sentences_are_wrapped_on_a_terminal_and_one_line_in_a_pipe(tmp_path: Path) -> None:
+    command = ("convert", str(TF_SAMPLE), str(tmp_path / "x.pt"), "--dry-run")
+    lines = on_a_terminal(*command).splitlines()
     (note,) = [line for line in in_process(*command).out.splitlines() if line.startswith("note: ")]
     assert len(note) > 80
-    lines = shown.decode().splitlines()
     first = next(n for n, line in enumerate(lines) if line.startswith("note: "))
     below = list(itertools.takewhile(lambda line: line.startswith("    "), lines[first + 1 :]))
     assert " ".join([lines[first], *map(str.strip, below)]) == note
@@ -470,7 +487,8 @@ def test_a_folder_of_files_offers_them() -> None:
     ran = in_process("digest", TORCH_SAMPLE.parent)
     refused(ran)
     assert "did you mean" in ran.err
-    assert "ckpt-10000.pt" in ran.err
+    # The highest number comes first, by value and not by text.
+    assert 0 < ran.err.index("ckpt-15000.pt") < ran.err.index("ckpt-10000.pt") < ran.err.index("ckpt-7500.pt")
 
 
 def test_a_folder_of_folders_offers_what_is_nearest_and_follows_no_link(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class InThisProcess:
         self._ask("load", file=file, form=form)
 
 
-def fill(source: str, target: str, to: str, factory: str, shapes: Any = (), **how: Any) -> op.Filled:
+def fill(source: str, target: str, /, to: str, factory: str, shapes: Any = (), **how: Any) -> op.Filled:
     """Fill a model of a file beside this one, in this process."""
     before = target_model.Beside
     target_model.Beside = InThisProcess  # type: ignore[assignment,misc]
@@ -671,3 +671,51 @@ def test_an_optimizer_that_is_left_behind_is_named(how: dict[str, Any], named: b
         [("not used", "optimizer", True)] if named else []
     )
     assert (done.sha256 is None) == ("dry_run" in how)
+
+
+# Transformers' models for TensorFlow: a table is a variable of its own, TFConv1D has a bias [1, out].
+OWN_TENSORS = {
+    "words/weight": (7, 4),
+    "attn/c_attn/weight": (4, 12),
+    "attn/c_attn/bias": (1, 12),
+    "attn/c_proj/weight": (4, 4),
+    "attn/c_proj/bias": (1, 4),
+}
+
+
+@pytest.mark.torch
+def test_tables_and_row_biases_of_own_layers_fill_a_model(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    given = {name: draw.standard_normal(shape).astype(np.float32) for name, shape in OWN_TENSORS.items()}
+    np.savez(tmp_path / "own.npz", **given)
+    target = tmp_path / "out.pt"
+    done = fill(str(tmp_path / "own.npz"), str(target), "torch", "like_small:Tokens", source="tf")
+    assert done.report.complete, (done.report.unused, done.report.notes)
+    assert sum("words/weight" in each for each in done.report.assumed) == 1
+    made = loaded(target)
+    assert (made["words.weight"] == given["words/weight"]).all()
+    for name in ("c_attn", "c_proj"):
+        assert (made[f"attn.{name}.weight"] == given[f"attn/{name}/weight"].T).all()
+        assert (made[f"attn.{name}.bias"] == given[f"attn/{name}/bias"][0]).all()
+
+
+@pytest.mark.torch
+def test_a_table_whose_axes_are_equally_long_is_not_copied_by_its_shape(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", **{"table/weight": np.ones((4, 4), np.float32)})
+    found = fill(
+        str(tmp_path / "own.npz"), str(tmp_path / "out.pt"), "torch", "like_small:Square", source="tf"
+    )
+    assert not found.report.complete
+    assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.torch
+def test_a_kind_that_a_user_names_is_kept_in_what_could_be_an_attention(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(HERE))
+    import like_small
+
+    torch.save(like_small.Tokens().state_dict(), tmp_path / "source.pt")
+    how: dict[str, Any] = {"choices": choices(["attn/c_proj=dense"], ())}
+    done = fill(str(tmp_path / "source.pt"), str(tmp_path / "out.pt"), "torch", "like_small:Tokens", **how)
+    assert done.report.complete, (done.report.unused, done.report.notes)

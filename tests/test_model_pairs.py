@@ -13,7 +13,7 @@ from ckpttool.errors import UsageError
 from ckpttool.mapping.parts import Blocks, Channels
 from ckpttool.mapping.spelling import parsed
 from ckpttool.ops.layer_options import choices
-from tests.model_pairs import harness, programs
+from tests.model_pairs import harness, peers, programs
 
 SAMPLE = ("cnn2d_first", "residual_decoder")
 # Models that reorder axes by themselves, whose files hold what they compute.
@@ -70,6 +70,19 @@ def test_the_recorded_conversions_are_the_selection():
     assert not {"WRONG", "WRONG ASSUMED", "crash"} & {cell.state for cell in cells.values()}
     whole = harness.totals([*cells.values()])
     assert whole["good"] >= 0.8 * whole["sure"]
+
+
+def test_the_recorded_outcomes_of_other_converters_have_ckpttool_beside_each() -> None:
+    found = peers.recorded()
+    tools = {(each.program, each.target): set() for each in found}
+    for each in found:
+        tools[each.program, each.target].add(each.tool)
+    for (name, target), own in tools.items():
+        expected = set(peers.TOOLS[target]) if name in programs.PROGRAMS else {"ckpttool", "transformers"}
+        assert own == expected, name
+    ours = [each for each in found if each.tool.startswith("ckpttool")]
+    assert not {"WRONG", "crash"} & {each.state for each in ours}
+    assert all(each.seconds > 0 for each in found)
 
 
 def test_a_global_pooling_leaves_nothing_to_assume():

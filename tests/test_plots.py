@@ -234,7 +234,8 @@ def test_the_command_plots_a_run_and_charts_it(tmp_path: Path) -> None:
     assert ran.out.endswith(f"wrote {target}\n")
     said = texts(ElementTree.parse(target).getroot())
     assert "Pendulum-v1, 2 episodes each" in said
-    assert "training steps" in said
+    # Its steps are those that the checkpoints count.
+    assert "updates" in said
     assert "mean return" in ran.out.splitlines()
     assert sum("┤" in line for line in ran.out.splitlines()) == 9
     refusal = in_process("eval", TORCH_SAMPLE, "--episodes", 10**8, "--plot", target)
@@ -299,6 +300,8 @@ def test_a_line_goes_from_corner_to_corner() -> None:
     assert lines[4].startswith("1.5 ┤")
     assert lines[8].startswith("  0 ┤")
     assert lines[-1].split(maxsplit=1) == ["1,000", "4,000 training steps"]
+    counted = terminal_plots.learning(points(0, 1, 2, 3), 60, "updates", braille=True)
+    assert counted[-1].split(maxsplit=1) == ["1,000", "4,000 updates"]
 
 
 def test_intervals_are_drawn_for_one_run_and_not_for_two() -> None:

@@ -46,7 +46,20 @@ class _Ended(SystemExit):
         self.how = "interrupted" if signum == signal.SIGINT else f"ended by {signal.Signals(signum).name}"
 
 
-class _Commands(typer.core.TyperGroup):
+class _Help:
+    """A command whose help passes `output`, which lets no style of other programs reach a terminal."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help with rich, or write it into the formatter."""
+        with output.drawing():
+            super().format_help(ctx, formatter)  # type: ignore[misc]  # typer's command has it
+
+
+class _Command(_Help, typer.core.TyperCommand):
+    pass
+
+
+class _Commands(_Help, typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; Ctrl-C that it leaves to us is ours, and not typer's, to tell of."""
         try:
@@ -159,8 +172,15 @@ _COMMANDS: tuple[tuple[str, Callable[..., int], str], ...] = (
     ("limits", describing.limits, "Example: ckpttool --limit unpacked_ratio=1000 inspect old.npz"),
     ("schema", describing.schema, "Examples: ckpttool schema; ckpttool schema inspect > inspect.schema.json"),
 )
+
+
+def _joined(text: str | None) -> str:
+    """Return a docstring with one line for each paragraph: the terminal's width breaks them."""
+    return "\n\n".join(" ".join(each.split()) for each in (text or "").split("\n\n"))
+
+
 for _word, _command, _examples in _COMMANDS:
-    app.command(_word, epilog=_examples)(_command)
+    app.command(_word, cls=_Command, epilog=_examples, help=_joined(_command.__doc__))(_command)
 
 
 def _parser() -> Any:

@@ -124,7 +124,7 @@ def evaluate(
 ) -> int:
     """Restore agents and play them: fixed seeds, deterministic policy, undiscounted returns."""
     from ckpttool.cli import comparing, plots, showing
-    from ckpttool.ops import results, score_files, training_curve
+    from ckpttool.ops import results, score_files, training_curve, training_step
     from ckpttool.ops.evaluation import Protocol, float_type
     from ckpttool.ops.sweep import sweep
 
@@ -176,7 +176,8 @@ def evaluate(
 
         notes = () if quiet else tables.listed("note", beside.notes)
         output.write("\n".join([scores.sweep(found, quiet=quiet), *map(wrapped, notes), *told.lines]))
-    drawn = plots.Drawn(found.evaluations, found.curve, beside.curves, told.algorithms, told.comparison)
+    unit = training_step.UNITS.get(found.step_from or "", training_step.ANY_UNIT)
+    drawn = plots.Drawn(found.evaluations, found.curve, beside.curves, told.algorithms, told.comparison, unit)
     shown = showing.show(wanted, found, env, layout, drawn, facts=facts, quiet=quiet, as_json=as_json)
     if as_json:
         output.write(output.document({**content, **shown.document}))

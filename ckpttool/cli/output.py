@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import re
 import select
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, cast
 
 from ckpttool import documents
@@ -127,6 +128,34 @@ class Inert:
         """Write each of the texts."""
         for line in lines:
             self.write(line)
+
+
+class _Drawing(io.StringIO):
+    """Collects what rich draws for a stream, in its colours where that is a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream = stream
+
+    # Rich draws boxes in the characters of the stream's encoding.
+    encoding = property(lambda self: self.stream.encoding)
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        return self.stream.isatty()
+
+
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """Let rich print our own text, such as --help; its styles reach the terminal, as those of `style` do."""
+    require_stdout()
+    before, drawn = sys.stdout, _Drawing(sys.stdout)
+    sys.stdout = drawn
+    try:
+        yield
+    finally:
+        sys.stdout = before
+    write(styled_by_rich(drawn.getvalue()).removesuffix("\n"))
 
 
 def guard() -> None:

@@ -13,6 +13,7 @@ from ckpttool.ops.algorithms import over_steps
 from ckpttool.ops.evaluation import Evaluation
 from ckpttool.ops.ranking import Point
 from ckpttool.ops.training_curve import TrainingCurve
+from ckpttool.ops.training_step import ANY_UNIT
 from ckpttool.shown import clean, count
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def lengths(axes: Axes, one: Evaluation) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=True))
 
 
-def learning(axes: Axes, found: Sequence[Evaluation], curve: Sequence[Point]) -> Axes:
-    """Draw means over training steps with their intervals, a line for each run, and every return behind."""
+def learning(axes: Axes, found: Sequence[Evaluation], curve: Sequence[Point], unit: str = ANY_UNIT) -> Axes:
+    """Draw means over steps with their intervals, a line for each run, and every return behind."""
     by_path = {each.checkpoint: each.rollout.returns for each in found}
     runs = list(dict.fromkeys(point.run for point in curve))
     names = _told_apart(runs)
@@ -95,13 +96,17 @@ def learning(axes: Axes, found: Sequence[Evaluation], curve: Sequence[Point]) ->
     axes.plot([best.step], [best.mean], "*", color=INK, markersize=11, label=said, linestyle="none")
     axes.set_ylabel("return")
     axes.set_title(f"{clean(found[0].env)}, {count(found[0].statistics.n, 'episode')} each")
-    _count_steps(axes)
+    _count_steps(axes, unit)
     axes.legend(loc="best")
     return axes
 
 
 def algorithms(
-    figure: Figure, place: SubplotSpec, found: Sequence[Algorithm], compared: Comparison | None
+    figure: Figure,
+    place: SubplotSpec,
+    found: Sequence[Algorithm],
+    compared: Comparison | None,
+    unit: str = ANY_UNIT,
 ) -> None:
     """Draw algorithms beside each other: mean and interquartile mean with intervals, every run, their curves.
 
@@ -120,7 +125,7 @@ def algorithms(
             axes.tick_params(labelleft=False)
     last = figure.add_subplot(inner[0, 2])
     if all(len(points) > 1 for points in curves):
-        _run_curves(last, curves, names)
+        _run_curves(last, curves, names, unit)
     else:
         _run_scores(last, found, names)
     env = clean(found[0].runs[0].scored[0].evaluation.env)
@@ -176,7 +181,7 @@ def _run_scores(axes: Axes, found: Sequence[Algorithm], names: Sequence[str]) ->
     _few_ticks(axes)
 
 
-def _run_curves(axes: Axes, found: Sequence[Sequence[CurvePoint]], names: Sequence[str]) -> None:
+def _run_curves(axes: Axes, found: Sequence[Sequence[CurvePoint]], names: Sequence[str], unit: str) -> None:
     """Draw each algorithm's mean over its runs, step by step, with the interval over runs."""
     for row, points in enumerate(found):
         colour, mark = COLOURS[row % len(COLOURS)], MARKS[row % len(MARKS)]
@@ -186,7 +191,7 @@ def _run_curves(axes: Axes, found: Sequence[Sequence[CurvePoint]], names: Sequen
         axes.plot(steps, means, marker=mark, markersize=4, color=colour, label=names[row].replace("\n", " "))
     axes.set_title("mean over runs at equal steps, 95 % CI")
     axes.set_ylabel("return")
-    _count_steps(axes)
+    _count_steps(axes, unit)
     axes.legend(loc="best")
 
 
@@ -282,10 +287,10 @@ def _moving_mean(values: np.ndarray) -> np.ndarray | None:
     return smooth
 
 
-def _count_steps(axes: Axes) -> None:
+def _count_steps(axes: Axes, unit: str = ANY_UNIT) -> None:
     from matplotlib.ticker import EngFormatter
 
-    axes.set_xlabel("training steps")
+    axes.set_xlabel(unit)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 

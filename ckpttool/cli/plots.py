@@ -15,6 +15,7 @@ import numpy as np
 
 from ckpttool import search_paths
 from ckpttool.errors import CkpttoolError, MissingExtraError, UsageError
+from ckpttool.ops.training_step import ANY_UNIT
 from ckpttool.writing import Output, require_new, write_atomically
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Drawn(NamedTuple):
     training: Sequence[TrainingCurve] = ()
     algorithms: Sequence[Algorithm] = ()
     comparison: Comparison | None = None
+    unit: str = ANY_UNIT
 
 
 def write(
@@ -85,6 +87,7 @@ def write(
     training: Sequence[TrainingCurve] = (),
     algorithms: Sequence[Algorithm] = (),
     comparison: Comparison | None = None,
+    unit: str = ANY_UNIT,
 ) -> None:
     """Draw evaluations into a new file, and below them the curves that were logged while training.
 
@@ -113,13 +116,13 @@ def write(
         grid = figure.add_gridspec(rows, 4, height_ratios=[_HEIGHT, _BELOW][:rows])
         if len(algorithms) > 1 or any(len(each.runs) > 1 for each in algorithms):
             above = None
-            panels.algorithms(figure, grid[0, :], algorithms, comparison)
+            panels.algorithms(figure, grid[0, :], algorithms, comparison, unit)
         elif len(found) == 1:
             panels.returns(figure.add_subplot(grid[0, :3]), found[0])
             panels.lengths(figure.add_subplot(grid[0, 3]), found[0])
             above = None
         elif curve:
-            above = panels.learning(figure.add_subplot(grid[0, :]), found, curve)
+            above = panels.learning(figure.add_subplot(grid[0, :]), found, curve, unit)
         else:
             above = None
             panels.beside(figure.add_subplot(grid[0, :]), found)

@@ -90,7 +90,8 @@ def show(
         from ckpttool.cli import terminal_plots
 
         # Points of different runs make no one curve.
-        if lines := terminal_plots.chart(found.evaluations, () if drawn.algorithms else found.curve):
+        curve = () if drawn.algorithms else found.curve
+        if lines := terminal_plots.chart(found.evaluations, curve, drawn.unit):
             output.write("\n".join(lines))
     try:
         if wanted.plot is not None:

@@ -12,6 +12,7 @@ import numpy as np
 from ckpttool.cli.columns import columns
 from ckpttool.ops.evaluation import Evaluation
 from ckpttool.ops.ranking import Point
+from ckpttool.ops.training_step import ANY_UNIT
 
 # Fewer returns than this have no shape, and fewer points no curve.
 FEWEST = 8
@@ -25,7 +26,7 @@ _BRAILLE = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
-def chart(found: Sequence[Evaluation], curve: Sequence[Point]) -> list[str]:
+def chart(found: Sequence[Evaluation], curve: Sequence[Point], unit: str = ANY_UNIT) -> list[str]:
     """Return the lines of the plot that suits the evaluations; none where there is nothing to see."""
     if not all(np.isfinite(one.rollout.returns).all() for one in found):
         return []
@@ -35,7 +36,7 @@ def chart(found: Sequence[Evaluation], curve: Sequence[Point]) -> list[str]:
         return ["returns, and how many episodes", *bars] if bars else []
     if len({point.step for point in curve}) < _FEWEST_POINTS:
         return []
-    return ["mean return", *learning(curve, width, braille=_shows(chr(_BRAILLE)))]
+    return ["mean return", *learning(curve, width, unit, braille=_shows(chr(_BRAILLE)))]
 
 
 def histogram(values: np.ndarray, width: int, *, blocks: bool) -> list[str]:
@@ -59,8 +60,8 @@ def bins(n: int) -> int:
     return math.ceil(2 * math.cbrt(n))
 
 
-def learning(curve: Sequence[Point], width: int, *, braille: bool) -> list[str]:
-    """Return the means over training steps, each run a line, with the intervals of a single run."""
+def learning(curve: Sequence[Point], width: int, unit: str = ANY_UNIT, *, braille: bool) -> list[str]:
+    """Return the means over steps of a unit, each run a line, with the intervals of a single run."""
     runs = [[p for p in curve if p.run == run] for run in dict.fromkeys(point.run for point in curve)]
     spans = [point.ci95 for point in curve if point.ci95 is not None] if len(runs) == 1 else []
     ends = [point.mean for point in curve] + [end for span in spans for end in span]
@@ -81,7 +82,7 @@ def learning(curve: Sequence[Point], width: int, *, braille: bool) -> list[str]:
     labels = {0: names[0], _ROWS // 2: names[1], _ROWS - 1: names[2]}
     edge = "┤" if braille else "|"
     lines = [f"{labels.get(row, ''):>{wide}} {edge}{text}" for row, text in enumerate(canvas.rows())]
-    start, end = f"{first:,}", f"{last:,} training steps"
+    start, end = f"{first:,}", f"{last:,} {unit}"
     gap = width - wide - 2 - len(start) - len(end)
     return [*lines, f"{'':{wide}}  {start}{'':{max(1, gap)}}{end}"]
 

@@ -163,12 +163,29 @@ def _nothing(probe: Probe) -> CkpttoolError:
                 file=probe.path,
                 hint="restore it with orbax.checkpoint and save its arrays with numpy.savez",
             )
+        here = _latest_first(_readable(probe.path, names[:_LOOKED_AT]))
+        if len(here) > 1 and places.store(probe.path) is None:
+            # Files with numbers are those of one run, which go on.
+            message = f"this folder contains {len(here)} checkpoints, and no file names the latest"
+            return NotACheckpointError(message, file=probe.path, hint=_did_you_mean(here))
         message = f"no checkpoint found in this folder{'' if names else ': it is empty'}"
         found = some(names, _SUGGESTIONS) if names else None
         return NotACheckpointError(message, file=probe.path, found=found, hint=_inside(probe))
     if places.store(probe.path) is None and not os.access(probe.path, os.R_OK):
         return NotFoundError("the file may not be read", file=probe.path)
     return sniff.explain(probe)
+
+
+def _latest_first(locations: list[str]) -> list[str]:
+    """Sort by name; among names that differ in numbers only, the highest number comes first."""
+
+    def numbers(location: str) -> list[tuple[int, str]]:
+        # No int(): it takes at most 4,300 digits.
+        found = (each.lstrip("0") for each in re.findall(r"[0-9]+", os.path.basename(location)))
+        return [(len(each), each) for each in found]
+
+    found = sorted(locations, key=numbers, reverse=True)
+    return sorted(found, key=lambda each: re.sub(r"[0-9]+", "0", os.path.basename(each)))
 
 
 def _near(probe: Probe) -> str | None:

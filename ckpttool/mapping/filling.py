@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool import dtypes
-from ckpttool.errors import MappingError, some
+from ckpttool.errors import MappingError, UsageError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
@@ -138,17 +139,20 @@ def _sides(
     wanted = skeleton.layers(target, own, classes=foreign)
     names, others = _kind_names(mine), _kind_names(wanted)
     if more := (others - names) & _SEVERAL:
-        mine = layers(tree, framework, choices, described, classes=foreign, composed=more)
+        with contextlib.suppress(UsageError):
+            mine = layers(tree, framework, choices, described, classes=foreign, composed=more)
     if more := (names - others) & _SEVERAL:
         wanted = skeleton.layers(target, own, classes=foreign, composed=more)
     if more := _SEVERAL - names - others:
         # Neither has one layer for it: two ways to make it of several, if they are not the same.
-        both = (
-            layers(tree, framework, choices, described, classes=foreign, composed=more),
-            skeleton.layers(target, own, classes=foreign, composed=more),
-        )
-        one, other = (_forms(found, more) for found in both)
-        mine, wanted = both if one and other and one != other else (mine, wanted)
+        # A layer that the user names stays one of its own.
+        with contextlib.suppress(UsageError):
+            both = (
+                layers(tree, framework, choices, described, classes=foreign, composed=more),
+                skeleton.layers(target, own, classes=foreign, composed=more),
+            )
+            one, other = (_forms(found, more) for found in both)
+            mine, wanted = both if one and other and one != other else (mine, wanted)
     theirs, ours = side(tree, mine, in_order=in_order), side(target, wanted)
     mine, wanted = _layers_alone(theirs, ours), _layers_alone(ours, theirs)
     theirs = theirs if mine == theirs.layers else side(tree, mine, in_order=in_order)
@@ -156,6 +160,9 @@ def _sides(
     if framework == "tensorflow" and foreign:
         mine = _numbered(theirs, ours, described)
         theirs = side(tree, mine, in_order=in_order)
+    if foreign:
+        mine, wanted = _tables(theirs, ours), _tables(ours, theirs)
+        theirs, ours = side(tree, mine, in_order=in_order), side(target, wanted)
     said = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
     mine, wanted = _in_other_forms(theirs, said[1]), _in_other_forms(ours, said[0])
     mine, wanted = _in_two(theirs, mine, said[1]), _in_two(ours, wanted, said[0])
@@ -218,6 +225,24 @@ def _kind_names(found: Sequence[Layer]) -> frozenset[str]:
 def _forms(found: Sequence[Layer], names: Collection[str]) -> frozenset[frozenset[str]]:
     """Return the tensors' names of the layers of these kinds, each set of names once."""
     return frozenset(frozenset(layer.tensors) for layer in found if _kind_names([layer]) <= frozenset(names))
+
+
+def _tables(one: Side, other: Side) -> tuple[Layer, ...]:
+    """Return a side's layers without the tables of embeddings that the other side keeps in no layer.
+
+    Transformers' TensorFlow models have a variable of their own for each. Both sides have the same axes where
+    these differ in length; a square table stays a layer.
+    """
+    there = frozenset(s for each in other.candidates for s in each.signatures)
+    left = []
+    for layer, candidate in zip(one.layers, one.candidates, strict=False):
+        group = layer.group(one.tree)
+        shapes = [leaf.shape for leaf in group.values() if "embedding" in _kind_names([layer])]
+        alone = len(layer.tensors) == 1 and not candidate.signatures & there
+        is_table = any(len({*shape}) == 2 and (BARE, shape) in there for shape in shapes)
+        if not (alone and is_table):
+            left.append(layer)
+    return tuple(left)
 
 
 def _in_other_forms(one: Side, other: Collection[object]) -> tuple[Layer, ...]:

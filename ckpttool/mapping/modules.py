@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckpttool.leaf import Leaf, Path, display
-from ckpttool.mapping.kinds import COMPOSED, IN_OUT, OUT_IN, Kind, oriented
+from ckpttool.mapping.kinds import COMPOSED, IN_OUT, OUT_IN, ROW_BIAS, Kind, oriented
 from ckpttool.mapping.kinds import asked as asked_for
 from ckpttool.tree import Tree
 
@@ -71,8 +71,13 @@ _HOLDERS = frozenset(
 )
 # What a live model's own classes are called by their framework's base (agents/skeleton/factory.py).
 _BASES = frozenset(("Module", "Layer", "Model"))
-# GPT-2's x @ W, in Transformers (transformers/pytorch_utils.py, formerly modeling_utils.py).
-_IN_OUT_CLASSES = frozenset(("transformers.pytorch_utils.Conv1D", "transformers.modeling_utils.Conv1D"))
+# GPT-2's x @ W, in Transformers (transformers/pytorch_utils.py, formerly modeling_utils.py, and
+# modeling_tf_utils.py). agents/skeleton/factory.py names the classes of live models so.
+_IN_OUT_CLASSES = {
+    "transformers.pytorch_utils.Conv1D": IN_OUT,
+    "transformers.modeling_utils.Conv1D": IN_OUT,
+    "transformers.modeling_tf_utils.TFConv1D": ROW_BIAS,
+}
 # A live model's dense layers with the orientation of the other framework, as a call of them shows.
 LINEAR_IN_OUT, DENSE_OUT_IN = "Linear [in, out]", "Dense [out, in]"
 _TURNED = {LINEAR_IN_OUT: IN_OUT, DENSE_OUT_IN: OUT_IN}
@@ -255,7 +260,7 @@ def _about(tree: Tree, path: Path) -> About:
     settings = container.state if isinstance(container.state, dict) else {}
     name = container.name or _numbered_class(settings)
     own = ">" in str(settings.get("registered_name", ""))
-    return About(name.rpartition(".")[2], settings, own)
+    return About(name if name in _IN_OUT_CLASSES else name.rpartition(".")[2], settings, own)
 
 
 def _numbered_class(settings: Mapping[str, Any]) -> str:
@@ -294,7 +299,8 @@ def narrowed(
 def _of_class(kinds: tuple[Kind, ...], group: Mapping[str, Leaf], about: About) -> tuple[Kind, ...] | None:
     """Return the kinds of the module's class, None where the class does not decide."""
     if about.cls in _IN_OUT_CLASSES:
-        return tuple(kind for kind in oriented(group, "torch") if kind.form == IN_OUT) or None
+        able = (*kinds, *oriented(group, kinds[0].framework))
+        return tuple(kind for kind in able if kind.form == _IN_OUT_CLASSES[about.cls])[:1] or None
     if about.cls in _TURNED:
         able = oriented(group, kinds[0].framework)
         return tuple(kind for kind in able if kind.form == _TURNED[about.cls]) or None

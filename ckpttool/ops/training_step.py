@@ -32,6 +32,15 @@ COLUMNS = {
     "saves": (SAVES,),
     "in_name": (NAME,),
 }
+# What a curve's axis is called, by the source of its steps.
+UNITS = {
+    "num_timesteps": "environment steps",
+    "global_step": "environment steps",
+    "total_it": "updates",
+    NAME: "numbers in the files' names",
+    "iter": "iterations",
+}
+ANY_UNIT = "training steps"
 TITLES = {"in_name": "name", "environment_steps": "env steps", "updates": "updates", "saves": "save"}
 
 _LARGEST = 2**63

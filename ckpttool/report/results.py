@@ -11,6 +11,7 @@ from typing import Any
 from ckpttool import documents
 from ckpttool.errors import FormatError
 from ckpttool.ops import training_step
+from ckpttool.ops.training_step import ANY_UNIT, UNITS
 from ckpttool.shown import clean, shortened
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -53,6 +54,8 @@ class Results:
     results: tuple[Result, ...]
     curves: tuple[Curve, ...]
     notes: tuple[str, ...]
+    unit: str = ANY_UNIT
+    """what the steps of the curves count"""
 
     @property
     def counted(self) -> tuple[str, ...]:
@@ -64,6 +67,7 @@ class Results:
 def read(files: Sequence[str]) -> Results:
     """Return what the files hold; raise FormatError for one that is no document of `eval`."""
     results, curves, notes = [], [], []
+    sources = set()
     for file in files:
         whole = documents.load(file, "the evaluation")
         played = whole.get("evaluations", [whole])
@@ -73,8 +77,12 @@ def read(files: Sequence[str]) -> Results:
             )
         results += [_result(each) for each in played]
         curves += [*_means(whole.get("curve")), *_logged(whole.get("training_curves"))]
+        # No file says what the steps of a log are.
+        sources |= {str(whole.get("step_from"))} if whole.get("curve") else set()
+        sources |= {"logged"} if whole.get("training_curves") else set()
         notes += _sentences(whole.get("notes")) if "evaluations" in whole else []
-    return Results(tuple(results), tuple(curves), tuple(notes))
+    unit = UNITS.get(sources.pop(), ANY_UNIT) if len(sources) == 1 else ANY_UNIT
+    return Results(tuple(results), tuple(curves), tuple(notes), unit)
 
 
 def _is_evaluation(value: object) -> bool:

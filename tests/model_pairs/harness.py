@@ -116,8 +116,13 @@ def judge(target: str, chosen: Sequence[tuple[str, str, str]], folder: str) -> N
     warnings.simplefilter("ignore")
     for name, source, way in chosen:
         file = Path(folder, name, SOURCES[_other(target)][source])
-        cell = _Try(target, name, source, way, file).cell()
+        cell = attempt(target, name, source, way, file)
         print(json.dumps(asdict(cell)), flush=True)  # noqa: T201  # the parent reads it
+
+
+def attempt(target: str, name: str, source: str, way: str, file: Path) -> Cell:
+    """Convert one file, following hints, and compare the outputs."""
+    return _Try(target, name, source, way, file).cell()
 
 
 def _other(framework: str) -> str:
@@ -160,7 +165,7 @@ def _applies(target: str, name: str, way: str) -> bool:
     return not (way == "kinds" and other)
 
 
-class _WrongError(Exception):
+class WrongError(Exception):
     """The twin computes something else."""
 
 
@@ -198,7 +203,7 @@ class _Try:
         for _ in range(_MOST_HINTS):
             try:
                 self._convert()
-            except _WrongError as error:
+            except WrongError as error:
                 if self._correct():
                     continue
                 state = "WRONG ASSUMED" if self.assumed else "WRONG"
@@ -234,7 +239,7 @@ class _Try:
         file = f"{style}outputs.npz" if self.target == "torch" else "torch_outputs.npz"
         with np.load(self.file.parent / file) as wanted:
             for name, value in zip(wanted.files, found, strict=True):
-                _compare(value, wanted[name])
+                compare(value, wanted[name])
 
     def _into(self) -> Any:
         from ckpttool.ops.load_into import load_into
@@ -382,12 +387,13 @@ def _parts(text: str) -> str:
     return "+".join(found)
 
 
-def _compare(found: np.ndarray, wanted: np.ndarray) -> None:
+def compare(found: np.ndarray, wanted: np.ndarray) -> None:
+    """Raise WrongError unless the values are equal within the tolerance."""
     if found.shape != wanted.shape:
-        raise _WrongError(f"shapes {found.shape} and {wanted.shape}")
+        raise WrongError(f"shapes {found.shape} and {wanted.shape}")
     largest = float(np.max(np.abs(found - wanted))) / max(1e-3, float(np.max(np.abs(wanted))))
     if not largest <= OUTPUTS:
-        raise _WrongError(f"outputs differ by {largest:.1%}")
+        raise WrongError(f"outputs differ by {largest:.1%}")
 
 
 def _like(target: str, name: str, shapes: Sequence[tuple[int, ...]], style: str) -> Any:
@@ -515,9 +521,14 @@ def page() -> str:
     text += "## What is not right\n\n| model | file | way | state | why |\n|---|---|---|---|---|\n"
     for cell in cells:
         if cell.state not in FINE:
-            why = re.sub(r"[|<>`*_\[\]{}]", r"\\\g<0>", cell.sentence[:160])
+            why = escaped(cell.sentence[:160])
             text += f"| `{cell.program}` | `{cell.source}` | `{cell.way}` | {cell.state} | {why} |\n"
     return text
+
+
+def escaped(text: str) -> str:
+    """Return text for a cell of a Markdown table."""
+    return re.sub(r"[|<>`*_\[\]{}]", r"\\\g<0>", text)
 
 
 def summary(cells: Sequence[Cell]) -> str:

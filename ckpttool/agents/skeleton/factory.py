@@ -80,8 +80,10 @@ def bases(value: Any) -> frozenset[tuple[str, str]]:
 
 
 def known_class(value: Any) -> str:
-    """Return the name of the first base that is a framework's own class."""
+    """Return the name of the first base that is a framework's own class; of Transformers' Conv1D, in full."""
     for base in type(value).__mro__:
+        if base.__module__.startswith("transformers.") and base.__name__ in ("Conv1D", "TFConv1D"):
+            return f"{base.__module__}.{base.__name__}"
         if base.__module__.partition(".")[0] in ("torch", "keras", "tf_keras", "tensorflow", "sonnet"):
             return base.__name__
     return type(value).__name__

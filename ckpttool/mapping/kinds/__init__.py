@@ -12,7 +12,7 @@ from functools import cache
 
 from ckpttool.leaf import Leaf
 from ckpttool.mapping.kinds import attention, convolutions, dense, norms, recurrent, tf1_cells
-from ckpttool.mapping.kinds.dense import IN_OUT, OUT_IN, POINTWISE
+from ckpttool.mapping.kinds.dense import IN_OUT, OUT_IN, POINTWISE, ROW_BIAS
 from ckpttool.mapping.kinds.kind import UNTOLD, Group, Kind, Row, Told, Way, Weight
 from ckpttool.mapping.kinds.norms import AXES
 
@@ -24,6 +24,7 @@ __all__ = [
     "NUMBERED",
     "OUT_IN",
     "POINTWISE",
+    "ROW_BIAS",
     "SPELLING",
     "UNTOLD",
     "Group",

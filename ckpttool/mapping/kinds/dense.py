@@ -73,6 +73,24 @@ def _turned(name: str, framework: str, form: str, also: Callable[[Group], bool])
     return Kind("dense", framework, weights, form, also, asked=True)
 
 
+def _row_bias() -> Kind:
+    """Return the dense layer of Transformers' TFConv1D: x @ weight + bias [1, out]."""
+
+    def read(group: Group, told: Told) -> Way:  # noqa: ARG001  # as every reading
+        bias = Row("bias", "bias", Reshape(group["bias"].shape[1:]))
+        return Way((Row("weight", "kernel"), bias))
+
+    def write(canonical: Group, told: Told) -> Way:  # noqa: ARG001  # as every writing
+        bias = Row("bias", "bias", Reshape((1, canonical["kernel"].shape[1])))
+        return Way(tuple(row for row in (Row("weight", "kernel"), bias) if row.canonical in canonical))
+
+    def fits(group: Group) -> bool:
+        return group["bias"].shape == (1, group["weight"].shape[1])
+
+    weights = (Weight("weight", "kernel", 2), Weight("bias", "bias", 2))
+    return Kind("dense", "tensorflow", weights, ROW_BIAS, fits, read, write)
+
+
 def _pointwise(name: str, framework: str, rank: int) -> Kind:
     """Return a convolution whose window is one place: a dense layer over the channels."""
     ones = (1,) * (rank - 2)
@@ -108,6 +126,7 @@ _MATRICES = (("weight", "torch"), ("kernel", "tensorflow"))
 _BIAS = Weight("bias", "bias", 1, optional=True)
 # Matrices of a program's own layers: [in, out] in PyTorch (x @ W, as GPT-2's Conv1D), [out, in] in Keras.
 IN_OUT, OUT_IN = "in_out", "out_in"
+ROW_BIAS = "row_bias"
 DENSE_TORCH = Kind(
     "dense",
     "torch",
@@ -190,6 +209,7 @@ KINDS: tuple[Kind, ...] = (
     *(_pointwise(name, framework, rank) for name, framework in _MATRICES for rank in (3, 4)),
     _turned("weight", "torch", IN_OUT, _KERNEL_BIASED),
     _turned("kernel", "tensorflow", OUT_IN, _WEIGHT_BIASED),
+    _row_bias(),
     *_COMPUTED,
     Kind("embedding", "tensorflow", (Weight("embeddings", "embeddings", 2, KEEP),)),
     Kind("embedding", "torch", (Weight("weight", "embeddings", 2, KEEP),)),

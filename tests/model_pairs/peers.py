@@ -1,0 +1,500 @@
+"""Runs other converters on the pairs of models, with the same inputs and the same referee.
+
+Each peer is used in its documented way, and every conversion is timed beside ckpttool's in one process. The
+peers are not dependencies: run this in an environment that has tf2onnx, onnx2torch, onnx2tf, tf_keras and
+transformers<4.50 besides ckpttool's own `all` extras.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import io
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests import warm
+from tests.conftest import ROOT
+from tests.model_pairs import harness
+from tests.model_pairs.programs import PROGRAMS, program
+
+RESULTS = Path(__file__).with_name("peers.tsv")
+LIBRARIES = (
+    *("tensorflow-cpu", "torch", "keras", "tf_keras", "tf2onnx", "onnx2torch", "onnx2tf", "onnx"),
+    "transformers",
+)
+COLUMNS = ("right", "assumed", "refused", "crash", "WRONG ASSUMED", "WRONG")
+# Errors by which a converter declines a model; any other exception is a crash.
+REFUSALS = (NotImplementedError, ValueError, RuntimeError)
+_PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.model_pairs import {module}
+{module}.{call}
+"""
+_AT_ONCE = 10  # programs in one process, which has ten minutes
+
+
+class Tool(NamedTuple):
+    """One way to convert: its title, the file it reads, and what a user receives."""
+
+    title: str
+    source: str
+    result: str
+
+
+TOOLS = {
+    "torch": {
+        "ckpttool": Tool("ckpttool `--like`", "`.keras`", "a state_dict for the user's own module"),
+        "ckpttool_graph": Tool("ckpttool `--like`", "SavedModel", "a state_dict for the user's own module"),
+        "keras_torch": Tool("Keras 3, torch backend", "`.keras`", "a Keras model on torch tensors"),
+        "keras_torch_weights": Tool(
+            "Keras 3, torch backend", "`.weights.h5` and the Keras code", "a Keras model on torch tensors"
+        ),
+        "onnx2torch": Tool("tf2onnx and onnx2torch", "SavedModel", "a torch.fx graph module"),
+        "script": Tool("one-off script", "`.keras`", "the user's own module"),
+    },
+    "keras": {
+        "ckpttool": Tool("ckpttool `--like`", "state_dict `.pt`", "weights for the user's own model"),
+        "ckpttool_graph": Tool("ckpttool `--like`", "TorchScript", "weights for the user's own model"),
+        "onnx2tf": Tool("torch.onnx and onnx2tf", "the live module", "a tf_keras (Keras 2) model"),
+        "script": Tool("one-off script", "state_dict as `.npz`", "the user's own model"),
+    },
+}
+_OURS = {"torch": {"ckpttool": "keras", "ckpttool_graph": "saved_model"}}
+_OURS["keras"] = {"ckpttool": "pt", "ckpttool_graph": "script"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One conversion by one tool: its state, the time it took with the comparison, and why."""
+
+    program: str
+    target: str
+    tool: str
+    state: str
+    seconds: float
+    sentence: str = ""
+
+
+# --- Processes with PyTorch -----------------------------------------------------------------------------
+
+
+def export_torch(names: Sequence[str], folder: str) -> None:
+    """Write the ONNX file of each torch module; print the time."""
+    import torch
+
+    from tests.model_pairs import torch_side
+
+    for name in names:
+        net, target = torch_side.build(name), str(Path(folder, name, "torch.onnx"))
+        given = tuple(map(torch.from_numpy, torch_side.inputs(net.program)))
+        titles = [f"in{number}" for number in range(len(given))]
+
+        def export(net: Any = net, given: Any = given, target: str = target, titles: Any = titles) -> None:
+            torch.onnx.export(net, given, target, input_names=titles, dynamo=False, opset_version=17)
+
+        report(timed(name, "keras", "export", export))
+
+
+def judge_torch(names: Sequence[str], folder: str) -> None:
+    """Convert Keras models to PyTorch with every tool; print a line of JSON for each outcome."""
+    import keras
+    import onnx2torch
+    import torch
+
+    from tests.model_pairs import keras_side, torch_side
+
+    assert keras.backend.backend() == "torch"
+
+    def outputs(net: Any, name: str) -> list[np.ndarray]:
+        given = [torch.from_numpy(np.ascontiguousarray(x)) for x in keras_side.inputs(program(name))]
+        with torch.no_grad():
+            found = net(given if len(given) > 1 else given[0]) if _is_keras(net) else net(*given)
+        found = found if isinstance(found, list | tuple) else [found]
+        return [each.detach().numpy() for each in found]
+
+    def whole(name: str) -> Any:
+        keras.utils.clear_session()
+        return outputs(keras.models.load_model(Path(folder, name, "functional.keras")), name)
+
+    def weights(name: str) -> Any:
+        keras.utils.clear_session()
+        net = keras_side.functional(name)
+        net.load_weights(Path(folder, name, "functional_.weights.h5"))
+        return outputs(net, name)
+
+    def onnx(name: str) -> Any:
+        return outputs(onnx2torch.convert(str(Path(folder, name, "keras.onnx"))).eval(), name)
+
+    def script(name: str) -> Any:
+        keras.utils.clear_session()
+        model = keras.models.load_model(Path(folder, name, "functional.keras"))
+        net = torch_side.build(name, 5)
+        keys = [key for key in net.state_dict() if not key.endswith("num_batches_tracked")]
+        state = {
+            key: torch.from_numpy(np.ascontiguousarray(_torch_axes(value)))
+            for key, value in zip(keys, model.get_weights(), strict=True)
+        }
+        net.load_state_dict(state, strict=False)
+        return torch_side.outputs(net)
+
+    tools = {"keras_torch": whole, "keras_torch_weights": weights, "onnx2torch": onnx, "script": script}
+    _judge("torch", names, folder, tools)
+
+
+def _is_keras(net: Any) -> bool:
+    return any(each.__module__.startswith("keras.") for each in type(net).__mro__)
+
+
+def _torch_axes(value: np.ndarray) -> np.ndarray:
+    """Return a kernel with the axes of PyTorch, as the usual script permutes them."""
+    if value.ndim < 2:
+        return value
+    return value.transpose(value.ndim - 1, value.ndim - 2, *range(value.ndim - 2))
+
+
+# --- Processes with TensorFlow --------------------------------------------------------------------------
+
+
+def export_keras(names: Sequence[str], folder: str) -> None:
+    """Write the ONNX file of each SavedModel; print the time."""
+    from tf2onnx import convert as tf2onnx
+
+    for name in names:
+        at = Path(folder, name)
+        arguments = ["--saved-model", str(at / "saved_model"), "--output", str(at / "keras.onnx")]
+
+        def export(arguments: Sequence[str] = arguments) -> None:
+            sys.argv = ["tf2onnx.convert", *arguments, "--opset", "17"]
+            tf2onnx.main()
+
+        report(timed(name, "torch", "export", export))
+
+
+def judge_keras(names: Sequence[str], folder: str) -> None:
+    """Convert torch modules to Keras with every tool; print a line of JSON for each outcome."""
+    import onnx2tf
+    import tensorflow as tf
+
+    from tests.model_pairs import keras_side
+
+    # onnx2tf downloads images with which it checks itself, unless they are in the working directory.
+    images = np.random.default_rng(0).random((20, 128, 128, 3), dtype=np.float32)
+    np.save("calibration_image_sample_data_20x128x128x3_float32.npy", images)
+
+    def onnx(name: str) -> Any:
+        at, made = Path(folder, name), program(name)
+        model = onnx2tf.convert(
+            input_onnx_file_path=str(at / "torch.onnx"),
+            output_folder_path=str(at / "onnx2tf"),
+            non_verbose=True,
+            # As its documentation says for inputs that are not images with channels first.
+            keep_shape_absolutely_input_names=[
+                f"in{number}" for number, each in enumerate(made.inputs) if each.kind != "image"
+            ],
+        )
+        last = keras_side.inputs(made)
+        axes = [{"image": 1, "frames": 2}.get(each.kind) for each in made.inputs]
+        first = [x if axis is None else np.moveaxis(x, -1, axis) for x, axis in zip(last, axes, strict=True)]
+        choices = list(zip(first, last, strict=True))
+        given = []
+        for wanted in model.inputs:
+            number = int(wanted.name.partition(":")[0].removeprefix("in"))
+            fitting = [x for x in choices[number] if x.shape[1:] == tuple(wanted.shape[1:])]
+            given.append(tf.constant(fitting[-1], wanted.dtype))
+        found = model(given if len(given) > 1 else given[0])
+        return [np.asarray(x) for x in (found if isinstance(found, list | tuple) else [found])]
+
+    def script(name: str) -> Any:
+        net = keras_side.build(name, "functional", 5)
+        with np.load(Path(folder, name, "torch.npz")) as file:
+            values = [_keras_axes(file[key]) for key in file.files if not key.endswith("num_batches_tracked")]
+        net.set_weights(values)
+        return keras_side.outputs(net, program(name))
+
+    _judge("keras", names, folder, {"onnx2tf": onnx, "script": script})
+
+
+def _keras_axes(value: np.ndarray) -> np.ndarray:
+    return value if value.ndim < 2 else value.transpose(*range(2, value.ndim), 1, 0)
+
+
+# --- The referee ----------------------------------------------------------------------------------------
+
+
+def _judge(target: str, names: Sequence[str], folder: str, tools: dict[str, Callable[[str], Any]]) -> None:
+    file = "functional_outputs.npz" if target == "torch" else "torch_outputs.npz"
+    for name in names:
+        for tool, source in _OURS[target].items():
+            at = Path(folder, name, harness.SOURCES["keras" if target == "torch" else "torch"][source])
+            start = time.process_time()
+            with contextlib.redirect_stdout(io.StringIO()):
+                cell = harness.attempt(target, name, source, "like", at)
+            took = time.process_time() - start
+            report(Outcome(name, target, tool, cell.state, took, cell.sentence))
+        with np.load(Path(folder, name, file)) as wanted:
+            outputs = [wanted[key] for key in wanted.files]
+        for tool, convert in tools.items():
+
+            def run(convert: Any = convert, name: str = name, outputs: Any = outputs) -> None:
+                found = convert(name)
+                if len(found) != len(outputs):
+                    raise harness.WrongError(f"{len(found)} outputs instead of {len(outputs)}")
+                for value, expected in zip(found, outputs, strict=True):
+                    _compare(value, expected)
+
+            report(timed(name, target, tool, run))
+
+
+def _compare(found: np.ndarray, expected: np.ndarray) -> None:
+    """Raise WrongError unless the values are equal with channels in either position."""
+    views = [found, np.moveaxis(found, -1, 1), np.moveaxis(found, 1, -1)] if found.ndim > 2 else [found]
+    errors = []
+    for view in views:
+        try:
+            harness.compare(view, expected)
+        except harness.WrongError as error:
+            errors.append(error)
+        else:
+            return
+    raise next((each for each in errors if "differ" in str(each)), errors[0])
+
+
+def timed(name: str, target: str, tool: str, run: Callable[[], None]) -> Outcome:
+    """Run a conversion that raises WrongError for other outputs; return what became of it."""
+    state, sentence, start = "right", "", time.process_time()
+    # The converters print much, and end the process on an error.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            run()
+        except harness.WrongError as error:
+            state, sentence = "WRONG", str(error)
+        except REFUSALS as error:
+            state, sentence = "refused", f"{type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # a crash is a result
+            state, sentence = "crash", f"{type(error).__name__}: {error}"
+    return Outcome(name, target, tool, state, time.process_time() - start, " ".join(sentence.split())[:200])
+
+
+def report(outcome: Outcome) -> None:
+    """Print an outcome as a line of JSON."""
+    print("\n" + json.dumps(asdict(outcome)), flush=True)  # noqa: T201  # the parent reads it
+
+
+# --- The whole ------------------------------------------------------------------------------------------
+
+
+def run(names: Sequence[str], folder: Path) -> Iterator[Outcome]:
+    """Convert these programs with every tool, in both directions."""
+    for part in [list(names[start : start + _AT_ONCE]) for start in range(0, len(names), _AT_ONCE)]:
+        for framework, sources in (
+            ("keras", ["keras", "weights", "saved_model"]),
+            ("torch", ["pt", "script", "npz"]),
+        ):
+            call = f"make({framework!r}, {part!r}, {str(folder)!r}, {sources!r})"
+            _child(framework, call, folder, module="harness")
+        exported = {
+            (each.target, each.program): each
+            for framework in ("keras", "torch")
+            for each in _child(framework, f"export_{framework}({part!r}, {str(folder)!r})", folder)
+        }
+        for framework in ("torch", "keras"):
+            for each in _child(framework, f"judge_{framework}({part!r}, {str(folder)!r})", folder):
+                yield _joined(each, exported) if each.tool in ("onnx2torch", "onnx2tf") else each
+
+
+def _joined(outcome: Outcome, exported: dict[tuple[str, str], Outcome]) -> Outcome:
+    """Return the outcome of both steps: a failed export counts, and times add up."""
+    first = exported[outcome.target, outcome.program]
+    values = asdict(outcome) | {"seconds": first.seconds + outcome.seconds}
+    if first.state != "right":
+        values |= {"state": first.state, "sentence": f"to ONNX: {first.sentence}", "seconds": first.seconds}
+    return Outcome(**values)
+
+
+def _child(framework: str, call: str, folder: Path, module: str = "peers") -> list[Outcome]:
+    env = dict(os.environ)
+    if framework == "torch":
+        env["KERAS_BACKEND"] = "torch"
+    name = "torch" if framework == "torch" else "tensorflow"
+    status, output = warm.run(name, _PROGRAM.format(root=str(ROOT), module=module, call=call), folder, env)
+    if status:
+        raise RuntimeError(f"{call[:100]} ended with {status}:\n{output[-4000:]}")
+    return [Outcome(**json.loads(line)) for line in output.splitlines() if line.startswith('{"program"')]
+
+
+def record(outcomes: Iterable[Outcome]) -> None:
+    """Write the versions and the outcomes; programs that were not run keep their lines."""
+    every = {(each.program, each.target, each.tool): each for each in (*recorded(), *outcomes)}
+    lines = sorted(
+        "\t".join((e.program, e.target, e.tool, e.state, f"{e.seconds:.4f}", e.sentence))
+        for e in every.values()
+    )
+    head = f"# {', '.join(versions())}"
+    RESULTS.write_text("\n".join((head, *lines)) + "\n", encoding="utf-8")
+
+
+def versions() -> list[str]:
+    """Return the versions of the libraries here."""
+    return [f"{name} {metadata.version(name)}" for name in LIBRARIES]
+
+
+def recorded() -> list[Outcome]:
+    """Return the recorded outcomes."""
+    found = []
+    for line in RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else ():
+        if not line.startswith("#"):
+            name, target, tool, state, seconds, sentence = line.split("\t")
+            found.append(Outcome(name, target, tool, state, float(seconds), sentence))
+    return found
+
+
+_PAGE = """## Other converters
+
+The same pairs, converted by other tools as their documentation describes, with the same inputs and the same
+tolerance. {torch} models are converted to PyTorch and {keras} to Keras; models that differ from these in
+names only are left out. ckpttool reads two kinds of files for the comparison: weights with a configuration or
+alone, and a graph.
+
+- **Keras 3 with the torch backend** loads `.keras` files, and `.weights.h5` files where the Keras code of the
+  model is at hand. The result is a Keras model that computes with torch tensors: it is an `nn.Module`, trains
+  with torch optimizers, takes images with channels last, and does not run without Keras. It gives no
+  state_dict for a module written in PyTorch, and there is no way from a torch module to Keras.
+- **tf2onnx and onnx2torch** make a `torch.fx` graph of the SavedModel; **torch.onnx and onnx2tf** make a
+  Keras 2 model of the live torch module. The names of layers and the user's own class are lost.
+- **The one-off script** reverses the axes of kernels and copies the weights in order.
+- nobuco {nobuco}, which converts torch modules to Keras, was not run: it needs Keras 2 (TensorFlow before
+  2.16).
+
+*Refused* is an error that declines the model (`NotImplementedError`, `ValueError`, `RuntimeError`), *crash*
+any other exception. *WRONG* is a result that computes something else, without a word; *WRONG ASSUMED* names
+the layer and the assumption. *Time* is the median CPU time of a right conversion with loading and comparison,
+in processes that have imported the libraries; *ratio* is the median of each conversion's time divided by that
+of ckpttool's first row for the same model. The times of onnx2torch and onnx2tf include the export to ONNX.
+
+Versions: {versions}.
+
+"""
+_TRANSFORMERS = """### Transformers' own loaders
+
+Models of Transformers in tiny configurations with random weights: `from_pretrained(..., from_tf=True)` and
+`from_pt=True` beside `ckpttool convert --like`. Transformers 5 has no TensorFlow models, and in its last
+release before 5 (4.57.6) `from_tf=True` raises with PyTorch 2.13; 4.49 was used. The last column has the
+options of ckpttool that its hints asked for.
+
+| model | direction | Transformers | time | ckpttool | time | options |
+|---|---|---|---:|---|---:|---|
+"""
+NOBUCO = "0.17.0"
+
+
+def page() -> str:
+    """Return the section of the page of the pairs of models that shows other converters."""
+    outcomes = [each for each in recorded() if each.program in PROGRAMS]
+    if not outcomes:
+        return ""
+    head = RESULTS.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    count = {t: len({each.program for each in outcomes if each.target == t}) for t in TOOLS}
+    text = _PAGE.format(**count, versions=head, nobuco=NOBUCO)
+    for target, title in (("torch", "Keras to PyTorch"), ("keras", "PyTorch to Keras")):
+        columns = " | ".join(COLUMNS)
+        text += f"### {title} with other converters\n\n| tool | reads | makes | {columns} | time | ratio |\n"
+        text += f"|---|---|---|{'---|' * len(COLUMNS)}---:|---:|\n"
+        base = {e.program: e for e in outcomes if e.target == target and e.tool == "ckpttool"}
+        for key, tool in TOOLS[target].items():
+            mine = [each for each in outcomes if each.target == target and each.tool == key]
+            counts = Counter(each.state for each in mine)
+            done = [each for each in mine if each.state in ("right", "assumed")]
+            took = statistics.median(each.seconds for each in done) if done else 0.0
+            ratios = [each.seconds / max(1e-6, base[each.program].seconds) for each in done]
+            marks = " | ".join(str(counts[column]) for column in COLUMNS)
+            text += f"| {tool.title} | {tool.source} | {tool.result} | {marks} "
+            text += f"| {took * 1000:,.0f} ms | {statistics.median(ratios) if ratios else 0:.1f} |\n"
+        text += "\n"
+    return text + _of_transformers() + _reasons(outcomes)
+
+
+def _of_transformers() -> str:
+    found = {(each.program, each.target, each.tool): each for each in recorded()}
+    text = ""
+    for (name, target, tool), theirs in found.items():
+        if tool == "transformers":
+            ours = found[name, target, "ckpttool"]
+            way = "to PyTorch" if target == "torch" else "to TensorFlow"
+            options = f"`{ours.sentence}`" if ours.sentence else ""
+            text += f"| {name} | {way} | {theirs.state} | {theirs.seconds * 1000:,.0f} ms "
+            text += f"| {ours.state} | {ours.seconds * 1000:,.0f} ms | {options} |\n"
+    return f"{_TRANSFORMERS}{text}\n" if text else ""
+
+
+def _reasons(outcomes: Sequence[Outcome]) -> str:
+    text = "### What other converters do not convert\n\n"
+    text += "| direction | tool | state | models | why, for the first |\n|---|---|---|---|---|\n"
+    groups: dict[tuple[str, str, str], list[Outcome]] = {}
+    for each in outcomes:
+        if each.tool not in _OURS[each.target] and each.state != "right":
+            groups.setdefault((each.target, each.tool, each.state), []).append(each)
+    for (target, tool, state), mine in sorted(groups.items()):
+        way = "to PyTorch" if target == "torch" else "to Keras"
+        names = ", ".join(f"`{each.program}`" for each in mine[:6])
+        more = f" and {len(mine) - 6} more" if len(mine) > 6 else ""
+        why = harness.escaped(mine[0].sentence[:120])
+        text += f"| {way} | {TOOLS[target][tool].title} | {state} | {names}{more} | {why} |\n"
+    return text
+
+
+def _transformers(folder: Path) -> Iterator[Outcome]:
+    from tests.model_pairs import hugging_face
+
+    yield from hugging_face.run(folder, _child)
+
+
+def main() -> None:
+    """Run the converters and print what they do."""
+    parser = argparse.ArgumentParser(prog="python -m tests.model_pairs.peers", description=__doc__)
+    parser.add_argument("--only", default="*", help="patterns of programs' names, separated by commas")
+    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--transformers", action="store_true", help="convert only the models of Transformers")
+    parser.add_argument("--keep", metavar="FOLDER", help="leave the files in this folder")
+    options = parser.parse_args()
+    patterns = options.only.split(",")
+    names = [
+        name
+        for name in PROGRAMS
+        if "__" not in name and any(fnmatch.fnmatch(name, each) for each in patterns)
+    ]
+    folder = Path(options.keep or tempfile.mkdtemp(prefix="peers"))
+    folder.mkdir(exist_ok=True)
+    outcomes = []
+    try:
+        for each in _transformers(folder) if options.transformers else run(names, folder):
+            outcomes.append(each)
+            print(  # noqa: T201
+                f"{each.program:20} {each.target:5} {each.tool:20} {each.state:8} {each.seconds:6.2f} s "
+                f"{each.sentence[:120]}",
+                flush=True,
+            )
+    finally:
+        if options.record:
+            record(outcomes)
+    if not options.keep:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
