@@ -482,8 +482,9 @@ Where ckpttool refuses, the hint is followed by somebody who knows the model.
 | `into` | `load_into` a live model |
 | `kinds` | `convert` by layer kinds, without the target's model |
 
-`python -m tests.model_pairs` converts each model {each} times in each direction, by files and ways in turn, and
-once by layer kinds, where names are equal. {cells} of the {every} conversions that `--each 0` runs are recorded.
+`python -m tests.model_pairs` converts each model {each} times in each direction, by files and ways in turn,
+and once by layer kinds, where names are equal. {cells} of the {every} conversions that `--each 0` runs are
+recorded.
 
 *Determined* are the conversions in which the source, with the target's model where there is one, tells the
 order in which an image is flattened: a file of weights alone does not, if a model reorders axes by itself.
