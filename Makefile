@@ -49,10 +49,11 @@ types: $(VENV)/.installed
 tests: $(VENV)/.installed
 	$(BIN)/pytest -n auto
 
-# What takes minutes and changes with few commits: all cells of docs/everyday.md against the recorded ones, the
+# What takes minutes and changes with few commits: tests of many cases, all cells of docs/everyday.md against the recorded ones, the
 # agents of the RL libraries that are installed, every kind of layer with every hyper-parameter in both frameworks, and
 # the pairs of models of docs/model_pairs.md.
 nightly: $(VENV)/.installed
+	$(BIN)/pytest -n auto -m slow
 	$(BIN)/python -m tests.everyday --check
 	$(BIN)/python -m tests.agent_truth
 	$(BIN)/python -m tests.layer_grid

@@ -36,7 +36,8 @@ class Sidecar:
     `epsilon` holds `layer_norm` and `adam` where they are known; `optimizers` holds settings by optimizer
     that the checkpoint's format does not; `objects` the objects whose variables the checkpoint knows by name
     alone (layouts/objects.py); `stripped` what was removed from
-    names (mapping/decorations.py); `parity` how each network compared when it was
+    names (mapping/decorations.py); `computation` where the source records what it computes, if that is more
+    than a chain of these weights (layouts/policy_alone.py); `parity` how each network compared when it was
     written (ops/proof.py); `residue` what the target could not hold, `undo` what the
     source was like (ops/undo.py).
     """
@@ -56,6 +57,7 @@ class Sidecar:
     optimizers: Mapping[str, Mapping[str, float | bool | str | None]] | None = None
     objects: Mapping[str, Any] | None = None
     stripped: Sequence[Mapping[str, Any]] | None = None
+    computation: Mapping[str, Any] | None = None
     parity: Sequence[Mapping[str, Any]] | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
     residue: Sequence[Mapping[str, Any]] = ()
@@ -94,6 +96,7 @@ class Sidecar:
             "optimizers": self.optimizers,
             "objects": self.objects,
             "stripped": None if self.stripped is None else list(self.stripped),
+            "computation": None if self.computation is None else dict(self.computation),
             "parity": None if self.parity is None else list(self.parity),
             "provenance": dict(self.provenance),
             "residue": list(self.residue),
@@ -276,6 +279,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "optimizers": _is_settings,
     "objects": _is_objects,
     "stripped": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
+    "computation": lambda v: isinstance(v, dict) and {*map(type, v.values())} <= {str} and "origin" in v,
     "parity": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
     "provenance": lambda v: isinstance(v, dict),
     "residue": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),

@@ -691,6 +691,48 @@ def test_a_conversion_carries_recorded_activations_into_the_sidecar(
         close(played(tmp_path / "again.pt")[0], wanted(model))
 
 
+class Skipping(Actor):
+    """An actor with a sum between its layers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.fc1(x))
+        return torch.tanh(self.fc3(x + torch.relu(self.fc2(x))))
+
+
+def require_no_chain(source: Path, target: Path, *options: str) -> None:
+    """Convert the source; its target is refused as a policy until its receipt is gone."""
+    ran = in_process("convert", source, target, *options)
+    assert ran.status == 0, ran.err
+    for facts in (NO_FACTS, GIVEN, AgentFacts(activations="relu", head="identity")):
+        with pytest.raises(UnsupportedError) as error:
+            played(target, facts)
+        assert error.value.file == str(target)
+    again = target.with_name("again.npz")
+    assert in_process("convert", target, again).status == 0
+    with pytest.raises(UnsupportedError):
+        played(again, GIVEN)
+    assert in_process("doctor", target).status == 1
+    assert in_process("export", target, target.with_name("c.onnx"), "--env", TASK).status == 2
+    for file in target.parent.glob("*.ckpttool.json"):
+        file.unlink()
+    assert played(target, GIVEN)[1]  # weights alone
+
+
+@pytest.mark.parametrize("target", ["b.pt", "b.safetensors", "b.npz", "b.weights.h5"])
+def test_weights_of_torchscript_that_is_no_chain_are_not_played_as_one(target: str, tmp_path: Path) -> None:
+    require_no_chain(_Forms.script(Skipping(), tmp_path), tmp_path / target)
+
+
+def test_weights_of_a_sequential_with_an_unknown_part_are_not_played(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Softmax(-1), nn.Linear(8, 1))
+    require_no_chain(_Forms.whole(model, tmp_path), tmp_path / "b.npz")
+
+
+def test_the_class_of_a_whole_module_is_named_where_its_weights_play(tmp_path: Path) -> None:
+    assert in_process("convert", _Forms.whole(Skipping(), tmp_path), tmp_path / "b.npz").status == 0
+    assert any("Skipping" in each for each in played(tmp_path / "b.npz", GIVEN)[1])
+
+
 def test_a_given_fact_wins_over_the_activations_that_a_conversion_carries(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     ran = in_process("convert", saved(tmp_path / "a.pt", model), tmp_path / "b.npz", "--activation", "relu")
@@ -1035,6 +1077,14 @@ def test_a_keras_model_that_is_no_such_chain_is_computed_as_configured(
 ) -> None:
     folder, expected = keras_folder
     close(played(folder / name)[0], np.asarray(expected[name], np.float32))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", ["skipping.keras", "softmax.keras", "summed"])
+def test_weights_of_a_model_that_is_no_chain_are_not_played_as_one(
+    name: str, keras_folder: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    require_no_chain(keras_folder[0] / name, tmp_path / "b.pt")
 
 
 @pytest.mark.tensorflow

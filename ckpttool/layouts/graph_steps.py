@@ -135,6 +135,14 @@ def of_saved_model(checkpoint: Checkpoint) -> tuple[Step, ...] | None:
         raise unfollowed(checkpoint, error) from None
 
 
+def serves(checkpoint: Checkpoint) -> bool:
+    """Return whether the checkpoint is a SavedModel with a serving function, damaged ones included."""
+    try:
+        return serving(checkpoint, Meter()) is not None
+    except FAILURES:
+        return True
+
+
 def unfollowed(checkpoint: Checkpoint, error: Exception) -> UnsupportedError:
     """Return the error for a graph that cannot be followed."""
     return UnsupportedError(

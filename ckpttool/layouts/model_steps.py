@@ -356,6 +356,11 @@ def of_whole(module: Whole, name: Name) -> tuple[Step, ...] | None:
     return tuple(found)
 
 
+def is_sequential(cls: str) -> bool:
+    """Return whether a class is torch's Sequential, whose parts a file lists in the order of their use."""
+    return cls == _SEQUENTIAL
+
+
 def is_hooked(module: Whole) -> bool:
     """Return whether a function was hooked into a forward: it may change what goes in or comes out."""
     names = ("_forward_hooks", "_forward_pre_hooks")

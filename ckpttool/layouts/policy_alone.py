@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 from ckpttool import plugins
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import MappingError, UnsupportedError, UsageError, some
-from ckpttool.formats import keras_tree
+from ckpttool.formats import keras_tree, onnx
 from ckpttool.formats.probe import Format
 from ckpttool.layouts import (
     canonical,
@@ -155,6 +155,41 @@ def policy_alone(checkpoint: Checkpoint, network: str = "actor") -> Binding | No
         return _bound(tree, checkpoint, network)
     binding = _bound(plain[0], checkpoint, network)
     return None if binding is None else binding.moved(lambda path: plain[1].get(path, path))
+
+
+HOOK = "a hook of torch"
+
+
+class Computation(NamedTuple):
+    """What a file records of a model's computation besides its weights.
+
+    `origin` is where it is recorded; `code` is the class or hook whose code is not in the file, empty where
+    the file holds all of it.
+    """
+
+    origin: str
+    code: str = ""
+
+
+def computation(checkpoint: Checkpoint) -> Computation | None:
+    """Return what the checkpoint records of its computation, None for weights alone."""
+    if checkpoint.format == onnx.NAME:
+        return Computation("the ONNX graph")
+    if script_steps.code(checkpoint) is not None:
+        return Computation("the TorchScript code")
+    if graph_steps.serves(checkpoint):
+        return Computation("the SavedModel's graph")
+    document = keras_tree.config_document(checkpoint.format, checkpoint.path)
+    if document is not None:
+        return Computation("the model's configuration", model_steps.own_class(document) or "")
+    module = whole(checkpoint.tree)
+    if module is None:
+        return None
+    if model_steps.is_hooked(module):
+        return Computation("the pickled module", HOOK)
+    top = checkpoint.tree.containers.get(())
+    cls = (top.name or "") if top is not None else ""
+    return Computation("the pickled module", "" if model_steps.is_sequential(cls) else cls.rpartition(".")[2])
 
 
 def _bound(tree: Tree, checkpoint: Checkpoint, network: str, module: Whole | None = None) -> Binding | None:

@@ -371,8 +371,9 @@ def _written(
     def told(written: Digest, found: Checkpoint) -> Sidecar:
         nonlocal proof
         own = digested()
-        if way.binding is None and request.part is None:
-            own = receipt.with_policy_facts(checkpoint, found, own)
+        if way.binding is None:
+            own = receipt.with_policy_facts(checkpoint, found, own, part=request.part)
+            proof = Proof(notes=receipt.unplayable(own))
         made = receipt.receipt(checkpoint, way, own, written, back, request.part, request.options)
         if request.fold_normalizer:
             said = {**made.provenance, "obs_norm": "given: folded into the first layers"}

@@ -10,7 +10,7 @@ from typing import Any
 from ckpttool import ledger as ledgers
 from ckpttool import urls
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import ChecksumError, CkpttoolError, MissingExtraError, UsageError
+from ckpttool.errors import ChecksumError, CkpttoolError, MissingExtraError, UnsupportedError, UsageError
 from ckpttool.layouts.canonical import NO_LAYOUT, Binding
 from ckpttool.layouts.policy_alone import policy_alone
 from ckpttool.layouts.recognise import recognised
@@ -199,7 +199,13 @@ def _agent(
         own = own_sidecar(checkpoint, sha256)
     except ChecksumError as error:
         yield Finding("agent", error.message, error.hint)
-    agent = agent_of(checkpoint, binding, own, facts)
+    try:
+        agent = agent_of(checkpoint, binding, own, facts)
+    except UnsupportedError as error:
+        if own.sidecar is None or own.sidecar.computation is None:
+            raise
+        yield Finding("agent", error.message, error.hint)
+        return
     before = knowledge.merged(own.sidecar, knowledge.of_files(binding, agent.tree))
     for sentence in facts.contradictions(before):
         yield Finding("agent", sentence, "leave the option out if the checkpoint is right")
@@ -221,7 +227,13 @@ def _of_model(checkpoint: Checkpoint, sha256: str | None) -> Entries:
     with contextlib.suppress(CkpttoolError):
         binding = policy_alone(checkpoint)
         if binding is not None:
-            return agent_of(checkpoint, binding, own_sidecar(checkpoint, sha256)).ledger
+            own = own_sidecar(checkpoint, sha256)
+            try:
+                return agent_of(checkpoint, binding, own).ledger
+            except UnsupportedError as error:
+                if own.sidecar is not None and own.sidecar.computation is not None:
+                    return (ledgers.unknown("architecture", error.message, decides=True, hint=error.hint),)
+                raise
     return evidence.left_by_model(checkpoint, frozenset(checkpoint.tree.names.values()))
 
 

@@ -135,8 +135,9 @@ def like(
         def told(written: Digest, found: Checkpoint) -> Sidecar:
             if how.prove:  # before anything has its name
                 beside.prove(found)
+            known = receipt.with_policy_facts(checkpoint, found, own, part=how.part, model=True)
             return receipt.receipt(
-                checkpoint, way, own, written, back, how.part, {"cast": True} if how.cast else {}
+                checkpoint, way, known, written, back, how.part, {"cast": True} if how.cast else {}
             )
 
         put = save.write(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +10,9 @@ from typing import Any
 
 from ckpttool import documents
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError
+from ckpttool.errors import CkpttoolError, UsageError
 from ckpttool.layouts.canonical import NO_LAYOUT, NORMALIZER, OPTIMIZERS, Binding
-from ckpttool.layouts.policy_alone import policy_alone
+from ckpttool.layouts.policy_alone import computation, policy_alone
 from ckpttool.layouts.recognise import recognised
 from ckpttool.leaf import Leaf, ValueLeaf
 from ckpttool.mapping.report import Report
@@ -32,39 +31,83 @@ NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LONGEST = 1000  # characters of a text in the sidecar
 
 
-def with_policy_facts(checkpoint: Checkpoint, target: Checkpoint, own: Own) -> Own:
-    """Return the source's sidecar with the facts of a lone policy that only the source's own code records.
+def with_policy_facts(
+    checkpoint: Checkpoint, target: Checkpoint, own: Own, *, part: str | None = None, model: bool = False
+) -> Own:
+    """Return the source's sidecar with what only the source's own code records of its computation.
 
     The activations of a .keras file, TorchScript or a whole module are in no file of weights, and neither
     are those that the layout of an actor alone has. They are carried where all parameters are the policy's,
-    and the target's policy has the same layers in order.
+    and the target's policy has the same layers in order. Otherwise `computation` records that the target
+    holds less than the source. Of a `part`, and of what fills a user's `model`, no facts are carried.
     """
-    with contextlib.suppress(CkpttoolError):
+    recorded = computation(checkpoint)
+    followed, refused, policy = False, "", None
+    try:
         policy = recognised(checkpoint)
         by_layout = policy is not None
         if policy is None:
             policy = policy_alone(checkpoint)
-        if policy is None or not (by_layout or _RECORDED & policy.facts.said.keys()):
+        followed = policy is not None
+        facts = None if policy is None else _carried(checkpoint, target, policy, by_layout=by_layout)
+        if facts is not None and (model or part is not None):
             return own
-        bound = {move.source for move in policy.moves.moves} | policy.consumed
-        names = checkpoint.tree.names
-        parameters = (path for path, leaf in checkpoint.tree.tensors() if leaf.role == "parameter")
-        # A SavedModel of Keras 3 holds every variable a second time, below this name.
-        if any(path not in bound and not names[path].startswith("_all_variables/") for path in parameters):
+        if facts is not None:
+            known = knowledge.merged(own.sidecar, facts)
+            if recorded is not None and recorded.code:
+                known = replace(known, computation={"origin": recorded.origin, "code": recorded.code})
+            return replace(own, sidecar=known)
+        if by_layout and policy is not None and _layout(target) == policy.layout:
             return own
-        tree, again = networks(checkpoint.tree, policy), policy_alone(target)
-        if again is None or not _is_same(tree, networks(target.tree, again)):
-            return own
-        read = knowledge.of_files(policy, tree)
-        recorded = _RECORDED if by_layout else _RECORDED & policy.facts.said.keys()
-        # Statistics of observations are a fact of their own name in a sidecar.
-        recorded = frozenset("obs_norm" if name == "norm" else name for name in recorded)
-        facts = {name: getattr(read, name) for name in sorted(recorded)}
-        provenance = {name: read.provenance[name] for name in recorded if name in read.provenance}
-        return replace(
-            own, sidecar=knowledge.merged(own.sidecar, Sidecar("", **facts, provenance=provenance))
-        )
-    return own
+    except UsageError:
+        pass  # an option that is missing does not make the source one that cannot be played
+    except CkpttoolError as error:
+        refused = "" if followed else error.message + (f": {error.found}" if error.found else "")
+    # The target of a chain whose class is not in the file is as much of it as the source.
+    if recorded is None or (own.sidecar is not None and own.sidecar.computation is not None):
+        return own
+    kept = {"origin": recorded.origin, "code": recorded.code, "refused": refused[:_LONGEST]}
+    kept = {name: text for name, text in kept.items() if text}
+    return replace(own, sidecar=replace(own.sidecar or Sidecar(""), computation=kept))
+
+
+def unplayable(own: Own) -> tuple[str, ...]:
+    """Return a note where a policy's target does not play as its source does."""
+    found = None if own.sidecar is None else own.sidecar.computation
+    if found is None or {"code", "refused"} & found.keys():
+        return ()
+    return (
+        f"the target holds weights alone: the computation stays in {found['origin']}, and eval refuses it",
+    )
+
+
+def _carried(
+    checkpoint: Checkpoint, target: Checkpoint, policy: Binding, *, by_layout: bool
+) -> Sidecar | None:
+    """Return the facts of a policy with which its target is the same policy, None if it is not."""
+    if not (by_layout or _RECORDED & policy.facts.said.keys()) or policy.fronts:
+        return None
+    bound = {move.source for move in policy.moves.moves} | policy.consumed
+    names = checkpoint.tree.names
+    parameters = (path for path, leaf in checkpoint.tree.tensors() if leaf.role == "parameter")
+    # A SavedModel of Keras 3 holds every variable a second time, below this name.
+    if any(path not in bound and not names[path].startswith("_all_variables/") for path in parameters):
+        return None
+    tree, again = networks(checkpoint.tree, policy), policy_alone(target)
+    if again is None or not _is_same(tree, networks(target.tree, again)):
+        return None
+    read = knowledge.of_files(policy, tree)
+    recorded = _RECORDED if by_layout else _RECORDED & policy.facts.said.keys()
+    # Statistics of observations are a fact of their own name in a sidecar.
+    recorded = frozenset("obs_norm" if name == "norm" else name for name in recorded)
+    facts = {name: getattr(read, name) for name in sorted(recorded)}
+    provenance = {name: read.provenance[name] for name in recorded if name in read.provenance}
+    return Sidecar("", **facts, provenance=provenance)
+
+
+def _layout(target: Checkpoint) -> str | None:
+    found = recognised(target)
+    return None if found is None else found.layout
 
 
 def _is_same(one: Tree, other: Tree) -> bool:

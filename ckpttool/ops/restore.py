@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -22,10 +23,9 @@ from ckpttool.errors import (
 from ckpttool.formats import onnx
 from ckpttool.formats.probe import Format
 from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import joints, statistics
+from ckpttool.layouts import joints, policy_alone, statistics
 from ckpttool.layouts.canonical import NETWORKS, NO_LAYOUT, RUN, Binding, Part
 from ckpttool.layouts.fronts import Front
-from ckpttool.layouts.policy_alone import policy_alone
 from ckpttool.layouts.recognise import recognise, recognised
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display
 from ckpttool.ledger import Entries
@@ -34,6 +34,7 @@ from ckpttool.mapping.rules import ToValue
 from ckpttool.ops import evidence, knowledge, side_files
 from ckpttool.ops.agent_facts import GIVEN, NO_FACTS, AgentFacts
 from ckpttool.ops.digest import digest_of
+from ckpttool.ops.findings import command
 from ckpttool.sidecar import Sidecar
 from ckpttool.tree import Tree
 
@@ -124,7 +125,7 @@ def playable_binding(
     binding = recognised(checkpoint, layout)
     if binding is not None or layout not in (None, NO_LAYOUT):
         return binding
-    return policy_alone(checkpoint, network)
+    return policy_alone.policy_alone(checkpoint, network)
 
 
 def no_agent(checkpoint: Checkpoint) -> CkpttoolError:
@@ -144,6 +145,7 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     Given `facts` win over the sidecar's and the files'; a note names each contradiction.
     """
     require_layers(binding, own.sidecar, sidecar.beside(checkpoint.path))
+    binding = as_computed(binding, own.sidecar, checkpoint)
     binding = with_names(binding, checkpoint.tree, own.sidecar)
     binding, used = knowledge.with_companions(binding, checkpoint)
     binding = joints.joined(with_records(binding, checkpoint.tree, checkpoint))
@@ -175,6 +177,33 @@ def agent_of(checkpoint: Checkpoint, binding: Binding, own: Own, facts: AgentFac
     before = canonical_tree(checkpoint.tree, Moves(fronts))
     ledger = ledger_of(checkpoint, binding, own.sidecar, known, tree, facts.known)
     return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes, ledger)
+
+
+def as_computed(binding: Binding, told: Sidecar | None, checkpoint: Checkpoint) -> Binding:
+    """Return the binding of converted weights with what their receipt records of the source's computation.
+
+    Raise UnsupportedError where that is more than a chain of the weights.
+    """
+    found = None if told is None else told.computation
+    if told is None or found is None or policy_alone.computation(checkpoint) is not None:
+        return binding
+    code = found.get("code")
+    if code and (code == policy_alone.HOOK or "refused" not in found):
+        said = f"the source's own code, {code}, computes nothing but its layers, one after another"
+        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    name = os.path.basename(str((told.source or {}).get("path") or "SOURCE"))
+    source = os.path.join(os.path.dirname(checkpoint.path), name)
+    source = source if os.path.exists(source) else name
+    way = f"play the source: {command('eval', source, '--env', 'ID')}"
+    if "refused" in found:
+        way = "load the weights into the model's own code (ckpttool.load_into), and export that to ONNX"
+    raise UnsupportedError(
+        f"these are the weights of a model whose computation is not in this file: {found['origin']} holds it",
+        file=checkpoint.path,
+        expected="a chain of layers",
+        found=found.get("refused", "a source that computes more, by the receipt of the conversion"),
+        hint=way,
+    )
 
 
 def _without(own: Own, names: Sequence[str]) -> Own:
