@@ -14,7 +14,14 @@ from ckpttool.errors import MappingError, UsageError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
-from ckpttool.mapping.flattened import Reordering, followed, reordering, shuffled_as_they_are, unknown
+from ckpttool.mapping.flattened import (
+    Reordering,
+    followed,
+    reordering,
+    shuffled_as_they_are,
+    taken_as_they_are,
+    unknown,
+)
 from ckpttool.mapping.kinds import IN_OUT, NUMBERED, POINTWISE, Kind, asked, candidates
 from ckpttool.mapping.layers import Choice, Layer, converted, layers, proposals
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
@@ -92,6 +99,7 @@ def fill(
     if foreign or made.turned:
         made.assumed += cautions.without_classes([(layer, layer.group(tree)) for layer in made.done])
     if foreign:
+        made.assumed += taken_as_they_are(tree, tuple(made.done))
         made.assumed += shuffled_as_they_are(tree, tuple(made.done))
     made.assumed += cautions.differences(made.both, foreign=foreign)
     made.assumed += cautions.own_calls(target for _, target in made.both)
