@@ -70,6 +70,7 @@ def side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> Side
             ranks.get(number, -1),
             *_call(layer),
             settings=_telling(layer),
+            listed=_is_saved_by_place(tree, layer),
         )
         for number, layer in enumerate(found)
     ]
@@ -94,6 +95,12 @@ def _telling(layer: Layer) -> frozenset[tuple[str, object]]:
     return frozenset(
         (name, value) for name, value in settings(layer).items() if name not in ("epsilon", "norm")
     )
+
+
+def _is_saved_by_place(tree: Tree, layer: Layer) -> bool:
+    """Say whether a `.keras` or `.weights.h5` file holds the layer under its place in its model's lists."""
+    leaves = (tree[path] for path in layer.tensors.values())
+    return all(isinstance(leaf, Leaf) and "/vars/" in leaf.key for leaf in leaves)
 
 
 def _ranks(tree: Tree, found: tuple[Layer, ...]) -> dict[int, int]:

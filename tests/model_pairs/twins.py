@@ -5,6 +5,9 @@ differently, and most shapes are square, so that a transposed or exchanged weigh
 Every pair is saved in each form and filled into its twin, which must compute the source's outputs, on usual
 inputs and on such small ones that the epsilon of a norm shows. `python -m tests.model_pairs.twins --record`
 records the states.
+
+Where ckpttool refuses, each option that its hint lists is tried, as somebody who knows the model chooses one of
+them: `followed` are the refusals of which one choice computes the source's outputs.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import argparse
 import contextlib
 import importlib
 import io
+import itertools
+import re
 import sys
 import tempfile
 import traceback
@@ -30,7 +35,16 @@ KERAS = ("keras", "weights", "h5", "objects", "npz_keras")
 TORCH = ("pt", "safetensors", "whole", "script")
 # Of the outputs' size. Inputs of a thousandth are divided by a norm's deviation, and rounding with them.
 CLOSE, CLOSE_SMALL = 2e-5, 5e-5
-STATES = ("right", "assumed", "refused", "WRONG ASSUMED", "WRONG", "crash", "unable")
+STATES = ("right", "assumed", "corrected", "followed", "refused", "WRONG ASSUMED", "WRONG", "crash", "unable")
+# Pairs that do not compute the same: no filling is right.
+DIFFERENT = frozenset(("affine_gamma_beta_no_norm", "prelu_noshared_vs_ln"))
+_MOST_TRIES = 30
+_CANDIDATES = re.compile(
+    r"could fill (?P<targets>.*?), and nothing tells .*?match=\{(?P<sources>[^}]*)\}(?P<order>.*accept_order=True)?"
+)
+_STATED = re.compile(r"\b(flatten|unflatten|kinds)=\{'([^']+)': '([^']+)'\}")
+_OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
+_EPSILON = re.compile(r"(?P<layers>[^;]+): epsilon is the model's .*?default is (?P<default>[\d.e-]+)")
 
 Spec = tuple[Any, ...]
 
@@ -247,22 +261,119 @@ def _cell(name: str, source: str, folder: Path) -> Cell:
         file = theirs.save(model, source, folder, twins)
     except Exception as failure:  # noqa: BLE001  # the framework's own
         return Cell(name, source, "unable", str(failure))
-    twin = ours.build(twins, 7)
-    try:
-        framework = "torch" if source in KERAS else "keras"
-        done = load_into(twin, file, shapes=shapes(twins, framework))
-    except CkpttoolError as refusal:
-        return Cell(name, source, "refused", f"{refusal} [{refusal.hint or ''}]")
-    usual, small = (
-        error(theirs.outputs(model, twins, 5, scale), ours.outputs(twin, twins, 5, scale))
-        for scale in (1.0, 1e-3)
+    wanted = [theirs.outputs(model, twins, 5, scale) for scale in (1.0, 1e-3)]
+    return _Tries(name, source, twins, file, ours, wanted).cell()
+
+
+class _Tries:
+    """One filling, and those that the hints of a refusal or the sentence of an assumption lead to."""
+
+    def __init__(self, name: str, source: str, twins: Twins, file: str, side: Any, wanted: list[Any]) -> None:
+        self.name, self.source, self.twins, self.file, self.side = name, source, twins, file, side
+        self.wanted = wanted
+        self.left = _MOST_TRIES
+
+    def cell(self) -> Cell:
+        """Return the state without options, or what options make of it."""
+        found = self._filled({})
+        if found.state == "refused" and self._leads(found.sentence, {}):
+            return Cell(self.name, self.source, "followed", found.sentence)
+        if found.state == "WRONG ASSUMED" and self._corrects(found.sentence):
+            return Cell(self.name, self.source, "corrected", found.sentence)
+        return found
+
+    def _filled(self, options: dict[str, Any], epsilons: Sequence[tuple[str, float]] = ()) -> Cell:
+        from ckpttool.errors import CkpttoolError
+        from ckpttool.ops.load_into import load_into
+
+        self.left -= 1
+        twin = self.side.build(self.twins, 7)
+        try:
+            framework = "torch" if self.source in KERAS else "keras"
+            done = load_into(twin, self.file, shapes=shapes(self.twins, framework), **options)
+        except CkpttoolError as refusal:
+            return Cell(self.name, self.source, "refused", f"{refusal} [{refusal.hint or ''}]")
+        for title, value in epsilons:
+            _set_epsilon(twin, title, value)
+        usual, small = (
+            error(one, self.side.outputs(twin, self.twins, 5, scale))
+            for one, scale in zip(self.wanted, (1.0, 1e-3), strict=True)
+        )
+        assumed = done.report.assumed
+        if usual <= CLOSE and small <= CLOSE_SMALL:
+            state = "assumed" if assumed else "right"
+        else:
+            state = "WRONG ASSUMED" if assumed else "WRONG"
+        return Cell(self.name, self.source, state, "; ".join(assumed))
+
+    def _leads(self, text: str, options: dict[str, Any]) -> bool:
+        """Say whether one of the choices that a refusal lists leads to the source's outputs."""
+        for choice in _choices(text):
+            if self.left <= 0:
+                return False
+            held = {key: {**options.get(key, {}), **choice.get(key, {})} for key in {*options, *choice}}
+            if held == options:
+                continue
+            found = self._filled(held)
+            if found.state in ("right", "assumed"):
+                return True
+            if found.state == "refused" and self._leads(found.sentence, held):
+                return True
+            if found.state == "WRONG ASSUMED" and self._corrects(found.sentence, held):
+                return True
+        return False
+
+    def _corrects(self, text: str, options: dict[str, Any] | None = None) -> bool:
+        """Say whether what an assumption names for a model that is otherwise makes the outputs right."""
+        text, held = _in_python(text), dict(options or {})
+        for key, title, value in _STATED.findall(text):
+            held[key] = {**held.get(key, {}), title: value}
+        epsilons = [
+            (title, float(found["default"]))
+            for found in _EPSILON.finditer(text)
+            for title in re.split(", | and ", found["layers"].strip())
+        ]
+        names = [title for key in held for title in held[key] if key == "kinds"]
+        # Some or all of the layers may be the other way round.
+        for some in (names, *([each] for each in names)) if names else ([],):
+            kinds = {title: form for title, form in held.get("kinds", {}).items() if title in some}
+            found = self._filled({**held, "kinds": kinds} if names else held, epsilons)
+            if found.state in ("right", "assumed"):
+                return True
+        return False
+
+
+def _in_python(text: str) -> str:
+    return _OPTION.sub(
+        lambda m: f"{m[1].replace('kind', 'kinds').replace('kindss', 'kinds')}={{'{m[2]}': '{m[3]}'}}", text
     )
-    assumed = done.report.assumed
-    if usual <= CLOSE and small <= CLOSE_SMALL:
-        state = "assumed" if assumed else "right"
-    else:
-        state = "WRONG ASSUMED" if assumed else "WRONG"
-    return Cell(name, source, state, "; ".join(assumed))
+
+
+def _choices(text: str) -> Iterator[dict[str, dict[str, str]]]:
+    """Go through the choices that a hint leaves: an assignment of candidates, or one of several options."""
+    found = _CANDIDATES.search(text)
+    if found is not None:
+        sources = re.findall(r"'([^']+)': TARGET", found["sources"])
+        targets = [each for each in re.split(", | and ", found["targets"]) if not each.endswith(" more")]
+        if len(sources) <= len(targets):
+            for chosen in itertools.permutations(targets, len(sources)):
+                yield {"match": dict(zip(sources, chosen, strict=True))}
+        else:
+            for having in itertools.permutations(sources, len(targets)):
+                yield {"match": dict(zip(having, targets, strict=True))}
+        return
+    for key, title, value in _STATED.findall(_in_python(text)):
+        yield {key: {title: value}}
+
+
+def _set_epsilon(model: Any, title: str, value: float) -> None:
+    """Give a norm of the model an epsilon, by its name."""
+    if hasattr(model, "get_submodule"):
+        model.get_submodule(title.replace("/", ".")).eps = value
+        return
+    for each in model._flatten_layers():  # noqa: SLF001  # all layers, in lists as well
+        if each.name == title.rpartition("/")[2] or getattr(model, title, None) is each:
+            each.epsilon = value
 
 
 def recorded() -> list[Cell]:
