@@ -261,13 +261,7 @@ def without_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[s
             hint=f"--kind '{square[name][0]}=dense{_FORM[name]}' if it is {_TURNED[name]} as well,"
             f" --kind '{square[name][0]}=dense' if not",
         )
-    if equations:
-        raise MappingError(
-            "the matrix of an EinsumDense is square, and the file does not hold its equation",
-            path=some(equations, 3),
-            hint=f"--kind '{equations[0]}=dense' if the equation takes [in, out], as 'ab,bc->ac' does, --kind"
-            f" '{equations[0]}=dense_{OUT_IN}' if [out, in]",
-        )
+    _require_equations(equations)
     by_bias = (
         f"{some(names, 3)}: matrix {_TURNED[name]}, as the length of its bias shows"
         for name, names in turned.items()
@@ -286,6 +280,17 @@ def without_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[s
         if names
     )
     return (*by_bias, *by_default, *by_class)
+
+
+def _require_equations(squares: Sequence[str]) -> None:
+    """Raise MappingError for square matrices of which the equation is not known."""
+    if squares:
+        raise MappingError(
+            "the matrix of an EinsumDense is square, and the file does not hold its equation",
+            path=some(squares, 3),
+            hint=f"--kind '{squares[0]}=dense' if the equation takes [in, out], as 'ab,bc->ac' does, --kind"
+            f" '{squares[0]}=dense_{OUT_IN}' if [out, in]",
+        )
 
 
 def _options(titles: Sequence[str], form: str) -> str:

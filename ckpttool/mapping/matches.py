@@ -54,9 +54,9 @@ class Ambiguity:
         """Both sides' candidates, none of them chosen, and the options that decide."""
         pairs = " ".join(f"--match '{name}=TARGET'" for name in self.sources[:_MOST])
         return (
-            f"ambiguous: {some(self.sources, _MOST)} could fill {some(self.targets, _MOST)}, and nothing tells "
-            f"which fills which; say it by {pairs}, each TARGET one of these, or by pairing modules around "
-            f"them{self._accepted('--accept-order')}"
+            f"ambiguous: {some(self.sources, _MOST)} could fill {some(self.targets, _MOST)}, and "
+            f"nothing tells which fills which; say it by {pairs}, each TARGET one of these, or by pairing "
+            f"modules around them{self._accepted('--accept-order')}"
         )
 
     @property
@@ -64,9 +64,9 @@ class Ambiguity:
         """The same for load_into."""
         pairs = ", ".join(f"{name!r}: TARGET" for name in self.sources[:_MOST])
         return (
-            f"{some(self.sources, _MOST)} could fill {some(self.targets, _MOST)}, and nothing tells which fills "
-            f"which: say it by match={{{pairs}}}, each TARGET one of these, or by pairing modules around "
-            f"them{self._accepted('accept_order=True')}"
+            f"{some(self.sources, _MOST)} could fill {some(self.targets, _MOST)}, and "
+            f"nothing tells which fills which: say it by match={{{pairs}}}, each TARGET one of these, or by "
+            f"pairing modules around them{self._accepted('accept_order=True')}"
         )
 
     def _accepted(self, option: str) -> str:

@@ -519,7 +519,7 @@ class _Solver:
                 self.ambiguous.append(Group(tuple(having), tuple(wanting), self._order_of(having, wanting)))
 
     def _order_of(self, having: list[int], wanting: list[int]) -> Ordered | None:
-        """Return what both sides' orders of layers of one kind and shape are, None unless they are of one kind."""
+        """Return what both orders of layers of one kind and shape are, None unless they are of one kind."""
         if self._row_of(having, wanting) is None:
             return None
         both = ([self.sources[n] for n in having], [self.targets[n] for n in wanting])

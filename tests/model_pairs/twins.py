@@ -6,8 +6,8 @@ Every pair is saved in each form and filled into its twin, which must compute th
 inputs and on such small ones that the epsilon of a norm shows. `python -m tests.model_pairs.twins --record`
 records the states.
 
-Where ckpttool refuses, each option that its hint lists is tried, as somebody who knows the model chooses one of
-them: `followed` are the refusals of which one choice computes the source's outputs.
+Where ckpttool refuses, the options that its hint lists are tried, of which somebody who knows the model
+chooses one: `followed` are the refusals of which one choice computes the source's outputs.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ TORCH = ("pt", "safetensors", "whole", "script")
 # Of the outputs' size. Inputs of a thousandth are divided by a norm's deviation, and rounding with them.
 CLOSE, CLOSE_SMALL = 2e-5, 5e-5
 STATES = ("right", "assumed", "corrected", "followed", "refused", "WRONG ASSUMED", "WRONG", "crash", "unable")
-# Pairs that do not compute the same: no filling is right.
-DIFFERENT = frozenset(("affine_gamma_beta_no_norm", "prelu_noshared_vs_ln"))
+# What a file of weights does not tell, and what is taken without it is usual: that two vectors are a layer
+# norm's and no affine map's or group norm's (these pairs do not compute the same), that a norm multiplies by
+# its weight and not by 1 + it.
+UNDECIDED = frozenset(("affine_gamma_beta_no_norm", "prelu_noshared_vs_ln", "rms_gemma_plus1"))
 _MOST_TRIES = 30
-_CANDIDATES = re.compile(
-    r"could fill (?P<targets>.*?), and nothing tells .*?match=\{(?P<sources>[^}]*)\}(?P<order>.*accept_order=True)?"
-)
+_CANDIDATES = re.compile(r"could fill (?P<targets>.*?), and nothing tells .*?match=\{(?P<sources>[^}]*)\}")
 _STATED = re.compile(r"\b(flatten|unflatten|kinds)=\{'([^']+)': '([^']+)'\}")
 _OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
 _EPSILON = re.compile(r"(?P<layers>[^;]+): epsilon is the model's .*?default is (?P<default>[\d.e-]+)")
@@ -250,8 +250,6 @@ def cells(names: Sequence[str], sources: Sequence[str]) -> Iterator[Cell]:
 
 
 def _cell(name: str, source: str, folder: Path) -> Cell:
-    from ckpttool.errors import CkpttoolError
-    from ckpttool.ops.load_into import load_into
 
     twins = PAIRS[name]
     sides: tuple[Any, Any] = (Keras(), Torch()) if source in KERAS else (Torch(), Keras())
@@ -334,8 +332,8 @@ class _Tries:
             for title in re.split(", | and ", found["layers"].strip())
         ]
         names = [title for key in held for title in held[key] if key == "kinds"]
-        # Some or all of the layers may be the other way round.
-        for some in (names, *([each] for each in names)) if names else ([],):
+        # Some or all of the layers may be the other way round, or none.
+        for some in ([], names, *([each] for each in names)) if names else ([],):
             kinds = {title: form for title, form in held.get("kinds", {}).items() if title in some}
             found = self._filled({**held, "kinds": kinds} if names else held, epsilons)
             if found.state in ("right", "assumed"):
@@ -371,7 +369,7 @@ def _set_epsilon(model: Any, title: str, value: float) -> None:
     if hasattr(model, "get_submodule"):
         model.get_submodule(title.replace("/", ".")).eps = value
         return
-    for each in model._flatten_layers():  # noqa: SLF001  # all layers, in lists as well
+    for each in model._flatten_layers():  # all layers, in lists as well
         if each.name == title.rpartition("/")[2] or getattr(model, title, None) is each:
             each.epsilon = value
 
@@ -382,16 +380,50 @@ def recorded() -> list[Cell]:
     return [Cell(*line.split("\t")) for line in lines]
 
 
+_PAGE = """## Twins with names of their own
+
+{pairs} models written twice by hand, whose layers are named, nested and constructed differently and are
+mostly square, are filled from each form by `load_into` (`python -m tests.model_pairs.twins --record`).
+
+*followed* are refusals whose hint, followed with one of the choices that it lists, gives the source's
+outputs; *refused* are the others: more than {tries} choices, or a hint that asks for another model. *corrected* are
+assumptions that were wrong, and right with the option or epsilon that their sentence names. *wrong, assumed*
+cannot be known from the file: the sentence names what was taken.
+
+"""
+
+
+def page() -> str:
+    """Return the section with the recorded states by form, and what was assumed wrongly."""
+    found = recorded()
+    text = _PAGE.format(pairs=len({cell.pair for cell in found}), tries=_MOST_TRIES)
+    text += f"| form | {' | '.join(STATES)} |\n|---|{'---|' * len(STATES)}\n"
+    for source in (*KERAS, *TORCH):
+        states = [cell.state for cell in found if cell.source == source]
+        text += f"| `{source}` | {' | '.join(str(states.count(state)) for state in STATES)} |\n"
+    states = [cell.state for cell in found]
+    text += f"| all | {' | '.join(str(states.count(state)) for state in STATES)} |\n\n"
+    wrong = [cell for cell in found if cell.state == "WRONG ASSUMED"]
+    if wrong:
+        text += "| model | form | assumed |\n|---|---|---|\n"
+    for cell in wrong:
+        sentence = re.sub(r"[|<>`*_\[\]{}]", r"\\\g<0>", cell.sentence)
+        text += f"| `{cell.pair}` | `{cell.source}` | {sentence} |\n"
+    return text
+
+
 def main() -> None:
     """Run pairs and print their states; all of them are recorded with --record."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
     parser.add_argument("--sources", default=",".join((*KERAS, *TORCH)))
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--of", default="0/1", help="which part of the pairs, such as 1/3")
     options = parser.parse_args()
     load_families()
     found = []
-    for cell in cells(options.names or [*PAIRS], options.sources.split(",")):
+    part, of = map(int, options.of.split("/"))
+    for cell in cells((options.names or [*PAIRS])[part::of], options.sources.split(",")):
         found.append(cell)
         print("\t".join((cell.pair, cell.source, cell.state, cell.sentence)), flush=True)  # noqa: T201
     if options.record:
