@@ -234,7 +234,7 @@ def error(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
     return found
 
 
-def cells(names: Sequence[str], sources: Sequence[str]) -> Iterator[Cell]:
+def cells(names: Sequence[str], sources: Sequence[str], tries: int = _MOST_TRIES) -> Iterator[Cell]:
     """Fill the twins of these pairs from these forms, in this process, which imports both frameworks."""
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
@@ -242,14 +242,14 @@ def cells(names: Sequence[str], sources: Sequence[str]) -> Iterator[Cell]:
                 try:
                     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                         warnings.simplefilter("ignore")
-                        found = _cell(name, source, Path(folder))
+                        found = _cell(name, source, Path(folder), tries)
                 except Exception:  # noqa: BLE001  # a crash is a result
                     found = Cell(name, source, "crash", traceback.format_exc()[-300:])
                 sentence = " ".join(found.sentence.replace(folder, "").split())[:300]
                 yield Cell(name, source, found.state, sentence)
 
 
-def _cell(name: str, source: str, folder: Path) -> Cell:
+def _cell(name: str, source: str, folder: Path, tries: int) -> Cell:
 
     twins = PAIRS[name]
     sides: tuple[Any, Any] = (Keras(), Torch()) if source in KERAS else (Torch(), Keras())
@@ -260,16 +260,18 @@ def _cell(name: str, source: str, folder: Path) -> Cell:
     except Exception as failure:  # noqa: BLE001  # the framework's own
         return Cell(name, source, "unable", str(failure))
     wanted = [theirs.outputs(model, twins, 5, scale) for scale in (1.0, 1e-3)]
-    return _Tries(name, source, twins, file, ours, wanted).cell()
+    return _Tries(name, source, twins, file, ours, wanted, tries).cell()
 
 
 class _Tries:
     """One filling, and those that the hints of a refusal or the sentence of an assumption lead to."""
 
-    def __init__(self, name: str, source: str, twins: Twins, file: str, side: Any, wanted: list[Any]) -> None:
+    def __init__(
+        self, name: str, source: str, twins: Twins, file: str, side: Any, wanted: list[Any], tries: int
+    ) -> None:
         self.name, self.source, self.twins, self.file, self.side = name, source, twins, file, side
         self.wanted = wanted
-        self.left = _MOST_TRIES
+        self.left = tries
 
     def cell(self) -> Cell:
         """Return the state without options, or what options make of it."""
@@ -386,9 +388,10 @@ _PAGE = """## Twins with names of their own
 mostly square, are filled from each form by `load_into` (`python -m tests.model_pairs.twins --record`).
 
 *followed* are refusals whose hint, followed with one of the choices that it lists, gives the source's
-outputs; *refused* are the others: more than {tries} choices, or a hint that asks for another model. *corrected* are
-assumptions that were wrong, and right with the option or epsilon that their sentence names. *wrong, assumed*
-cannot be known from the file: the sentence names what was taken.
+outputs; *refused* are the others: those whose hint was not followed when this was recorded
+(`--tries 0`), that leave more than {tries} choices, or that ask for another model.
+*corrected* are assumptions that were wrong, and right with the option or epsilon that their sentence names.
+*wrong, assumed* cannot be known from the file: the sentence names what was taken.
 
 """
 
@@ -419,11 +422,12 @@ def main() -> None:
     parser.add_argument("--sources", default=",".join((*KERAS, *TORCH)))
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--of", default="0/1", help="which part of the pairs, such as 1/3")
+    parser.add_argument("--tries", type=int, default=_MOST_TRIES, help="choices of a hint that are tried")
     options = parser.parse_args()
     load_families()
     found = []
     part, of = map(int, options.of.split("/"))
-    for cell in cells((options.names or [*PAIRS])[part::of], options.sources.split(",")):
+    for cell in cells((options.names or [*PAIRS])[part::of], options.sources.split(","), options.tries):
         found.append(cell)
         print("\t".join((cell.pair, cell.source, cell.state, cell.sentence)), flush=True)  # noqa: T201
     if options.record:
