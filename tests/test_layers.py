@@ -525,7 +525,7 @@ def test_the_command_says_what_it_must_be_told(tmp_path: Path) -> None:
         (["--kind", "enc"], "--kind takes PATTERN=KIND"),
         (["--flatten", "fc=7x7"], "is no shape of an image"),
         (["--flatten", "fc=7,7,3"], "does not take that many numbers"),
-        (["--flatten", "enc=2,2", "--kind", "enc=embedding"], "only a dense or recurrent layer"),
+        (["--flatten", "enc=2,2", "--kind", "enc=embedding"], "takes a flattened image"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(options: list[str], says: str, tmp_path: Path) -> None:

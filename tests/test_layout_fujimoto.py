@@ -122,7 +122,7 @@ def test_a_set_of_any_spelling(tmp_path: Path, agent: TD3, end: str, old: bool) 
 def test_a_folder_of_two_sets_stands_for_none(tmp_path: Path, agent: TD3) -> None:
     for number in range(2):
         agent.save(str(tmp_path / f"TD3_{number}"))
-    with pytest.raises(NotACheckpointError, match="no checkpoint"):
+    with pytest.raises(NotACheckpointError, match="no file names the latest"):
         open_checkpoint(str(tmp_path))
 
 
@@ -130,7 +130,7 @@ def test_a_folder_called_like_a_member_is_none(tmp_path: Path) -> None:
     # A link back to itself would be followed for ever.
     for member in ("actor", "critic"):
         (tmp_path / f"a_{member}").symlink_to(tmp_path)
-    with pytest.raises(NotACheckpointError, match="no checkpoint"):
+    with pytest.raises(NotACheckpointError, match="no file names the latest"):
         open_checkpoint(str(tmp_path))
 
 

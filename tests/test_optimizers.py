@@ -138,23 +138,29 @@ def _resumed(file: Path, cls: Any, groups: float | None = None, scale: float = 1
     parameters = {name: torch.nn.Parameter(tensor) for name, tensor in found["actor"].items()}
     every: Any = list(parameters.values()) if groups is None else _groups(parameters, groups)
     optimizer = (getattr(torch.optim, cls) if isinstance(cls, str) else cls)(every, lr=1.0)
-    optimizer.load_state_dict(found[NAME])
+    optimizer.load_state_dict(found[NAME if NAME in found else "optimizer"])
     _go_on(parameters, optimizer, STEPS, scale)
     return _values(parameters)
 
 
+def _title(name: str) -> str:
+    """Return the optimizer's name: variables of TensorFlow 1 give it none."""
+    return "optimizer" if name.startswith("tf1-") else NAME
+
+
 def _given(name: str) -> Iterator[str]:
-    """Go through what the program was told and its checkpoint does not hold."""
+    """Go through the settings of the program that its checkpoint does not hold."""
     family, _, case = name.partition("-")
+    title = _title(name)
     settings = TF1[case][1] if family == "tf1" else CASES[case][1]
     stored = {"legacy": ("beta_1", "beta_2", "rho", "momentum")}.get(family, ())
     for setting, value in settings.items():
         if setting not in (*stored, "amsgrad", "centered"):
-            yield f"{NAME}/{setting}={json.dumps(value)}"
+            yield f"{title}/{setting}={json.dumps(value)}"
     if family == "tf1":
-        yield f"{NAME}/learning_rate={RATE}"
+        yield f"{title}/learning_rate={RATE}"
     if name == "keras2-sgd":  # which has a slot without momentum too
-        yield f"{NAME}/momentum=0"
+        yield f"{title}/momentum=0"
 
 
 def _apart(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
