@@ -117,7 +117,7 @@ def main() -> int:
 
     from tests.everyday import page as everyday
     from tests.model_pairs import harness as model_pairs
-    from tests.model_pairs import peers
+    from tests.model_pairs import peers, twins
 
     old = []
     pages = {
@@ -127,7 +127,7 @@ def main() -> int:
         "api.md": faces.page(),
         **gpu_pages(),
         "everyday.md": everyday.page(),
-        "model_pairs.md": "\n".join(filter(None, (model_pairs.page(), peers.page()))),
+        "model_pairs.md": "\n".join(filter(None, (model_pairs.page(), twins.page(), peers.page()))),
     }
     for name, made in pages.items():
         file = DOCS / name

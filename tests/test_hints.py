@@ -345,11 +345,6 @@ def crossed(folder: Path) -> None:
     assert torch.equal(made["scale.weight"] * 2, made["mean.weight"])
 
 
-def in_order(folder: Path) -> None:
-    made = torch.load(folder / "out.pt", weights_only=True)
-    assert torch.equal(made["mean.weight"] * 2, made["scale.weight"])
-
-
 def separable(folder: Path) -> None:
     with h5py.File(folder / "in.weights.h5", "w") as file:
         for number, shape in enumerate(((3, 3, 3, 2), (1, 1, 6, 8), (8,))):
@@ -391,14 +386,13 @@ FILLED = [
         ("--kind 'fc1=dense' --kind 'fc2=dense'",),
         holds(normal(32, 8), normal(4, 32), normal(32), normal(4)),
     ),
-    Situation("twins by order", twins, LIKE.format("pt", "heads"), ("--accept-order",), in_order),
     Situation(
         "twins by name",
         twins,
         LIKE.format("pt", "heads"),
-        ("--match SOURCE=TARGET",),
+        ("--match 'left=TARGET' --match 'right=TARGET'",),
         crossed,
-        words={"SOURCE=TARGET": "left=scale --match right=mean"},
+        words={"left=TARGET": "left=scale", "right=TARGET": "right=mean"},
     ),
     Situation("half", saved(fc__weight=(3, 4), fc__bias=(3,)), LIKE.format("pt", "half"), ("--cast",)),
     Situation(

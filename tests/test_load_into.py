@@ -163,7 +163,7 @@ def test_names_that_say_nothing_are_paired_by_the_caller(tmp_path: Path) -> None
     with pytest.raises(MappingError, match="none was") as caught:
         ckpttool.load_into(model, str(tmp_path / "x.pt"))
     assert "match=" in str(caught.value.hint)
-    assert "'first'" not in str(caught.value.hint)
+    assert "'first': '" not in str(caught.value.hint)
     assert unchanged(model, before)
     done = ckpttool.load_into(model, str(tmp_path / "x.pt"), match={"first": "spread", "second": "mean"})
     assert [m.by for m in done.matched] == ["given", "given"]

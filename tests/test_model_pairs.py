@@ -56,6 +56,21 @@ def test_the_hint_for_a_model_that_lists_a_layer_that_reorders_axes_works(tmp_pa
     assert all(any("flatten" in option for option in cell.options) for cell in cells)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("shapes", [(), ((90,),)])
+def test_a_first_dense_layer_as_wide_as_a_picture_is_assumed_to_take_none(shapes, tmp_path):
+    import torch
+
+    from ckpttool.ops.load_into import load_into
+
+    values = np.random.default_rng(0).standard_normal((90, 7)).astype(np.float32)
+    np.savez(tmp_path / "keras.npz", **{"fc1/kernel": values, "fc1/bias": values[0]})
+    net = torch.nn.Sequential()
+    net.add_module("fc1", torch.nn.Linear(90, 7))
+    done = load_into(net, str(tmp_path / "keras.npz"), shapes=shapes)
+    assert any("fc1" in each and "30,3" in each for each in done.report.assumed) == (not shapes)
+
+
 def test_the_recorded_conversions_are_the_selection():
     assert len(programs.PROGRAMS) >= 120
     names = [*programs.PROGRAMS]

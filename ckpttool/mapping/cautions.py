@@ -83,6 +83,8 @@ _OF_CELLS: dict[str, object] = {
     "go_backwards": False,
 }
 _EPSILON_RANGE = 1e-3
+# The half of a bidirectional cell that goes backwards by itself.
+_REVERSED = re.compile(r"_reverse\b|\bbackward")
 
 
 def settings(layer: Layer) -> dict[str, object]:
@@ -96,16 +98,33 @@ def settings(layer: Layer) -> dict[str, object]:
     if kind.name in ("lstm", "gru"):
         torch = kind.framework == "torch" and about.cls
         for name, usual in _OF_CELLS.items():
+            if name == "go_backwards" and _REVERSED.search(layer.title):
+                continue
             if torch or isinstance(held.get(name), (str, bool)):
                 found[name] = usual if torch else held[name]
-    if kind.name in _NORM_LAYERS and about.cls in _NORM_GROUPS:
-        spelling = _NORM_GROUPS[about.cls]
+    cls = about.cls or _class_in(layer)
+    if kind.name in _NORM_LAYERS and cls in _NORM_GROUPS:
+        spelling = _NORM_GROUPS[cls]
         many = held.get(spelling)
         of_groups = _INSTANCE if many == -1 else _GROUPS if many is None else f"over {many} groups"
         found["norm"] = of_groups if spelling else "over all channels"
     return found
 
 
+def recorded_differences(source: Layer, target: Layer) -> Iterator[tuple[str, str, str]]:
+    """Go through settings that both sides record and that make the model compute something else.
+
+    Each is a name with the source's and the model's value. Strides, groups and directions are left out, which
+    two layers may say in different ways.
+    """
+    theirs, ours = settings(source), settings(target)
+    for name in _DECIDING:
+        known = name in theirs and name in ours and not _same(theirs[name], ours[name])
+        if known and "separable" not in f"{source.about.cls} {target.about.cls}".lower():
+            yield name, _shown(theirs[name]), _shown(ours[name])
+
+
+_DECIDING = ("epsilon", "norm", "heads", "dilation", "activation", "recurrent_activation")
 _NORM_LAYERS = ("layer_norm", "layer_norm_images")
 _INSTANCE, _GROUPS = "over each channel", "over groups"
 # The setting of groups of the norms that are stored alike; a layer norm has none.
@@ -115,6 +134,16 @@ _NORM_GROUPS = {
     "GroupNorm": "num_groups",
     "GroupNormalization": "groups",
 }
+
+
+def _class_in(layer: Layer) -> str:
+    """Return the class that Keras's own name of a layer says, as `layer_normalization_1` does."""
+    step = re.sub(r"_\d+\Z", "", layer.name[-1]) if layer.name else ""
+    return {
+        "layer_normalization": "LayerNormalization",
+        "group_normalization": "GroupNormalization",
+        "einsum_dense": "EinsumDense",
+    }.get(step, "")
 
 
 def _plain(value: object, *, several: bool) -> object:
@@ -155,7 +184,7 @@ def differences(pairs: Iterable[tuple[Layer, Layer]], *, foreign: bool) -> Itera
     for (framework, default, held), titles in unrecorded.items():
         yield (
             f"{some(titles, 3)}: epsilon is the model's {held}; the source does not record its own, and "
-            f"{framework}'s default is {default:g}"
+            f"{framework}'s default is {default:g} (set this if the source's program set none)"
         )
 
 
@@ -196,7 +225,8 @@ def without_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[s
 
     Of a matrix, which axis has the outputs; of a lone weight [C, S, S], that it is a convolution's and no
     norm's over an image; of two vectors in a module that no word calls a norm, that they are one's. Raise
-    MappingError for square matrices of a model whose other matrices are the other way round.
+    MappingError for square matrices of a model whose other matrices are the other way round, and of an
+    EinsumDense without its equation.
     """
     square: dict[str, list[str]] = {}
     turned: dict[str, list[str]] = {}
@@ -217,7 +247,8 @@ def without_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[s
         if not about.cls and kind.form in (IN_OUT, OUT_IN):
             turned.setdefault(kind.framework, []).append(layer.title)
         elif shape[0] == shape[1] > 1:
-            einsum = about.cls.replace("_", "").lower() == "einsumdense" and "equation" not in about.settings
+            cls = about.cls or _class_in(layer)
+            einsum = cls.replace("_", "").lower() == "einsumdense" and "equation" not in about.settings
             if einsum:
                 equations.append(layer.title)
             elif not about.cls:
@@ -230,24 +261,43 @@ def without_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[s
             hint=f"--kind '{square[name][0]}=dense{_FORM[name]}' if it is {_TURNED[name]} as well,"
             f" --kind '{square[name][0]}=dense' if not",
         )
+    _require_equations(equations)
     by_bias = (
         f"{some(names, 3)}: matrix {_TURNED[name]}, as the length of its bias shows"
         for name, names in turned.items()
     )
     by_default = (
         f"{some(names, 3)}: square, read as {_USUAL[name]} because the file has no classes"
+        f" (if {_TURNED[name]}: {_options(names, _FORM[name])})"
         for name, names in square.items()
     )
     by_class = (
         f"{some(names, 3)}: {what}"
         for names, what in (
-            (equations, "square, read as EinsumDense [in, out] because the file does not hold its equation"),
             (images, "read as Conv1d, not as a LayerNorm over an image, because the file has no classes"),
             (norms, "two vectors, read as a layer norm because the file has no classes"),
         )
         if names
     )
     return (*by_bias, *by_default, *by_class)
+
+
+def _require_equations(squares: Sequence[str]) -> None:
+    """Raise MappingError for square matrices of which the equation is not known."""
+    if squares:
+        raise MappingError(
+            "the matrix of an EinsumDense is square, and the file does not hold its equation",
+            path=some(squares, 3),
+            hint=f"--kind '{squares[0]}=dense' if the equation takes [in, out], as 'ab,bc->ac' does, --kind"
+            f" '{squares[0]}=dense_{OUT_IN}' if [out, in]",
+        )
+
+
+def _options(titles: Sequence[str], form: str) -> str:
+    """Return the option that states the orientation, for each of the layers."""
+    shown = " ".join(f"--kind '{title}=dense{form}'" for title in titles[:_MOST_OPTIONS])
+    more = len(titles) - _MOST_OPTIONS
+    return f"{shown} and so on for {more} more" if more > 0 else shown
 
 
 def _may_be_a_norm(layer: Layer, group: Mapping[str, Leaf]) -> bool:

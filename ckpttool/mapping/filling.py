@@ -14,7 +14,14 @@ from ckpttool.errors import MappingError, UsageError, some
 from ckpttool.leaf import Leaf, Path, ValueLeaf
 from ckpttool.mapping import by_rules, cautions
 from ckpttool.mapping.fitting import BARE, STATES, Side, side, signature
-from ckpttool.mapping.flattened import Reordering, followed, reordering, shuffled_as_they_are, unknown
+from ckpttool.mapping.flattened import (
+    Reordering,
+    followed,
+    reordering,
+    shuffled_as_they_are,
+    taken_as_they_are,
+    unknown,
+)
 from ckpttool.mapping.kinds import IN_OUT, NUMBERED, POINTWISE, Kind, asked, candidates
 from ckpttool.mapping.layers import Choice, Layer, converted, layers, proposals
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
@@ -39,6 +46,7 @@ def fill(
     skeleton: Skeleton,
     *,
     in_order: bool = True,
+    listed: bool = False,
     choices: Sequence[Choice] = (),
     given: Sequence[tuple[str, str]] = (),
     strict: bool = True,
@@ -48,7 +56,8 @@ def fill(
 ) -> Filling:
     """Return how the source tree of a framework fills the skeleton.
 
-    `in_order` says that the tree lists its layers as they were made, `choices` what somebody said of its
+    `in_order` says that the tree lists its layers as they were made, `listed` that counts in their names
+    follow the calls of a graph, `choices` what somebody said of its
     layers, `given` which names belong together, `accept_order` that order may decide (see solver.solve),
     `cast` that numbers may be rounded, `described` what the file records of the module of each tensor.
     Raise MappingError where a name or the user says that two belong together and their shapes differ, or
@@ -60,6 +69,8 @@ def fill(
     theirs, ours = _sides(
         tree, framework, choices, target, skeleton, foreign=foreign, in_order=in_order, described=described
     )
+    if listed:
+        theirs = theirs._replace(candidates=tuple(one._replace(listed=True) for one in theirs.candidates))
     calls = {part.name: part for part in skeleton.parts}
     parts = Counter(layer.name for layer in ours.layers)
     wanting = [
@@ -92,8 +103,17 @@ def fill(
     if foreign or made.turned:
         made.assumed += cautions.without_classes([(layer, layer.group(tree)) for layer in made.done])
     if foreign:
+        made.assumed += taken_as_they_are(tree, tuple(made.done))
         made.assumed += shuffled_as_they_are(tree, tuple(made.done))
     made.assumed += cautions.differences(made.both, foreign=foreign)
+    different = [
+        Misfit(source.title, target.title, found, wanted, name)
+        for source, target in made.both
+        for name, found, wanted in cautions.recorded_differences(source, target)
+    ]
+    if different and strict:
+        raise different[0].error
+    misfits += different
     made.assumed += cautions.own_calls(target for _, target in made.both)
     filled, unfit = _filled(tree, skeleton.tree, made, strict=strict, cast=cast)
     reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()

@@ -8,7 +8,7 @@ from ckpttool.errors import MappingError
 from ckpttool.leaf import Leaf, Path
 from ckpttool.mapping.cautions import settings
 from ckpttool.mapping.kinds import Kind
-from ckpttool.mapping.layer_names import numbers, steps_of_part
+from ckpttool.mapping.layer_names import counted_by_framework, numbers, steps_of_part
 from ckpttool.mapping.layers import Layer, canonical
 from ckpttool.mapping.modules import TITLE
 from ckpttool.mapping.scopes import Candidate, Signature
@@ -70,6 +70,7 @@ def side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> Side
             ranks.get(number, -1),
             *_call(layer),
             settings=_telling(layer),
+            listed=_is_saved_by_place(tree, layer),
         )
         for number, layer in enumerate(found)
     ]
@@ -94,6 +95,16 @@ def _telling(layer: Layer) -> frozenset[tuple[str, object]]:
     return frozenset(
         (name, value) for name, value in settings(layer).items() if name not in ("epsilon", "norm")
     )
+
+
+def _is_saved_by_place(tree: Tree, layer: Layer) -> bool:
+    """Say whether a `.keras` or `.weights.h5` file holds the layer under its place in a list of its model.
+
+    An attribute's name is no place, and such a layer is called as its program made it.
+    """
+    keys = {leaf.key for path in layer.tensors.values() if isinstance(leaf := tree[path], Leaf)}
+    steps = {key.rpartition("/vars/")[0].rpartition("/")[2] for key in keys}
+    return all(counted_by_framework(step) for step in steps) and all("/vars/" in key for key in keys)
 
 
 def _ranks(tree: Tree, found: tuple[Layer, ...]) -> dict[int, int]:

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from ckpttool.errors import MappingError, some
 from ckpttool.leaf import Path
 from ckpttool.mapping.report import Move
-from ckpttool.mapping.solver import CONFIDENCE, By
+from ckpttool.mapping.solver import CONFIDENCE, By, Ordered
 from ckpttool.tree import Tree
+
+_MOST = 12
+# What must hold if an order is to decide.
+_HOLDS: dict[Ordered, str] = {
+    "calls": "both programs call these layers in the same order",
+    "numbers": "the numbers of both sides count the same layers in the same order",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +38,12 @@ class Match:
 class Ambiguity:
     """Layers of both sides that fit each other, without evidence which is which.
 
-    `ordered` says that their order decides if it is accepted.
+    `ordered` is what the orders of both sides are, if they are of one kind.
     """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
-    ordered: bool = False
+    ordered: Ordered | None = None
 
     def document(self) -> dict[str, list[str]]:
         """Return the JSON object."""
@@ -45,11 +52,27 @@ class Ambiguity:
     @property
     def sentence(self) -> str:
         """Both sides' candidates, none of them chosen, and the options that decide."""
-        accepted = ", or --accept-order if both sides list them in the same order" if self.ordered else ""
+        pairs = " ".join(f"--match '{name}=TARGET'" for name in self.sources[:_MOST])
         return (
-            f"ambiguous: {some(self.sources, 4)} could fill {some(self.targets, 4)}; "
-            f"--match SOURCE=TARGET pairs layers or modules around them{accepted}"
+            f"ambiguous: {some(self.sources, _MOST)} could fill {some(self.targets, _MOST)}, and "
+            f"nothing tells which fills which; say it by {pairs}, each TARGET one of these, or by pairing "
+            f"modules around them{self._accepted('--accept-order')}"
         )
+
+    @property
+    def argument(self) -> str:
+        """The same for load_into."""
+        pairs = ", ".join(f"{name!r}: TARGET" for name in self.sources[:_MOST])
+        return (
+            f"{some(self.sources, _MOST)} could fill {some(self.targets, _MOST)}, and "
+            f"nothing tells which fills which: say it by match={{{pairs}}}, each TARGET one of these, or by "
+            f"pairing modules around them{self._accepted('accept_order=True')}"
+        )
+
+    def _accepted(self, option: str) -> str:
+        if self.ordered is None:
+            return ""
+        return f"; {option} only if {_HOLDS[self.ordered]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +83,19 @@ class Misfit:
     target: str
     found: str
     expected: str
+    # The setting of both that differs, if the tensors fit.
+    setting: str = ""
 
     @property
     def error(self) -> MappingError:
         """The error that says so."""
+        if self.setting:
+            return MappingError(
+                f"{self.source} and {self.target} have the same weights and compute different things",
+                expected=f"{self.setting} {self.expected}",
+                found=f"{self.setting} {self.found}",
+                hint=f"the model needs the checkpoint's {self.setting}",
+            )
         unknown = "--kind '" in f"{self.expected} {self.found}"
         return MappingError(
             f"{self.source} and {self.target} belong together and do not fit",

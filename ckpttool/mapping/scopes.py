@@ -17,7 +17,8 @@ class Candidate(NamedTuple):
     `rank` is its place in the order in which its model lists or uses layers, -1 where the file has none.
     `call` is the number of its call in one of its model, -1 where none was seen, and `after` has the bits of
     the calls whose results it takes. `settings` are those that tell layers of one kind and shape apart, by
-    name and value.
+    name and value. `listed` says that a count in its name follows a list of its model or the calls of its
+    graph, not the order in which its program made layers.
     """
 
     name: tuple[str, ...]
@@ -27,6 +28,7 @@ class Candidate(NamedTuple):
     call: int = -1
     after: int = 0
     settings: frozenset[tuple[str, object]] = frozenset()
+    listed: bool = False
 
     @property
     def title(self) -> str:

@@ -37,6 +37,7 @@ CONFIDENCE: dict[By, str] = {
     "only fit": "medium",
     "order": "low",
 }
+Ordered = Literal["calls", "numbers"]
 Numbers = tuple[tuple[int, ...], ...]
 # Where Keras lists the layers of a model, whatever stands beside what (keras/src/models/functional.py).
 _LISTS = frozenset(("_operations", "_layers", "_self_tracked_trackables"))
@@ -55,12 +56,12 @@ class Pair(NamedTuple):
 class Group(NamedTuple):
     """Layers of both sides that fit each other, without evidence which is which.
 
-    `ordered` says that their order could decide if it were accepted.
+    `ordered` is what both sides' orders are, if they are of one kind, so that accepting them may be right.
     """
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
-    ordered: bool = False
+    ordered: Ordered | None = None
 
 
 class Solution(NamedTuple):
@@ -390,13 +391,27 @@ class _Solver:
             return
         calls = [self.targets[n] for n in ours.layers]
         seen = all(one.call >= 0 for one in calls)
-        if agreed == "counted" and seen and not _is_chain(calls):
+        chain = seen and _is_chain(calls)
+        if agreed == "counted" and (theirs.by_construction or ((seen or ours.by_construction) and not chain)):
+            return
+        if not chain and self._differ_unseen(having, wanting):
             return
         if agreed == "named" and seen and any(b.call < a.call for a, b in pairwise(calls)):
             return  # the model does not call its layers in the order of their numbers
         for source, target in zip(theirs.layers, ours.layers, strict=True):
             if self._pair(source, target, "numbers"):
                 (self.counted if agreed == "counted" else self.numbered).append(self.pairs[-1])
+
+    def _differ_unseen(self, having: list[int], wanting: list[int]) -> bool:
+        """Say whether the model's layers have several settings, such as dilations, that the source lacks.
+
+        Programs number such branches in an order of their own.
+        """
+        sides = [
+            {n: frozenset(each for each in every[n].settings if each[0] != PLACE) for n in some}
+            for every, some in ((self.sources, having), (self.targets, wanting))
+        ]
+        return len(set(sides[1].values())) > 1 == len(set(sides[0].values()))
 
     def _by_stems(self, having: list[int], wanting: list[int]) -> None:
         """Match layers that have several names with numbers, by how many layers have each of these names.
@@ -426,7 +441,9 @@ class _Solver:
             return
         theirs = _row(self.sources, having)
         ours = sorted(wanting, key=lambda n: self.targets[n].call)
-        if theirs is None or theirs.has_networks or not _is_chain([self.targets[n] for n in ours]):
+        if theirs is None or theirs.has_networks or theirs.by_construction:
+            return
+        if not _is_chain([self.targets[n] for n in ours]):
             return
         own = _row(self.targets, wanting)
         if own is not None and not own.by_framework and own.layers != ours:
@@ -459,6 +476,8 @@ class _Solver:
     def _accepted(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
         """Match in order what is left: the whole rows if they agree, else kind by kind."""
         rows: list[tuple[list[int], list[int]]] = []
+        if self._order_of(sources, targets) == "calls":
+            sources, targets = self._row_of(sources, targets) or (sources, targets)
         if self.in_order and len(sources) == len(targets) and all(map(self._fits, sources, targets)):
             rows = [(sources, targets)]
         else:
@@ -479,7 +498,10 @@ class _Solver:
         """Return layers of one kind and shape in order, None where the source has none."""
         if len(having) != len(wanting):
             return None
-        if not self.in_order and all(self.sources[n].rank >= 0 for n in having):
+        if all(self.sources[n].call >= 0 for n in having) and all(self.targets[n].call >= 0 for n in wanting):
+            having = sorted(having, key=lambda n: self.sources[n].call)
+            wanting = sorted(wanting, key=lambda n: self.targets[n].call)
+        elif not self.in_order and all(self.sources[n].rank >= 0 for n in having):
             having = sorted(having, key=lambda n: self.sources[n].rank)
         elif not self.in_order:
             counts = {numbers(self.sources[n].name) for n in having}
@@ -494,14 +516,27 @@ class _Solver:
         for having, wanting in self._groups(sources, targets):
             if not said.issuperset(wanting):
                 said |= set(wanting)
-                ordered = self._row_of(having, wanting) is not None
-                self.ambiguous.append(Group(tuple(having), tuple(wanting), ordered))
+                self.ambiguous.append(Group(tuple(having), tuple(wanting), self._order_of(having, wanting)))
+
+    def _order_of(self, having: list[int], wanting: list[int]) -> Ordered | None:
+        """Return what both orders of layers of one kind and shape are, None unless they are of one kind."""
+        if self._row_of(having, wanting) is None:
+            return None
+        both = ([self.sources[n] for n in having], [self.targets[n] for n in wanting])
+        if all(one.call >= 0 for side in both for one in side):
+            return "calls"
+        theirs, ours = _row(self.sources, having), _row(self.targets, wanting)
+        if theirs is None or ours is None or theirs.nesting != ours.nesting:
+            return None
+        unsure = any(row.by_construction or row.has_networks for row in (theirs, ours))
+        return None if unsure else "numbers"
 
 
 class _Row(NamedTuple):
     """Layers that one side counts: their numbers, step by step, and which of these steps differ.
 
-    `listed` says that the numbers are places in Keras's list of a model's layers.
+    `listed` says that the numbers are places in Keras's list of a model's layers, `by_construction` that
+    they are the order in which a program made them, which need not be that of its calls.
     """
 
     layers: list[int]
@@ -509,6 +544,7 @@ class _Row(NamedTuple):
     counts: list[Numbers]
     varying: list[int]
     listed: bool = False
+    by_construction: bool = False
 
     @property
     def by_framework(self) -> bool:
@@ -562,7 +598,9 @@ def _row(every: Sequence[Candidate], some: Sequence[int]) -> _Row | None:
         ordered = sorted(some, key=lambda n: every[n].rank)
         rows = [counts[n] for n in ordered]
     listed = any(not _LISTS.isdisjoint(every[n].name) for n in some)
-    return _Row(ordered, [steps[n] for n in ordered], rows, varying, listed)
+    by_class = all(_is_by_class(steps[n][at]) for n in some for at in varying)
+    made = by_class and not listed and not all(every[n].listed for n in some)
+    return _Row(ordered, [steps[n] for n in ordered], rows, varying, listed, made)
 
 
 def _is_chain(called: Sequence[Candidate]) -> bool:

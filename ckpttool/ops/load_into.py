@@ -256,6 +256,8 @@ def _require_complete(met: Meeting, checkpoint: Checkpoint, part: str | None) ->
     """
     if met.filling.misfits:
         error = met.filling.misfits[0].error.located(file=checkpoint.path)
+        if met.filling.misfits[0].setting:
+            raise error
         error.hint = (
             "the model needs the checkpoint's layers and sizes; match={SOURCE: TARGET} pairs other layers"
         )
@@ -313,12 +315,7 @@ def _hint(filling: Filling, checkpoint: Checkpoint, part: str | None) -> str:
     if binding is not None and binding.parts:
         return f"part= takes one network: {some([each.title for each in binding.parts], _SHOWN)}"
     if filling.ambiguous:
-        first = filling.ambiguous[0]
-        accepted = ", or accept_order=True if both sides list them in the same order" if first.ordered else ""
-        return (
-            f"{some(first.sources, _SHOWN)} could fill {some(first.targets, _SHOWN)}: "
-            f"match={{SOURCE: TARGET}} pairs layers or modules around them{accepted}"
-        )
+        return filling.ambiguous[0].argument
     unfit = (
         note for note in filling.notes if note.startswith("nothing in the source") or _ARGUMENT.search(note)
     )

@@ -46,7 +46,7 @@ def _open(met: Meeting) -> Iterator[Finding]:
         yield Finding("model", f"{misfit.error.message} (expected {misfit.expected}, found {misfit.found})")
     for group in met.filling.ambiguous[:_SHOWN]:
         could = f"{some(group.sources, _SHOWN)} could fill {some(group.targets, _SHOWN)}"
-        yield Finding("model", could, f"match={{{group.sources[0]!r}: {group.targets[0]!r}}} in load_into")
+        yield Finding("model", could, "match={SOURCE: TARGET} in load_into says which fills which")
 
 
 def _restored(checkpoint: Checkpoint, target: LiveModel, part: str | None, met: Meeting) -> Iterator[Finding]:

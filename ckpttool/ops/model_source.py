@@ -38,6 +38,7 @@ from ckpttool.tree import Alias, Tree
 
 # Formats whose tensors stand in alphabetical order, whatever the program did.
 _SORTED = frozenset(("npz", "safetensors", "sharded", "tensorflow_v1"))
+_OF_GRAPHS = frozenset(("tensorflow_v1", "tensor_bundle"))
 # The canonical agent has dense kernels [in, out] and names that mappings know as TensorFlow's.
 _CANONICAL = "tensorflow"
 _SHOWN = 3
@@ -56,13 +57,15 @@ _COUNTED = {**_BY, "given": "as given"}
 class ModelSource(NamedTuple):
     """The tree that fills a model, in whose framework's spelling it is, and whether its order tells much.
 
-    `described` is what the file records of the whole modules that its tensors come from.
+    `described` is what the file records of the whole modules that its tensors come from, `listed` says that
+    counts in names follow the calls of a graph.
     """
 
     ready: Prepared
     framework: str
     in_order: bool
     described: Mapping[Path, About] = MappingProxyType({})
+    listed: bool = False
 
     @property
     def tree(self) -> Tree:
@@ -83,6 +86,7 @@ class ModelSource(NamedTuple):
         """Return how it fills the skeleton; see fill and fill_by_rules of mapping.filling."""
         how: dict[str, Any] = {
             "in_order": self.in_order,
+            "listed": self.listed,
             "described": self.described,
             "choices": choices,
             "given": given,
@@ -139,7 +143,9 @@ def model_source(
         raise error.located(file=checkpoint.path) from None
     if not rows.assumed:
         in_order = _in_order(checkpoint, ready.tree, framework)
-        return ModelSource(ready, framework, in_order, described)
+        # A graph counts layers of a scope as they are called.
+        by_graph = checkpoint.format in _OF_GRAPHS and variables.by_name(ready.tree)
+        return ModelSource(ready, framework, in_order, described, by_graph)
     names = {place: ready.names[path] for place, path in rows.sources.items()}
     rules = {place: ready.rules[path] for place, path in rows.sources.items() if path in ready.rules}
     ready = ready._replace(tree=rows.tree, names=names, rules=rules, notes=(*ready.notes, *rows.assumed))

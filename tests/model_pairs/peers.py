@@ -111,7 +111,7 @@ def export_torch(names: Sequence[str], folder: str) -> None:
         report(timed(name, "keras", "export", export))
 
 
-def judge_torch(names: Sequence[str], folder: str) -> None:
+def judge_torch(names: Sequence[str], folder: str, own: bool = False) -> None:
     """Convert Keras models to PyTorch with every tool; print a line of JSON for each outcome."""
     import keras
     import onnx2torch
@@ -154,7 +154,7 @@ def judge_torch(names: Sequence[str], folder: str) -> None:
         return torch_side.outputs(net)
 
     tools = {"keras_torch": whole, "keras_torch_weights": weights, "onnx2torch": onnx, "script": script}
-    _judge("torch", names, folder, tools)
+    _judge("torch", names, folder, {} if own else tools)
 
 
 def _is_keras(net: Any) -> bool:
@@ -186,7 +186,7 @@ def export_keras(names: Sequence[str], folder: str) -> None:
         report(timed(name, "torch", "export", export))
 
 
-def judge_keras(names: Sequence[str], folder: str) -> None:
+def judge_keras(names: Sequence[str], folder: str, own: bool = False) -> None:
     """Convert torch modules to Keras with every tool; print a line of JSON for each outcome."""
     import onnx2tf
     import tensorflow as tf
@@ -227,7 +227,7 @@ def judge_keras(names: Sequence[str], folder: str) -> None:
         net.set_weights(values)
         return keras_side.outputs(net, program(name))
 
-    _judge("keras", names, folder, {"onnx2tf": onnx, "script": script})
+    _judge("keras", names, folder, {} if own else {"onnx2tf": onnx, "script": script})
 
 
 def _keras_axes(value: np.ndarray) -> np.ndarray:
@@ -299,8 +299,8 @@ def report(outcome: Outcome) -> None:
 # --- The whole ------------------------------------------------------------------------------------------
 
 
-def run(names: Sequence[str], folder: Path) -> Iterator[Outcome]:
-    """Convert these programs with every tool, in both directions."""
+def run(names: Sequence[str], folder: Path, own: bool = False) -> Iterator[Outcome]:
+    """Convert these programs with every tool, or with ckpttool alone, in both directions."""
     for part in [list(names[start : start + _AT_ONCE]) for start in range(0, len(names), _AT_ONCE)]:
         for framework, sources in (
             ("keras", ["keras", "weights", "saved_model"]),
@@ -310,11 +310,11 @@ def run(names: Sequence[str], folder: Path) -> Iterator[Outcome]:
             _child(framework, call, folder, module="harness")
         exported = {
             (each.target, each.program): each
-            for framework in ("keras", "torch")
+            for framework in (() if own else ("keras", "torch"))
             for each in _child(framework, f"export_{framework}({part!r}, {str(folder)!r})", folder)
         }
         for framework in ("torch", "keras"):
-            for each in _child(framework, f"judge_{framework}({part!r}, {str(folder)!r})", folder):
+            for each in _child(framework, f"judge_{framework}({part!r}, {str(folder)!r}, {own})", folder):
                 yield _joined(each, exported) if each.tool in ("onnx2torch", "onnx2tf") else each
 
 
@@ -469,6 +469,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.model_pairs.peers", description=__doc__)
     parser.add_argument("--only", default="*", help="patterns of programs' names, separated by commas")
     parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--own", action="store_true", help="convert with ckpttool alone")
     parser.add_argument("--transformers", action="store_true", help="convert only the models of Transformers")
     parser.add_argument("--keep", metavar="FOLDER", help="leave the files in this folder")
     options = parser.parse_args()
@@ -482,7 +483,7 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     outcomes = []
     try:
-        for each in _transformers(folder) if options.transformers else run(names, folder):
+        for each in _transformers(folder) if options.transformers else run(names, folder, options.own):
             outcomes.append(each)
             print(  # noqa: T201
                 f"{each.program:20} {each.target:5} {each.tool:20} {each.state:8} {each.seconds:6.2f} s "

@@ -5,6 +5,9 @@ differently, and most shapes are square, so that a transposed or exchanged weigh
 Every pair is saved in each form and filled into its twin, which must compute the source's outputs, on usual
 inputs and on such small ones that the epsilon of a norm shows. `python -m tests.model_pairs.twins --record`
 records the states.
+
+Where ckpttool refuses, the options that its hint lists are tried, of which somebody who knows the model
+chooses one: `followed` are the refusals of which one choice computes the source's outputs.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import argparse
 import contextlib
 import importlib
 import io
+import itertools
+import re
 import sys
 import tempfile
 import traceback
@@ -30,7 +35,16 @@ KERAS = ("keras", "weights", "h5", "objects", "npz_keras")
 TORCH = ("pt", "safetensors", "whole", "script")
 # Of the outputs' size. Inputs of a thousandth are divided by a norm's deviation, and rounding with them.
 CLOSE, CLOSE_SMALL = 2e-5, 5e-5
-STATES = ("right", "assumed", "refused", "WRONG ASSUMED", "WRONG", "crash", "unable")
+STATES = ("right", "assumed", "corrected", "followed", "refused", "WRONG ASSUMED", "WRONG", "crash", "unable")
+# What a file of weights does not tell, and what is taken without it is usual: that two vectors are a layer
+# norm's and no affine map's or group norm's (these pairs do not compute the same), that a norm multiplies by
+# its weight and not by 1 + it.
+UNDECIDED = frozenset(("affine_gamma_beta_no_norm", "prelu_noshared_vs_ln", "rms_gemma_plus1"))
+_MOST_TRIES = 30
+_CANDIDATES = re.compile(r"could fill (?P<targets>.*?), and nothing tells .*?match=\{(?P<sources>[^}]*)\}")
+_STATED = re.compile(r"\b(flatten|unflatten|kinds)=\{'([^']+)': '([^']+)'\}")
+_OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
+_EPSILON = re.compile(r"(?P<layers>[^;]+): epsilon is the model's .*?default is (?P<default>[\d.e-]+)")
 
 Spec = tuple[Any, ...]
 
@@ -220,7 +234,7 @@ def error(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
     return found
 
 
-def cells(names: Sequence[str], sources: Sequence[str]) -> Iterator[Cell]:
+def cells(names: Sequence[str], sources: Sequence[str], tries: int = _MOST_TRIES) -> Iterator[Cell]:
     """Fill the twins of these pairs from these forms, in this process, which imports both frameworks."""
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
@@ -228,16 +242,14 @@ def cells(names: Sequence[str], sources: Sequence[str]) -> Iterator[Cell]:
                 try:
                     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                         warnings.simplefilter("ignore")
-                        found = _cell(name, source, Path(folder))
+                        found = _cell(name, source, Path(folder), tries)
                 except Exception:  # noqa: BLE001  # a crash is a result
                     found = Cell(name, source, "crash", traceback.format_exc()[-300:])
                 sentence = " ".join(found.sentence.replace(folder, "").split())[:300]
                 yield Cell(name, source, found.state, sentence)
 
 
-def _cell(name: str, source: str, folder: Path) -> Cell:
-    from ckpttool.errors import CkpttoolError
-    from ckpttool.ops.load_into import load_into
+def _cell(name: str, source: str, folder: Path, tries: int) -> Cell:
 
     twins = PAIRS[name]
     sides: tuple[Any, Any] = (Keras(), Torch()) if source in KERAS else (Torch(), Keras())
@@ -247,22 +259,121 @@ def _cell(name: str, source: str, folder: Path) -> Cell:
         file = theirs.save(model, source, folder, twins)
     except Exception as failure:  # noqa: BLE001  # the framework's own
         return Cell(name, source, "unable", str(failure))
-    twin = ours.build(twins, 7)
-    try:
-        framework = "torch" if source in KERAS else "keras"
-        done = load_into(twin, file, shapes=shapes(twins, framework))
-    except CkpttoolError as refusal:
-        return Cell(name, source, "refused", f"{refusal} [{refusal.hint or ''}]")
-    usual, small = (
-        error(theirs.outputs(model, twins, 5, scale), ours.outputs(twin, twins, 5, scale))
-        for scale in (1.0, 1e-3)
+    wanted = [theirs.outputs(model, twins, 5, scale) for scale in (1.0, 1e-3)]
+    return _Tries(name, source, twins, file, ours, wanted, tries).cell()
+
+
+class _Tries:
+    """One filling, and those that the hints of a refusal or the sentence of an assumption lead to."""
+
+    def __init__(
+        self, name: str, source: str, twins: Twins, file: str, side: Any, wanted: list[Any], tries: int
+    ) -> None:
+        self.name, self.source, self.twins, self.file, self.side = name, source, twins, file, side
+        self.wanted = wanted
+        self.left = tries
+
+    def cell(self) -> Cell:
+        """Return the state without options, or what options make of it."""
+        found = self._filled({})
+        if found.state == "refused" and self._leads(found.sentence, {}):
+            return Cell(self.name, self.source, "followed", found.sentence)
+        if found.state == "WRONG ASSUMED" and self._corrects(found.sentence):
+            return Cell(self.name, self.source, "corrected", found.sentence)
+        return found
+
+    def _filled(self, options: dict[str, Any], epsilons: Sequence[tuple[str, float]] = ()) -> Cell:
+        from ckpttool.errors import CkpttoolError
+        from ckpttool.ops.load_into import load_into
+
+        self.left -= 1
+        twin = self.side.build(self.twins, 7)
+        try:
+            framework = "torch" if self.source in KERAS else "keras"
+            done = load_into(twin, self.file, shapes=shapes(self.twins, framework), **options)
+        except CkpttoolError as refusal:
+            return Cell(self.name, self.source, "refused", f"{refusal} [{refusal.hint or ''}]")
+        for title, value in epsilons:
+            _set_epsilon(twin, title, value)
+        usual, small = (
+            error(one, self.side.outputs(twin, self.twins, 5, scale))
+            for one, scale in zip(self.wanted, (1.0, 1e-3), strict=True)
+        )
+        assumed = done.report.assumed
+        if usual <= CLOSE and small <= CLOSE_SMALL:
+            state = "assumed" if assumed else "right"
+        else:
+            state = "WRONG ASSUMED" if assumed else "WRONG"
+        return Cell(self.name, self.source, state, "; ".join(assumed))
+
+    def _leads(self, text: str, options: dict[str, Any]) -> bool:
+        """Say whether one of the choices that a refusal lists leads to the source's outputs."""
+        for choice in _choices(text):
+            if self.left <= 0:
+                return False
+            held = {key: {**options.get(key, {}), **choice.get(key, {})} for key in {*options, *choice}}
+            if held == options:
+                continue
+            found = self._filled(held)
+            if found.state in ("right", "assumed"):
+                return True
+            if found.state == "refused" and self._leads(found.sentence, held):
+                return True
+            if found.state == "WRONG ASSUMED" and self._corrects(found.sentence, held):
+                return True
+        return False
+
+    def _corrects(self, text: str, options: dict[str, Any] | None = None) -> bool:
+        """Say whether what an assumption names for a model that is otherwise makes the outputs right."""
+        text, held = _in_python(text), dict(options or {})
+        for key, title, value in _STATED.findall(text):
+            held[key] = {**held.get(key, {}), title: value}
+        epsilons = [
+            (title, float(found["default"]))
+            for found in _EPSILON.finditer(text)
+            for title in re.split(", | and ", found["layers"].strip())
+        ]
+        names = [title for key in held for title in held[key] if key == "kinds"]
+        # Some or all of the layers may be the other way round, or none.
+        for some in ([], names, *([each] for each in names)) if names else ([],):
+            kinds = {title: form for title, form in held.get("kinds", {}).items() if title in some}
+            found = self._filled({**held, "kinds": kinds} if names else held, epsilons)
+            if found.state in ("right", "assumed"):
+                return True
+        return False
+
+
+def _in_python(text: str) -> str:
+    return _OPTION.sub(
+        lambda m: f"{m[1].replace('kind', 'kinds').replace('kindss', 'kinds')}={{'{m[2]}': '{m[3]}'}}", text
     )
-    assumed = done.report.assumed
-    if usual <= CLOSE and small <= CLOSE_SMALL:
-        state = "assumed" if assumed else "right"
-    else:
-        state = "WRONG ASSUMED" if assumed else "WRONG"
-    return Cell(name, source, state, "; ".join(assumed))
+
+
+def _choices(text: str) -> Iterator[dict[str, dict[str, str]]]:
+    """Go through the choices that a hint leaves: an assignment of candidates, or one of several options."""
+    found = _CANDIDATES.search(text)
+    if found is not None:
+        sources = re.findall(r"'([^']+)': TARGET", found["sources"])
+        targets = [each for each in re.split(", | and ", found["targets"]) if not each.endswith(" more")]
+        if len(sources) <= len(targets):
+            for chosen in itertools.permutations(targets, len(sources)):
+                yield {"match": dict(zip(sources, chosen, strict=True))}
+        else:
+            for having in itertools.permutations(sources, len(targets)):
+                yield {"match": dict(zip(having, targets, strict=True))}
+        return
+    for key, title, value in _STATED.findall(_in_python(text)):
+        yield {key: {title: value}}
+
+
+def _set_epsilon(model: Any, title: str, value: float) -> None:
+    """Give a norm of the model an epsilon, by its name."""
+    if hasattr(model, "get_submodule"):
+        model.get_submodule(title.replace("/", ".")).eps = value
+        return
+    for each in model._flatten_layers():  # all layers, in lists as well
+        if each.name == title.rpartition("/")[2] or getattr(model, title, None) is each:
+            each.epsilon = value
 
 
 def recorded() -> list[Cell]:
@@ -271,16 +382,52 @@ def recorded() -> list[Cell]:
     return [Cell(*line.split("\t")) for line in lines]
 
 
+_PAGE = """## Twins with names of their own
+
+{pairs} models written twice by hand, whose layers are named, nested and constructed differently and are
+mostly square, are filled from each form by `load_into` (`python -m tests.model_pairs.twins --record`).
+
+*followed* are refusals whose hint, followed with one of the choices that it lists, gives the source's
+outputs; *refused* are the others: those whose hint was not followed when this was recorded
+(`--tries 0`), that leave more than {tries} choices, or that ask for another model.
+*corrected* are assumptions that were wrong, and right with the option or epsilon that their sentence names.
+*wrong, assumed* cannot be known from the file: the sentence names what was taken.
+
+"""
+
+
+def page() -> str:
+    """Return the section with the recorded states by form, and what was assumed wrongly."""
+    found = recorded()
+    text = _PAGE.format(pairs=len({cell.pair for cell in found}), tries=_MOST_TRIES)
+    text += f"| form | {' | '.join(STATES)} |\n|---|{'---|' * len(STATES)}\n"
+    for source in (*KERAS, *TORCH):
+        states = [cell.state for cell in found if cell.source == source]
+        text += f"| `{source}` | {' | '.join(str(states.count(state)) for state in STATES)} |\n"
+    states = [cell.state for cell in found]
+    text += f"| all | {' | '.join(str(states.count(state)) for state in STATES)} |\n\n"
+    wrong = [cell for cell in found if cell.state == "WRONG ASSUMED"]
+    if wrong:
+        text += "| model | form | assumed |\n|---|---|---|\n"
+    for cell in wrong:
+        sentence = re.sub(r"[|<>`*_\[\]{}]", r"\\\g<0>", cell.sentence)
+        text += f"| `{cell.pair}` | `{cell.source}` | {sentence} |\n"
+    return text
+
+
 def main() -> None:
     """Run pairs and print their states; all of them are recorded with --record."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
     parser.add_argument("--sources", default=",".join((*KERAS, *TORCH)))
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--of", default="0/1", help="which part of the pairs, such as 1/3")
+    parser.add_argument("--tries", type=int, default=_MOST_TRIES, help="choices of a hint that are tried")
     options = parser.parse_args()
     load_families()
     found = []
-    for cell in cells(options.names or [*PAIRS], options.sources.split(",")):
+    part, of = map(int, options.of.split("/"))
+    for cell in cells((options.names or [*PAIRS])[part::of], options.sources.split(","), options.tries):
         found.append(cell)
         print("\t".join((cell.pair, cell.source, cell.state, cell.sentence)), flush=True)  # noqa: T201
     if options.record:

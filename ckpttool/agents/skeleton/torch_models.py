@@ -31,11 +31,24 @@ def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict
         # A configuration tells of images whose channels stand last.
         for each in _guesses(guessed):
             try:
-                return _followed(model, each)
+                return _without_inputs(_followed(model, each), each)
             except Exception:  # noqa: BLE001, S112 - the shape was a guess
                 continue
         return {}
     return _followed(model, shapes or guessed)
+
+
+def _without_inputs(told: dict[int, dict[str, Any]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
+    """Return what a call tells, without the order of vectors of a guessed length.
+
+    A module that takes one may take a flattened image, which a model that flattens takes as a vector too.
+    """
+    vectors = [[[1, shape[0]]] for shape in guessed if len(shape) == 1]
+    for each in told.values():
+        takes = each.get("orders", {}).get("in")
+        if isinstance(takes, dict) and [list(part) for part in takes["parts"] or ()] in vectors:
+            del each["orders"]["in"]
+    return told
 
 
 def _guesses(guessed: list[list[int]]) -> list[list[list[int]]]:
