@@ -183,12 +183,12 @@ def computation(checkpoint: Checkpoint) -> Computation | None:
     if document is not None:
         return Computation("the model's configuration", model_steps.own_class(document) or "")
     module = whole(checkpoint.tree)
-    if module is None:
+    top = checkpoint.tree.containers.get(())
+    cls = (top.name or "") if top is not None else ""
+    if module is None or not cls:  # a conversion keeps a module's attributes, and not the classes
         return None
     if model_steps.is_hooked(module):
         return Computation("the pickled module", HOOK)
-    top = checkpoint.tree.containers.get(())
-    cls = (top.name or "") if top is not None else ""
     return Computation("the pickled module", "" if model_steps.is_sequential(cls) else cls.rpartition(".")[2])
 
 

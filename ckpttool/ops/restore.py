@@ -185,12 +185,14 @@ def as_computed(binding: Binding, told: Sidecar | None, checkpoint: Checkpoint) 
     Raise UnsupportedError where that is more than a chain of the weights.
     """
     found = None if told is None else told.computation
-    if told is None or found is None or policy_alone.computation(checkpoint) is not None:
+    if told is None or found is None:
         return binding
     code = found.get("code")
     if code and (code == policy_alone.HOOK or "refused" not in found):
         said = f"the source's own code, {code}, computes nothing but its layers, one after another"
         return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    if policy_alone.computation(checkpoint) is not None:
+        return binding
     name = os.path.basename(str((told.source or {}).get("path") or "SOURCE"))
     source = os.path.join(os.path.dirname(checkpoint.path), name)
     source = source if os.path.exists(source) else name
