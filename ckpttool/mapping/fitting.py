@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ckpttool.errors import MappingError
@@ -62,6 +63,7 @@ def side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> Side
     for layer in found:
         if layer.part:
             directions.setdefault(layer.name, set()).add(layer.part.endswith("_reverse"))
+    keys = [leaf.key for _, leaf in tree.tensors() if "/vars/" in leaf.key]
     candidates = [
         Candidate(
             (*layer.name, *steps_of_part(layer.part, both=len(directions.get(layer.name, ())) > 1)),
@@ -70,7 +72,7 @@ def side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> Side
             ranks.get(number, -1),
             *_call(layer),
             settings=_telling(layer),
-            listed=_is_saved_by_place(tree, layer),
+            listed=_is_saved_by_place(tree, layer, keys),
         )
         for number, layer in enumerate(found)
     ]
@@ -97,14 +99,21 @@ def _telling(layer: Layer) -> frozenset[tuple[str, object]]:
     )
 
 
-def _is_saved_by_place(tree: Tree, layer: Layer) -> bool:
+def _is_saved_by_place(tree: Tree, layer: Layer, keys: Sequence[str]) -> bool:
     """Say whether a `.keras` or `.weights.h5` file holds the layer under its place in a list of its model.
 
-    An attribute's name is no place, and such a layer is called as its program made it.
+    An attribute's name is no place. Where some layers of a model have such names, its own list has the others
+    in the order in which the program made them (keras/src/saving/saving_lib.py, _walk_saveable).
     """
-    keys = {leaf.key for path in layer.tensors.values() if isinstance(leaf := tree[path], Leaf)}
-    steps = {key.rpartition("/vars/")[0].rpartition("/")[2] for key in keys}
-    return all(counted_by_framework(step) for step in steps) and all("/vars/" in key for key in keys)
+    own = {leaf.key for path in layer.tensors.values() if isinstance(leaf := tree[path], Leaf)}
+    for holder in {key.rpartition("/vars/")[0] for key in own}:
+        outer, _, step = holder.rpartition("/")
+        if not counted_by_framework(step):
+            return False
+        model = outer.removesuffix("layers")
+        if model != outer and any(k.startswith(model) and not k.startswith(outer) for k in keys):
+            return False
+    return all("/vars/" in key for key in own)
 
 
 def _ranks(tree: Tree, found: tuple[Layer, ...]) -> dict[int, int]:

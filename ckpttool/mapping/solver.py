@@ -609,7 +609,7 @@ def _is_chain(called: Sequence[Candidate]) -> bool:
 
 
 def _is_by_class(step: str) -> bool:
-    return counted_by_framework(step) and not step.startswith("layer")
+    return counted_by_framework(step) and not step.startswith(("layer-", "layer_with_weights-"))
 
 
 def _nesting(counts: Sequence[Numbers]) -> object:
