@@ -85,7 +85,7 @@ def test_actions_and_values_are_its_networks(tmp_path: Path) -> None:
     ):
         same(q_values(path, title), run(arrays, stack(name), seen))
     assert without_a_way(path) == []
-    assert unknown(restore(path)) == ["the activations"]
+    assert unknown(restore(path)) == ["the action bounds", "the activations"]
 
 
 def test_the_deviation_is_the_second_half() -> None:
