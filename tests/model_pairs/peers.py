@@ -37,7 +37,7 @@ LIBRARIES = (
     *("tensorflow-cpu", "torch", "keras", "tf_keras", "tf2onnx", "onnx2torch", "onnx2tf", "onnx"),
     "transformers",
 )
-COLUMNS = ("right", "assumed", "refused", "crash", "WRONG ASSUMED", "WRONG")
+COLUMNS = ("right", "assumed", "corrected", "refused", "crash", "WRONG ASSUMED", "WRONG")
 # Errors by which a converter declines a model; any other exception is a crash.
 REFUSALS = (NotImplementedError, ValueError, RuntimeError)
 _PROGRAM = """
@@ -419,7 +419,7 @@ def page() -> str:
         for key, tool in TOOLS[target].items():
             mine = [each for each in outcomes if each.target == target and each.tool == key]
             counts = Counter(each.state for each in mine)
-            done = [each for each in mine if each.state in ("right", "assumed")]
+            done = [each for each in mine if each.state in harness.FINE]
             took = statistics.median(each.seconds for each in done) if done else 0.0
             ratios = [each.seconds / max(1e-6, base[each.program].seconds) for each in done]
             marks = " | ".join(str(counts[column]) for column in COLUMNS)
