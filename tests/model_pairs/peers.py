@@ -386,6 +386,8 @@ any other exception. *WRONG* is a result that computes something else, without a
 the layer and the assumption. *Time* is the median CPU time of a right conversion with loading and comparison,
 in processes that have imported the libraries; *ratio* is the median of each conversion's time divided by that
 of ckpttool's first row for the same model. The times of onnx2torch and onnx2tf include the export to ONNX.
+ckpttool's rows were recorded after the others', in processes of their own, on a busy machine: the ratios are
+rough.
 
 Versions: {versions}.
 
