@@ -37,7 +37,7 @@ LIBRARIES = (
     *("tensorflow-cpu", "torch", "keras", "tf_keras", "tf2onnx", "onnx2torch", "onnx2tf", "onnx"),
     "transformers",
 )
-COLUMNS = ("right", "assumed", "refused", "crash", "WRONG ASSUMED", "WRONG")
+COLUMNS = ("right", "assumed", "corrected", "refused", "crash", "WRONG ASSUMED", "WRONG")
 # Errors by which a converter declines a model; any other exception is a crash.
 REFUSALS = (NotImplementedError, ValueError, RuntimeError)
 _PROGRAM = """
@@ -386,6 +386,8 @@ any other exception. *WRONG* is a result that computes something else, without a
 the layer and the assumption. *Time* is the median CPU time of a right conversion with loading and comparison,
 in processes that have imported the libraries; *ratio* is the median of each conversion's time divided by that
 of ckpttool's first row for the same model. The times of onnx2torch and onnx2tf include the export to ONNX.
+ckpttool's rows were recorded after the others', in processes of their own, on a busy machine: the ratios are
+rough.
 
 Versions: {versions}.
 
@@ -419,7 +421,7 @@ def page() -> str:
         for key, tool in TOOLS[target].items():
             mine = [each for each in outcomes if each.target == target and each.tool == key]
             counts = Counter(each.state for each in mine)
-            done = [each for each in mine if each.state in ("right", "assumed")]
+            done = [each for each in mine if each.state in harness.FINE]
             took = statistics.median(each.seconds for each in done) if done else 0.0
             ratios = [each.seconds / max(1e-6, base[each.program].seconds) for each in done]
             marks = " | ".join(str(counts[column]) for column in COLUMNS)
