@@ -25,7 +25,7 @@ from ckpttool.mapping.flattened import (
 from ckpttool.mapping.kinds import IN_OUT, NUMBERED, POINTWISE, Kind, asked, candidates
 from ckpttool.mapping.layers import Choice, Layer, converted, layers, proposals
 from ckpttool.mapping.matches import Ambiguity, Filling, Match, Misfit
-from ckpttool.mapping.modules import About, modules
+from ckpttool.mapping.modules import TITLE, About, modules
 from ckpttool.mapping.plan import Plan, build
 from ckpttool.mapping.report import Move
 from ckpttool.mapping.rule_file import RuleFile
@@ -439,7 +439,7 @@ class _Made:
         self.both: list[tuple[Layer, Layer]] = []
         self.evidence: dict[Path, By] = {}
         self.notes = [
-            f"{layer.title}: {kind.refused}"
+            f"{layer.title}: {kind.refused.replace(TITLE, layer.title)}"
             for layer in theirs.layers
             for kind in layer.kinds
             if kind.refused
