@@ -27,6 +27,7 @@ def test_recorded_twins_are_never_wrong_without_a_word():
     assert {cell.pair for cell in cells if cell.state == "WRONG ASSUMED"} <= twins.UNDECIDED
     told = ("assumed", "corrected", "followed", "refused", "WRONG ASSUMED")
     assert all(cell.sentence for cell in cells if cell.state in told)
+    assert all(cell.sentence.isprintable() for cell in cells)
 
 
 @pytest.mark.torch
