@@ -123,6 +123,16 @@ class OwnLinear(nn.Module):  # type: ignore[misc]
         self.weight, self.bias = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.zeros(4))
 
 
+def numbered(folder: Path) -> None:
+    """Write layers with names of their own, as Keras writes a subclassed model's."""
+    with h5py.File(folder / "in.weights.h5", "w") as file:
+        file["fc/vars/0"] = normal(5, 7)
+        file["dw/vars/0"] = normal(3, 3, 3, 1)
+        file["dw/vars/1"] = normal(3)
+        for number, shape in enumerate(((7, 4), (4,))):
+            file[f"out/vars/{number}"] = normal(*shape)
+
+
 def own_class(folder: Path) -> None:
     torch.save(nn.ModuleDict({"a": OwnLinear(), "fc": nn.Linear(4, 3)}), folder / "in.pt")
 
@@ -252,6 +262,12 @@ SITUATIONS = [
         whole(lambda: nn.ModuleDict({"d": nn.Conv2d(6, 6, 3, groups=6), "fc": nn.Linear(6, 2)})),
         H5,
         ("--kind 'd=depthwise'",),
+    ),
+    Situation(
+        "layers whose variables are numbered",
+        numbered,
+        "convert in.weights.h5 out.pt",
+        ("--kind 'fc=dense'", "--kind 'dw=depthwise'"),
     ),
     Situation("a class of one's own", own_class, H5, ("--kind 'a=dense'",)),
     Situation("noise of a GAN", gan, H5, ("--allow-missing",)),

@@ -6,7 +6,7 @@ guessed from shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -109,6 +109,8 @@ def layers(
     for module in modules.modules(tree, framework, asked, described, named):
         group = module.group(tree)
         fitting = kinds.candidates(group, framework, module.last)
+        if not fitting and framework == "tensorflow" and named("/".join(module.name)):
+            fitting = tuple(kind for kind in kinds.NUMBERED if kind.fits(group))
         if not fitting and classes:
             fitting = modules.misfit(module.about, framework)
         if not fitting:
@@ -161,6 +163,20 @@ def proposals(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[str, ..
             continue
         able += [f"--kind '{title}={kind}'"] if named else []
     return tuple(able)
+
+
+def numbered(tree: Tree, left: Collection[Path]) -> dict[str, tuple[str, ...]]:
+    """Return by title the kinds that layers can have whose variables a Keras file only numbers.
+
+    `left` are tensors of no known layer; a layer is among the result if one of its tensors is among them.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for module in modules.modules(tree, "tensorflow", {}, None):
+        group = module.group(tree)
+        if any(path in left for path in module.tensors.values()):
+            able = tuple(dict.fromkeys(kind.option for kind in kinds.NUMBERED if kind.fits(group)))
+            found |= {"/".join(module.name): able} if able else {}
+    return found
 
 
 _MATRICES = frozenset(("w", "W", "weight", "weights", "kernel"))
@@ -248,7 +264,7 @@ def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], fr
             continue
         fitting = tuple(
             kind
-            for kind in kinds.KINDS
+            for kind in (*kinds.KINDS, *kinds.NUMBERED)
             if kind.framework == framework and kind.option == choice.kind and kind.fits(group)
         ) or tuple(
             # Another form of the kind, where shapes leave no usual one.

@@ -26,7 +26,7 @@ from ckpttool.layouts.writing import together
 from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, display, index, key
 from ckpttool.mapping import decorations, generic, inert, weight_norm
 from ckpttool.mapping.generic import Placed
-from ckpttool.mapping.layers import Choice, proposals
+from ckpttool.mapping.layers import Choice, numbered, proposals
 from ckpttool.mapping.modules import About, Name
 from ckpttool.mapping.parts import Term
 from ckpttool.mapping.plan import Label, Plan, Settings, after, edges, resourced
@@ -254,10 +254,15 @@ class _Networks:
         lost = [path for path in self.outside if path in self.unmapped and path not in self.placed.refused]
         if not lost:
             return
-        options = proposals(self.tree, framework, lost)
+        if framework == "tensorflow":
+            for title, able in numbered(self.tree, set(lost)).items():
+                ways = " or ".join(f"--kind '{title}={kind}'" for kind in able)
+                yield f"{title}: the file numbers its variables, and has no class: {ways}"
+                lost = [path for path in lost if not self.tree.names[path].startswith(f"{title}/vars/")]
+        options = proposals(self.tree, framework, lost) if lost else ()
         if options:
             yield f"tensors of no layer: {' '.join(options[:_MOST_OPTIONS])} makes layers of them"
-        else:
+        elif lost:
             left = some([self.tree.names[path] for path in lost], 3)
             yield f"{left}: of no known layer, so its order of axes is unknown; --allow-missing leaves it out"
 

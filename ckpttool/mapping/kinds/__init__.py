@@ -51,7 +51,7 @@ KINDS: tuple[Kind, ...] = (
 COMPOSED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind.is_composed)
 
 # Layers whose variables a Keras file only numbers, in the order in which the layer makes them. What such a
-# layer is, only a model that is filled tells (keras/src/saving/saving_lib.py, save_own_variables).
+# layer is, only a model that is filled or a user tells (keras/src/saving/saving_lib.py, save_own_variables).
 NUMBERED: tuple[Kind, ...] = (
     Kind("dense", "tensorflow", (Weight("vars/0", "kernel", 2),)),
     Kind("embedding", "tensorflow", (Weight("vars/0", "embeddings", 2),)),
@@ -66,6 +66,7 @@ NUMBERED: tuple[Kind, ...] = (
     ),
     Kind("rms_norm", "tensorflow", (Weight("vars/0", "scale", 1),)),
     Kind("prelu", "tensorflow", (Weight("vars/0", "alpha", 1),)),
+    *convolutions.NUMBERED_DEPTHWISE,
 )
 
 # How a kind is spelled when it is written; the first row of a framework that fits.

@@ -150,6 +150,22 @@ def _depthwise(dimensions: int) -> tuple[Kind, ...]:
     )
 
 
+def _numbered_bias_fits(group: Group) -> bool:
+    names = {"vars/0": "kernel", "vars/1": "bias"}
+    return _has_multiplied_bias({names[stored]: leaf for stored, leaf in group.items()})
+
+
+# As a Keras file numbers its variables (keras/src/layers/convolutional/base_depthwise_conv.py, build).
+NUMBERED_DEPTHWISE = tuple(
+    Kind(
+        "depthwise",
+        "tensorflow",
+        (Weight("vars/0", "kernel", dimensions + 2), Weight("vars/1", "bias", 1, optional=True)),
+        also=_numbered_bias_fits,
+    )
+    for dimensions in (1, 2)
+)
+
 _TORCH_DEPTHWISE = tuple(
     Kind(
         "depthwise",
