@@ -130,7 +130,7 @@ def test_a_folder_called_like_a_member_is_none(tmp_path: Path) -> None:
     # A link back to itself would be followed for ever.
     for member in ("actor", "critic"):
         (tmp_path / f"a_{member}").symlink_to(tmp_path)
-    with pytest.raises(NotACheckpointError, match="no file names the latest"):
+    with pytest.raises(NotACheckpointError):
         open_checkpoint(str(tmp_path))
 
 
