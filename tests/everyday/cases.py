@@ -344,8 +344,8 @@ CASES: tuple[Case, ...] = (
         optimizer="sgd",
         rate_elsewhere=True,
         options=(
-            *("--optimizer", "actor_optimizer/momentum=0.9"),
-            *("--optimizer", "actor_optimizer/learning_rate=0.001"),
+            *("--optimizer", "optimizer/momentum=0.9"),
+            *("--optimizer", "optimizer/learning_rate=0.001"),
         ),
     ),
     _tensorflow(
